@@ -1,0 +1,47 @@
+# Two commands: `make demo` and `make test`. Both need Python >= 3.11 and make, nothing else.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Torch's default wheels bring several GB of CUDA; the CPU build is asked for where the index has it.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ifneq ($(wildcard ../shared/data),)
+export FEDSHIFT_DATA ?= ../shared/data
+endif
+
+.PHONY: demo test test-slow lint format bench docs clean
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	  "fedshift needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12 demo" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing fedshift and what it needs into $(VENV) (torch is about 200 MB)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e '.[dev,vision,report]'
+	@touch $@
+
+demo: $(VENV)/.core
+	$(BIN)/fedshift demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/qp.py
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,56 @@
+"""Federated learning under distribution shift.
+
+The names below are the library's front door; everything else is imported from its module. Names
+that need torch are loaded on first use, so that `fedshift diagnose` starts at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
+from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+
+if TYPE_CHECKING:
+    from fedshift.algorithms.fedavg import FedAvg
+    from fedshift.client.local import Local
+    from fedshift.data import Task
+    from fedshift.engine.rounds import Federation, run
+    from fedshift.model import Model
+
+_LAZY = {
+    "FedAvg": "fedshift.algorithms.fedavg",
+    "Federation": "fedshift.engine.rounds",
+    "Local": "fedshift.client.local",
+    "Model": "fedshift.model",
+    "Task": "fedshift.data",
+    "run": "fedshift.engine.rounds",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "AccuracyEstimate",
+    "DataError",
+    "FedAvg",
+    "Federation",
+    "FedshiftError",
+    "InputError",
+    "Local",
+    "Model",
+    "NetworkError",
+    "PalsWeights",
+    "Task",
+    "TrainingError",
+    "ess_curve",
+    "estimate_target_accuracy",
+    "pals_weights",
+    "run",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'fedshift' has no attribute {name!r}")

@@ -1,0 +1,82 @@
+"""What a federated method is: pure functions, cut where messages cross the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from fedshift.client.local import Local
+from fedshift.data import ClientData, Plan
+from fedshift.model import Model
+from fedshift.tree import Params, Parts
+
+
+class Algorithm(Protocol):
+    """One federated method. A frozen dataclass; every method of it is pure.
+
+    Contract
+    1. Outputs depend on the arguments only; argument tensors are never written to; no global
+       random generator, no input or output.
+    2. `client_update` sees its message, its own state, its data and its plans, nothing else. The
+       update that it returns is everything that leaves the client.
+    3. Only parts that changed are returned; the caller merges (`state | changed`).
+    4. Shapes are fixed and `client_update` has no Python that depends on tensor values.
+    5. `updates` arrive stacked, leaves [C, ...], in ascending client id, with the server's own part
+       "cohort": id [C] and weight [C] (float64, on the simplex).
+    6. Branch on hyper-parameters; do not multiply by zero.
+
+    `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
+    before round 1 (n [N], labels [N, K]), and weights come from it, never from a reply.
+    """
+
+    @property
+    def model(self) -> Model:
+        """The network that the method trains."""
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        """The server's state before round 1."""
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        """What stays on a client before its first round; full length for per-example entries."""
+
+    def phases(self) -> Mapping[str, Local]:
+        """The local phases to draw plans for, by name."""
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        """Weights [C] of a cohort, before anybody trains; ids [C] ascending."""
+
+    def trains(self, weights: Tensor) -> Tensor:
+        """Which of the cohort must be contacted, [C] bool; the others change nothing."""
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        """The message to one client."""
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        """(update that leaves the client, changed parts of its state)."""
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        """The changed parts of the server's state."""
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        """(parameters, buffers) that a client with this state would serve."""
+
+    def reveals(self) -> Mapping[str, str]:
+        """What leaves a client: part of the update (or "register") -> what it is."""
+
+    def at(self, t: int) -> Algorithm:
+        """The method of round t; itself unless it has stages."""
+
+
+def rows(server: Parts, ids: Tensor) -> Params:
+    """The server's table for the clients `ids`."""
+    return {k: v[ids] for k, v in server["table"].items()}
+
+
+def numbered(local: Local | tuple[Local, ...]) -> dict[str, Local]:
+    """Phase names `train0`, `train1`, ...; names are part of the random streams, so one helper."""
+    phases = local if isinstance(local, tuple) else (local,)
+    return {f"train{i}": phase for i, phase in enumerate(phases)}

@@ -1,0 +1,183 @@
+"""One phase of local training: stochastic gradient descent over planned batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedshift.client.objectives import Term, View
+from fedshift.data import Batch, ClientData, Plan, plan_phase, take
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.seeds import generator
+from fedshift.tree import Params, Parts, map_, split, zeros
+
+Schedule = Callable[[int], float]
+
+
+class Gradient(NamedTuple):
+    """The gradient at a point, the buffers after the pass that gave it, and the loss there []."""
+
+    grad: Params
+    buffers: Params
+    loss: Tensor
+
+
+GradFn = Callable[[Params], Gradient]
+
+
+class Oracle(Protocol):
+    """A change of how gradients are obtained: GradFn -> GradFn (SAM, clipping, control shift)."""
+
+    def __call__(self, gradient: GradFn) -> GradFn: ...
+
+
+class Trained(NamedTuple):
+    """What a phase leaves: parameters, buffers, and the mean loss over its steps []."""
+
+    params: Params
+    buffers: Params
+    loss: Tensor
+
+
+def gradient_of(
+    model: Model, objective: Term, frozen: Params, buffers: Params, batch: Batch, context: Parts
+) -> GradFn:
+    """The gradient of the objective on one batch, as a function of the parameters that move."""
+
+    def at(moving: Params) -> Gradient:
+        leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
+        params = leaves | frozen
+        out, after = model.train(params, buffers, batch.x)
+        loss = objective(View(model, params, out, batch, context))
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        named = zip(leaves.items(), grads, strict=True)
+        # A parameter that the loss does not reach (an unused head) has gradient zero.
+        grad = {k: torch.zeros_like(v) if g is None else g for (k, v), g in named}
+        return Gradient(grad, {k: v.detach() for k, v in after.items()}, loss.detach())
+
+    return at
+
+
+@dataclass(frozen=True)
+class Local:
+    """SGD on one client: v <- momentum v + g + decay theta; theta <- theta - lr v.
+
+    lr        a number, or a function of the round
+    epochs    passes over the client's data; or
+    steps     a fixed number of batches (then `epochs` must be None)
+    batch     batch size B; the last batch of an epoch may be smaller
+    momentum  heavy-ball coefficient in [0, 1); the velocity starts at zero in every round
+    decay     weight decay, added to the gradient
+    only      name prefixes of the parameters that move; () moves all
+    oracles   wrappers of the gradient, applied in order
+    Raises InputError for values outside these ranges.
+    """
+
+    lr: float | Schedule = 0.1
+    epochs: int | None = 1
+    batch: int = 32
+    steps: int | None = None
+    momentum: float = 0.0
+    decay: float = 0.0
+    only: tuple[str, ...] = ()
+    oracles: tuple[Oracle, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise InputError(
+                f"give exactly one of epochs and steps, got epochs={self.epochs}, "
+                f"steps={self.steps}; set the other to None"
+            )
+        for name, v in (("epochs", self.epochs), ("steps", self.steps), ("batch", self.batch)):
+            if v is not None and v < 1:
+                raise InputError(f"{name} must be at least 1, got {v}")
+        if not callable(self.lr) and not 0.0 < self.lr < float("inf"):
+            raise InputError(f"lr must be a positive number, got {self.lr}")
+        if not 0.0 <= self.momentum < 1.0:
+            raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not 0.0 <= self.decay < float("inf"):
+            raise InputError(f"decay must be 0 or more, got {self.decay}")
+
+    def rate(self, t: int) -> float:
+        """The learning rate of round t."""
+        return self.lr(t) if callable(self.lr) else self.lr
+
+    def plan(self, n: int, t: int, source: torch.Generator) -> Plan:
+        """Draw this phase's batches for a client of n examples in round t."""
+        return plan_phase(
+            n,
+            batch=self.batch,
+            lr=self.rate(t),
+            generator=source,
+            epochs=self.epochs,
+            steps=self.steps,
+        )
+
+    def __call__(
+        self,
+        model: Model,
+        objective: Term,
+        params: Params,
+        buffers: Params,
+        context: Parts,
+        data: ClientData,
+        plan: Plan,
+        *extra: Oracle,
+    ) -> Trained:
+        """Train from `params` along the plan. A padding step changes nothing, velocity included."""
+        moving, frozen = split(params, self.only) if self.only else (params, {})
+        velocity = zeros(moving)
+        losses: list[Tensor] = []
+        for s in range(plan.steps):
+            batch = take(data, plan, s)
+            oracle = gradient_of(model, objective, frozen, buffers, batch, context)
+            for wrap in (*self.oracles, *extra):
+                oracle = wrap(oracle)
+            step = oracle(moving)
+            v = self._velocity(moving, velocity, step.grad)
+            moved = map_(lambda p, u: torch.sub(p, u * plan.lr.to(p.dtype)), moving, v)
+            live = None if plan.sizes is not None else plan.weight[s].sum() > 0
+            moving, velocity = _keep(live, moved, moving), _keep(live, v, velocity)
+            buffers = _keep(live, step.buffers, buffers)
+            losses.append(step.loss)
+        # A padding step has an empty batch, so its loss is the objective without data: masked.
+        return Trained(moving | frozen, buffers, _mean_loss(losses, plan))
+
+    def _velocity(self, params: Params, velocity: Params, grad: Params) -> Params:
+        if self.decay:
+            grad = map_(lambda g, p: g + self.decay * p, grad, params)
+        if not self.momentum:
+            return grad
+        return map_(lambda v, g: self.momentum * v + g, velocity, grad)
+
+
+def _keep(live: Tensor | None, new: Params, old: Params) -> Params:
+    """`new` where the step is live; `live` is None when that is sure."""
+    return new if live is None else map_(lambda a, b: torch.where(live, a, b), new, old)
+
+
+def _mean_loss(losses: list[Tensor], plan: Plan) -> Tensor:
+    if not losses:
+        return torch.zeros(())
+    live = (plan.weight.sum(-1) > 0).to(losses[0].dtype)
+    return (torch.stack(losses) * live).sum() / live.sum().clamp(min=1.0)
+
+
+def plan_all(
+    phases: Mapping[str, Local], data: ClientData, t: int, seed: int, client: int
+) -> dict[str, Plan]:
+    """The plans of all phases of client `client` in round t, each from its own stream.
+
+    A stream is named by (seed, round, client, phase), so a client's batches depend neither on who
+    else takes part nor on where it runs.
+    """
+    n = int((data.w != 0).sum())
+    return {
+        name: phase.plan(n, t, generator(seed, "batch", t, client, name))
+        for name, phase in phases.items()
+    }

@@ -1,0 +1,39 @@
+"""Which parts of a model travel and which stay on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedshift.errors import InputError, nearest
+from fedshift.tree import Params, split
+
+
+@dataclass(frozen=True)
+class Share:
+    """A partition of parameter (and buffer) names: those with a `private` prefix never leave."""
+
+    private: tuple[str, ...] = ()
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise InputError for a prefix that matches no name, or when nothing is left to share."""
+        known = list(names)
+        for prefix in self.private:
+            if not any(name.startswith(prefix) for name in known):
+                raise InputError(
+                    f'private prefix "{prefix}" matches no parameter; '
+                    f"the model has {', '.join(known[:8])}.{nearest(prefix, known)}"
+                )
+        if self.private and all(name.startswith(self.private) for name in known):
+            raise InputError(
+                f"private prefixes {list(self.private)} cover every parameter: nothing is "
+                "shared. Use local-only training instead"
+            )
+
+    def shared(self, params: Params) -> Params:
+        """The entries that travel."""
+        return split(params, self.private)[1] if self.private else params
+
+    def kept(self, params: Params) -> Params:
+        """The entries that stay."""
+        return split(params, self.private)[0] if self.private else {}

@@ -1,0 +1,106 @@
+"""Labelled examples, the digest that names them, and the folders where data sets are looked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import DataError, InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Labelled examples: `x[j]` has label `y[j]`.
+
+    Images are kept as stored (uint8); scaling is the model's business.
+
+    Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y int64 [n].
+
+    Raises:
+        InputError: another type or number of axes, or x and y of unequal length.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        images = self.x.dtype == torch.uint8 and self.x.ndim == 4
+        vectors = self.x.dtype == torch.float32 and self.x.ndim == 2
+        if not (images or vectors):
+            raise InputError(
+                f"x is {self.x.dtype} with shape {list(self.x.shape)}; allowed: uint8 images "
+                "[n, channels, height, width] or float32 vectors [n, d]."
+            )
+        if self.y.dtype != torch.int64 or self.y.shape != self.x.shape[:1]:
+            raise InputError(
+                f"y is {self.y.dtype} with shape {list(self.y.shape)}; it must be int64 with one "
+                f"label for each of the {len(self.x)} examples: shape [{len(self.x)}]."
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor) -> Samples:
+        """The examples at `index` (int64 [m]), in that order."""
+        return Samples(self.x[index], self.y[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set with its own division in training and test examples.
+
+    `classes[k]` names label k. `sha256` is `content_sha256(train, test)`: it belongs to what was
+    decoded and to its order, not to the files, so a raw, a gzipped and a recompressed copy agree.
+    `source` is the folder that was read, or "generated".
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+    sha256: str
+    source: str
+    licence: str
+
+
+def content_sha256(*parts: Samples) -> str:
+    """SHA-256 over types, shapes and values of the parts, in order.
+
+    The digest covers the order of the examples on purpose: a seeded split picks examples by
+    position, so the same images in another order are another starting point for a run.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        for tensor in (part.x, part.y):
+            digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
+            digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where downloads go: `$XDG_CACHE_HOME/fedshift`, or `~/.cache/fedshift`."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "fedshift"
+
+
+def search_folders() -> tuple[Path, ...]:
+    """The folders that are searched, in order: `$FEDSHIFT_DATA`'s, the cache, Debian's.
+
+    `$FEDSHIFT_DATA` may name several, separated as in `$PATH`; empty parts are skipped.
+    """
+    named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
+    own = tuple(Path(part).expanduser() for part in named if part.strip())
+    return (*own, cache_folder(), Path("/usr/share/datasets"))
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """The error for a file that is there but cannot be used."""
+    return DataError(
+        f"{path}: {what}. Replace the file by an undamaged copy (`fedshift datasets` says where "
+        "each set comes from)."
+    )

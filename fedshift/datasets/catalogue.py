@@ -1,0 +1,228 @@
+"""The known data sets as data: where they come from, what they are called on disk, what is right.
+
+Checksums of files are md5 because that is what the publishers print (Fashion-MNIST's README, the
+CIFAR page, torchvision for MNIST). It guards against accidents; `content` (SHA-256 of what was
+decoded, see `base.content_sha256`) is checked at every load and guards against exchange as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedshift.datasets import cifar, idx
+from fedshift.datasets.base import Samples
+from fedshift.errors import unknown
+
+SHIPPED = Path(__file__).with_name("shipped")
+MINI_TRAIN = 700
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file at its official address; `members` are the files wanted of an archive (name, md5).
+
+    `size` in bytes.
+    """
+
+    url: str
+    md5: str
+    size: int
+    members: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The files (name, md5) that lie in the folder once this has been fetched."""
+        return self.members or ((self.name, self.md5),)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One known data set.
+
+    `folders` are the sub-folder names tried in each search folder; a download goes to the first.
+    `missing` lists what a folder lacks, `read` gives (train, test), `examples` their right sizes
+    and `content` their right digest. `content` is None where the order of the examples depends on
+    the layout on disk (CIFAR-10); there the sizes per class are checked alone. `built_in` says why
+    a set needs no download, `package` names a Debian package that holds it.
+    """
+
+    name: str
+    summary: str
+    classes: tuple[str, ...]
+    examples: tuple[int, int]
+    shape: str
+    licence: str
+    page: str
+    built_in: str = ""
+    package: str = ""
+    folders: tuple[str, ...] = ()
+    missing: Callable[[Path], tuple[str, ...]] = idx.missing
+    read: Callable[[Path], tuple[Samples, Samples]] | None = None
+    content: str | None = None
+    remotes: tuple[Remote, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """How to get the set, in a few words."""
+        if self.built_in:
+            return self.built_in
+        debian = f"apt-get install {self.package}, or " if self.package else ""
+        return f"{debian}fedshift datasets fetch {self.name}"
+
+
+def read_mini(folder: Path) -> tuple[Samples, Samples]:
+    """Fashion-MNIST's test images divided: per class, in file order, 700 train and the rest test.
+
+    Shapes: x uint8 [7000, 1, 28, 28] and [3000, 1, 28, 28].
+    """
+    samples = idx.read_samples(folder, "t10k", len(_FASHION))
+    first = _rank_within_class(samples.y) < MINI_TRAIN
+    return samples.take(first.nonzero()[:, 0]), samples.take((~first).nonzero()[:, 0])
+
+
+def entry(name: str) -> Entry:
+    """The known data set called `name`.
+
+    Raises:
+        InputError: unknown name, with the nearest match.
+    """
+    for known in ENTRIES:
+        if known.name == name:
+            return known
+    raise unknown("data set", name, [known.name for known in ENTRIES])
+
+
+def _rank_within_class(labels: Tensor) -> Tensor:
+    """For each example, how many earlier ones share its label."""
+    hot = torch.nn.functional.one_hot(labels)
+    return (hot.cumsum(0) - hot).gather(1, labels.unsqueeze(1)).squeeze(1)
+
+
+def _read_ten(folder: Path) -> tuple[Samples, Samples]:
+    return idx.read_pair(folder, 10)
+
+
+def _remotes(base: str, *files: tuple[str, str, int]) -> tuple[Remote, ...]:
+    return tuple(Remote(base + name, md5, size) for name, md5, size in files)
+
+
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
+_GREY = "1 x 28 x 28"
+
+_MINI = Entry(
+    name="fashion-mnist-mini",
+    summary="Fashion-MNIST's 10,000 test images, 700 + 300 per class",
+    classes=_FASHION,
+    examples=(7_000, 3_000),
+    shape=_GREY,
+    licence="MIT (Zalando SE)",
+    page=_FASHION_PAGE,
+    built_in="part of the package",
+    read=read_mini,
+    content="ee26d3fa314ff1572893dac5942267d722b6e262e606b469d797e4458e2a0952",
+)
+
+_FASHION_MNIST = Entry(
+    name="fashion-mnist",
+    summary="pictures of clothes and shoes",
+    classes=_FASHION,
+    examples=(60_000, 10_000),
+    shape=_GREY,
+    licence="MIT (Zalando SE)",
+    page=_FASHION_PAGE,
+    package="dataset-fashion-mnist",
+    folders=("fashion-mnist", "FashionMNIST/raw", "fashion"),
+    read=_read_ten,
+    content="51d85b7c3ab26427f60659b1c16eba2251d38e92a4e899a4840bfce6454f6a07",
+    remotes=_remotes(
+        # The publisher serves no https here; the digests below and `content` are the protection.
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
+        ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", 29_515),
+        ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", 4_422_102),
+        ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+    ),
+)
+
+_MNIST = Entry(
+    name="mnist",
+    summary="handwritten digits",
+    classes=tuple("0123456789"),
+    examples=(60_000, 10_000),
+    shape=_GREY,
+    licence="CC BY-SA 3.0 (LeCun, Cortes & Burges)",
+    page="http://yann.lecun.com/exdb/mnist/",
+    folders=("mnist", "MNIST/raw", "mnist-writers"),
+    read=_read_ten,
+    content="5424a76f224019028733c19ada31ae70102212a000af700efd68269744354e34",
+    remotes=_remotes(
+        # LeCun's own server refuses downloads; this copy is the one that torchvision uses.
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    ),
+)
+
+_CIFAR_10 = Entry(
+    name="cifar-10",
+    summary="colour photographs of animals and vehicles",
+    classes=cifar.CLASSES,
+    examples=(50_000, 10_000),
+    shape="3 x 32 x 32",
+    licence="none stated; the authors ask to cite Krizhevsky (2009)",
+    page="https://www.cs.toronto.edu/~kriz/cifar.html",
+    folders=("cifar-10-batches-py", "cifar10", "cifar-10"),
+    missing=cifar.missing,
+    read=cifar.read,
+    remotes=(
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            170_498_071,
+            members=(
+                ("data_batch_1", "c99cafc152244af753f735de768cd75f"),
+                ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
+                ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
+                ("data_batch_4", "634d18415352ddfa80567beed471001a"),
+                ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
+                ("test_batch", "40351d587109b95175f43aff81a1287e"),
+            ),
+        ),
+    ),
+)
+
+_GAUSSIANS = Entry(
+    name="gaussians",
+    summary="the FedPALS paper's synthetic task: 3 Gaussians, 2 clients",
+    classes=("0", "1", "2"),
+    examples=(58, 2_000),
+    shape="2",
+    licence="generated, none needed",
+    page="https://arxiv.org/abs/2411.03799",
+    built_in="generated",
+)
+
+ENTRIES = (_MINI, _FASHION_MNIST, _MNIST, _CIFAR_10, _GAUSSIANS)

@@ -1,0 +1,212 @@
+"""Downloading the known data sets from their official places, with checksums."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import os
+import tarfile
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from fedshift.datasets.base import cache_folder
+from fedshift.datasets.catalogue import Entry, Remote, entry
+from fedshift.errors import DataError, InputError, NetworkError
+
+Progress = Callable[[int, int], None]
+
+_CHUNK = 1 << 18
+# No official member of an archive is larger than 32 MB; more means a forged archive.
+_LARGEST_MEMBER = 1 << 26
+_SECONDS = 30.0
+
+
+class Readable(Protocol):
+    """What a download is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+Opener = Callable[[str], AbstractContextManager[Readable]]
+
+
+def open_url(url: str) -> AbstractContextManager[Readable]:
+    """The response of `url`; gives up after 30 s of silence."""
+    response: AbstractContextManager[Readable] = urllib.request.urlopen(url, timeout=_SECONDS)
+    return response
+
+
+def fetch(
+    name: str,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+    opener: Opener = open_url,
+) -> Path:
+    """Downloads a known data set and returns the folder it lies in, where `load` finds it.
+
+    `folder` (default: the user's cache folder) gets one sub-folder per set. Files that are present
+    with the right checksum are not downloaded again; a file gets its name only once it is complete
+    and right, so an interrupted download leaves nothing behind. `progress(done, total)` is called
+    in bytes.
+
+    Raises:
+        InputError: unknown name, or a set that needs no download.
+        NetworkError: no connection, an error of the server, a truncated or wrong download; the
+            message says where to put the files by hand.
+        DataError: the folder cannot be written.
+    """
+    one = entry(name)
+    if not one.remotes:
+        raise InputError(f'"{name}" needs no download ({one.how}); load it by its name.')
+    target = (cache_folder() if folder is None else Path(folder).expanduser()) / one.folders[0]
+    total, done = sum(remote.size for remote in one.remotes), 0
+    for remote in one.remotes:
+        if not _present(target, remote):
+            _fetch_one(one, remote, target, _shifted(progress, done, total), opener)
+        done += remote.size
+        if progress is not None:
+            progress(done, total)
+    return target
+
+
+def _shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(before + done, total)
+
+    return report
+
+
+def _present(target: Path, remote: Remote) -> bool:
+    return all(_md5(target / name) == md5 for name, md5 in remote.files)
+
+
+def _md5(path: Path) -> str | None:
+    if not os.path.isfile(path):
+        return None
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, _new_md5).hexdigest()
+
+
+def _new_md5() -> hashlib._Hash:
+    # Against accidents only, see `catalogue`; said so, it also works on FIPS machines.
+    return hashlib.md5(usedforsecurity=False)
+
+
+def _fetch_one(
+    one: Entry, remote: Remote, target: Path, report: Callable[[int], None], opener: Opener
+) -> None:
+    def failed(reason: str) -> NetworkError:
+        return _failed(one, remote, target, reason)
+
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with _partial(target / remote.name) as part:
+            chunks = _counted(_chunks(remote.url, opener, failed), remote.size, report, failed)
+            digest = _write(part, chunks)
+            if digest != remote.md5:
+                raise failed(f"its md5 is {digest}, expected {remote.md5}")
+            if remote.members:
+                _unpack(part, remote, target)
+            else:
+                os.replace(part, target / remote.name)
+    # A NetworkError is an OSError too, and says more.
+    except NetworkError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{target}: cannot be written ({error.strerror or error}). Free some space there or "
+            "name another folder to download to."
+        ) from error
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _chunks(url: str, opener: Opener, failed: Callable[[str], NetworkError]) -> Iterator[bytes]:
+    try:
+        with opener(url) as stream:
+            while chunk := stream.read(_CHUNK):
+                yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise failed(_reason(error)) from error
+
+
+def _counted(
+    chunks: Iterable[bytes],
+    size: int,
+    report: Callable[[int], None],
+    failed: Callable[[str], NetworkError],
+) -> Iterator[bytes]:
+    done = 0
+    for chunk in chunks:
+        done += len(chunk)
+        # Nothing is gained by reading on, and an endless answer would fill the disk.
+        if done > size:
+            raise failed(f"more than the expected {size:,} bytes arrived")
+        yield chunk
+        report(done)
+    if done < size:
+        raise failed(f"only {done:,} of {size:,} bytes arrived")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", "") or error or type(error).__name__)
+
+
+def _failed(one: Entry, remote: Remote, target: Path, reason: str) -> NetworkError:
+    names = ", ".join(r.name for r in one.remotes)
+    kept = ", ".join(name for name, _ in remote.members)
+    place = f", unpack it and put {kept} in {target}" if kept else f" and put them in {target}"
+    debian = f" On Debian: apt-get install {one.package}." if one.package else ""
+    return NetworkError(
+        f"{remote.url} could not be downloaded: {reason}. Nothing was kept of it. Try again later, "
+        f"or without a network: take {names} from {remote.url.rpartition('/')[0]}/ on another "
+        f"machine{place}.{debian}"
+    )
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> str:
+    digest = _new_md5()
+    with path.open("wb") as stream:
+        for chunk in chunks:
+            digest.update(chunk)
+            stream.write(chunk)
+    return digest.hexdigest()
+
+
+def _unpack(archive: Path, remote: Remote, target: Path) -> None:
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for name, md5 in remote.members:
+                _unpack_member(tar, name, md5, target)
+    except (tarfile.TarError, KeyError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        wanted = ", ".join(name for name, _ in remote.members)
+        raise DataError(
+            f"{remote.name}: not the official archive although its md5 is right ({error}). "
+            f"Put {wanted} in {target} by hand."
+        ) from error
+
+
+def _unpack_member(tar: tarfile.TarFile, name: str, md5: str, target: Path) -> None:
+    # Wanted files are copied out by name: paths, links and modes in the archive have no effect.
+    member = tar.getmember(f"{target.name}/{name}")
+    stream = tar.extractfile(member)
+    if stream is None or member.size > _LARGEST_MEMBER:
+        raise tarfile.ReadError(f"{member.name} is not a file of at most {_LARGEST_MEMBER:,} bytes")
+    with _partial(target / name) as part:
+        digest = _write(part, iter(lambda: stream.read(_CHUNK), b""))
+        if digest != md5:
+            raise tarfile.ReadError(f"{member.name} has the md5 {digest}, expected {md5}")
+        os.replace(part, target / name)

@@ -1,0 +1,132 @@
+"""The idx format of MNIST and its relatives, raw or gzipped.
+
+Layout: two zero bytes, a type code (8 = unsigned byte), the number of axes, each axis as a
+big-endian 32-bit count, then the values. A file says how much it holds before it is unpacked, so
+a small file that claims or yields too much is refused without filling the memory.
+Source: LeCun, Cortes & Burges, "The MNIST database of handwritten digits", section "File formats".
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from fedshift.datasets.base import Samples, damaged
+
+# The largest official idx set, EMNIST by class, holds 0.55 GB; a header above 1 GiB is a mistake.
+LARGEST = 1 << 30
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PREFIXES = ("train", "t10k")
+
+
+def read_array(path: Path, axes: int) -> Tensor:
+    """The values of one idx file.
+
+    Shapes: uint8, with `axes` axes as the header gives them.
+
+    Raises:
+        DataError: unreadable, truncated, damaged or oversized file; wrong type or axes.
+    """
+    try:
+        with _opened(path) as stream:
+            shape = _read_header(path, stream, axes)
+            expected = math.prod(shape)
+            # One byte too many is asked for, to notice surplus without unpacking all of it.
+            values = bytearray(stream.read(expected + 1))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(path, f"the gzip stream is truncated or damaged ({error})") from error
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror or error})") from error
+    if len(values) != expected:
+        held = f"only {len(values):,}" if len(values) < expected else "more"
+        raise damaged(
+            path, f"the header announces {_by(shape)} = {expected:,} values, the file holds {held}"
+        )
+    return torch.frombuffer(values, dtype=torch.uint8).reshape(shape)
+
+
+def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
+    """Images and labels of one part ("train" or "t10k") of an idx folder.
+
+    Shapes: x uint8 [n, 1, height, width], y int64 [n].
+
+    Raises:
+        DataError: a file is missing or damaged, the counts differ, or a label is not below
+            `classes`.
+    """
+    images_path, labels_path = (_existing(folder, stem) for stem in _stems(prefix))
+    images, labels = read_array(images_path, 3), read_array(labels_path, 1)
+    if len(images) != len(labels):
+        raise damaged(
+            labels_path, f"{len(labels):,} labels for {len(images):,} images in {images_path.name}"
+        )
+    if int(labels.max()) >= classes:
+        raise damaged(labels_path, f"label {int(labels.max())}; allowed: 0 to {classes - 1}")
+    return Samples(images.unsqueeze(1), labels.long())
+
+
+def read_pair(folder: Path, classes: int) -> tuple[Samples, Samples]:
+    """Training and test part of an idx folder; see `read_samples`."""
+    return read_samples(folder, "train", classes), read_samples(folder, "t10k", classes)
+
+
+def missing(folder: Path) -> tuple[str, ...]:
+    """The official file names that `folder` holds neither gzipped nor raw."""
+    stems = (stem for prefix in _PREFIXES for stem in _stems(prefix))
+    return tuple(f"{stem}[.gz]" for stem in stems if _find(folder, stem) is None)
+
+
+def _stems(prefix: str) -> tuple[str, str]:
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
+def _find(folder: Path, stem: str) -> Path | None:
+    # Unpackers that keep the inner name write a dot for the dash before "idx".
+    names = (f"{stem}.gz", stem, stem.replace("-idx", ".idx"))
+    return next((folder / name for name in names if os.path.isfile(folder / name)), None)
+
+
+def _existing(folder: Path, stem: str) -> Path:
+    path = _find(folder, stem)
+    if path is None:
+        raise damaged(folder / f"{stem}.gz", "no such file, neither gzipped nor raw")
+    return path
+
+
+def _opened(path: Path) -> BinaryIO:
+    # By content, not by name: raw files are often left with the ending .gz and vice versa.
+    with path.open("rb") as stream:
+        packed = stream.read(2) == _GZIP_MAGIC
+    return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")
+
+
+def _read_header(path: Path, stream: BinaryIO, axes: int) -> tuple[int, ...]:
+    magic, wanted = stream.read(4), bytes((0, 0, 8, axes))
+    if magic != wanted:
+        raise damaged(
+            path,
+            f"starts with the bytes {magic.hex(' ') or '(none)'}, expected {wanted.hex(' ')} "
+            f"(idx, unsigned bytes, {axes} {'axis' if axes == 1 else 'axes'})",
+        )
+    header = stream.read(4 * axes)
+    if len(header) < 4 * axes:
+        raise damaged(path, f"ends within the header, which takes {4 + 4 * axes} bytes")
+    shape = struct.unpack(f">{axes}I", header)
+    if not 0 < math.prod(shape) <= LARGEST:
+        raise damaged(
+            path, f"the header announces {_by(shape)} values; allowed: 1 to {LARGEST:,} in all"
+        )
+    return shape
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(f"{axis:,}" for axis in shape)

@@ -1,0 +1,146 @@
+"""Finding and loading the known data sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedshift.datasets.base import Dataset, Samples, content_sha256, search_folders
+from fedshift.datasets.catalogue import ENTRIES, SHIPPED, Entry, entry
+from fedshift.datasets.gaussians import gaussians
+from fedshift.errors import DataError
+
+
+@dataclass(frozen=True)
+class Known:
+    """One line of `fedshift datasets`.
+
+    `available` says whether `load` can be expected to work; `found` is the folder it would read
+    (None for a generated set, or one that is not on this machine) and `how` the way to get it.
+    """
+
+    name: str
+    summary: str
+    classes: tuple[str, ...]
+    size: str
+    licence: str
+    available: bool
+    found: Path | None
+    how: str
+
+
+def known(folders: Sequence[Path | str] | None = None) -> tuple[Known, ...]:
+    """Every known data set and where it is; `folders` replaces the usual search folders.
+
+    Files are looked for, not opened: a damaged set shows as available and fails at `load`.
+    """
+    return tuple(_known(one, _roots(folders)) for one in ENTRIES)
+
+
+def load(name: str, folders: Sequence[Path | str] | None = None) -> Dataset:
+    """A known data set, read from the first search folder that has all of its files.
+
+    The folders are those of `base.search_folders` (or `folders`); in each, the sub-folders that
+    the set is commonly kept in are tried. What was read must be the official content. "gaussians"
+    is generated: its training part is both clients' data of seed 0 one after the other, its test
+    part follows T_0; `gaussians()` gives the clients apart, other seeds and other targets.
+
+    Raises:
+        InputError: unknown name, with the nearest match.
+        DataError: not found, damaged, or with other content than the official one.
+    """
+    one = entry(name)
+    if one.read is None:
+        return _generated(one)
+    folder = _folder(one, _roots(folders))
+    train, test = one.read(folder)
+    digest = content_sha256(train, test)
+    _check_content(one, folder, (train, test), digest)
+    return Dataset(one.name, train, test, one.classes, digest, str(folder), one.licence)
+
+
+def _roots(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
+    return search_folders() if folders is None else tuple(Path(folder) for folder in folders)
+
+
+def _generated(one: Entry) -> Dataset:
+    task = gaussians()
+    train = Samples(
+        torch.cat([client.x for client in task.clients]),
+        torch.cat([client.y for client in task.clients]),
+    )
+    digest = content_sha256(train, task.test)
+    return Dataset(one.name, train, task.test, one.classes, digest, "generated", one.licence)
+
+
+def _candidates(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
+    paths = (root / sub for root in roots for sub in one.folders)
+    return tuple(path for path in paths if os.path.isdir(path))
+
+
+def _find(one: Entry, roots: Sequence[Path]) -> Path | None:
+    if one.content is not None and not one.folders:
+        return SHIPPED
+    return next((path for path in _candidates(one, roots) if not one.missing(path)), None)
+
+
+def _folder(one: Entry, roots: Sequence[Path]) -> Path:
+    found = _find(one, roots)
+    if found is not None:
+        return found
+    partial = "".join(
+        f" {path} is incomplete: it lacks {', '.join(one.missing(path))}."
+        for path in _candidates(one, roots)
+    )
+    searched = ", ".join(map(str, roots)) or "no folder"
+    raise DataError(
+        f'data set "{one.name}" was not found. Looked in {searched}'
+        f" for a sub-folder called {' or '.join(one.folders)}.{partial} Get it: {one.how}. "
+        "If it is elsewhere, name the folder above it in $FEDSHIFT_DATA."
+    )
+
+
+def _known(one: Entry, roots: Sequence[Path]) -> Known:
+    found = _find(one, roots) if one.read else None
+    train, test = one.examples
+    return Known(
+        name=one.name,
+        summary=one.summary,
+        classes=one.classes,
+        size=f"{train:,} + {test:,} examples, {one.shape}",
+        licence=one.licence,
+        available=found is not None or one.read is None,
+        found=found,
+        how=one.how,
+    )
+
+
+def _check_content(one: Entry, folder: Path, parts: tuple[Samples, Samples], digest: str) -> None:
+    for part, samples, expected in zip(("training", "test"), parts, one.examples, strict=True):
+        if len(samples) != expected:
+            raise DataError(
+                f"{folder}: {len(samples):,} {part} examples; {one.name} has {expected:,}. "
+                f"Replace the folder by the official set: {one.how}."
+            )
+        _check_classes(one, folder, part, samples)
+    if one.content not in (None, digest):
+        raise DataError(
+            f"{folder}: the files can be read, but they are not {one.name} (content SHA-256 "
+            f"{digest}, expected {one.content}). Replace the folder by the official set: {one.how}."
+        )
+
+
+def _check_classes(one: Entry, folder: Path, part: str, samples: Samples) -> None:
+    # Sets without a digest of their own (see Entry) are balanced, which is checked instead.
+    expected = len(samples) // len(one.classes)
+    counts = samples.y.bincount(minlength=len(one.classes)).tolist()
+    uneven = [c for c, count in zip(one.classes, counts, strict=True) if count != expected]
+    if one.content is None and uneven:
+        raise DataError(
+            f"{folder}: {one.name} has {expected:,} {part} examples of every class, but not here "
+            f"of {', '.join(uneven)}. Replace the folder by the official set: {one.how}."
+        )

@@ -1,0 +1,124 @@
+"""Python-2 pickles of byte arrays, read without running anything that they name.
+
+A pickle can name any importable function and have it called. Here four names are known, and each
+stands for inert code of this module: numpy itself is never reached, so neither a forged dtype nor
+a forged shape arrives there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.datasets.base import damaged
+from fedshift.errors import DataError
+
+# An official CIFAR batch takes 31 MB.
+LARGEST = 1 << 28
+
+
+class Array:
+    """An unsigned-byte array as a pickle describes it: its shape and its bytes, both checked."""
+
+    # Defaults, because a pickle may create the object and never describe it.
+    shape: tuple[int, ...] = ()
+    _raw: bytes = b""
+    _order: str = "C"
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes numpy's state tuple (version, shape, dtype, is_fortran, bytes).
+
+        Raises:
+            DataError: anything but unsigned bytes that fill the shape exactly.
+        """
+        match state:
+            case (1, tuple() as shape, _ByteType(), bool() | int() as fortran, bytes() as raw):
+                pass
+            case _:
+                raise DataError("an array's description is not that of plain unsigned bytes")
+        if not all(type(axis) is int and axis >= 0 for axis in shape):
+            raise DataError(f"an array has the impossible shape {shape}")
+        if math.prod(shape) != len(raw):
+            raise DataError(f"an array of shape {list(shape)} comes with {len(raw):,} bytes")
+        self.shape, self._raw, self._order = shape, raw, "F" if fortran else "C"
+
+    def values(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A new, writable array in C order."""
+        order: Any = self._order
+        flat = np.frombuffer(self._raw, dtype=np.uint8)
+        return np.array(flat.reshape(self.shape, order=order), order="C")
+
+
+class _ByteType:
+    """Stands for numpy.dtype; only "u1" is admitted, and its state says nothing more."""
+
+    def __init__(self, code: Any, *_flags: Any) -> None:
+        if code not in ("u1", b"u1"):
+            raise DataError(f"an array of type {code!r}; allowed: 'u1' (unsigned bytes)")
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _reconstruct(kind: Any, *_arguments: Any) -> Array:
+    if kind is not Array:
+        raise DataError("an array of a class other than numpy.ndarray")
+    return Array()
+
+
+def _encode(text: Any, encoding: Any = "") -> bytes:
+    # Python 3 writes bytes this way under protocol 2; other codecs could unpack to any size.
+    if not isinstance(text, str) or encoding != "latin1":
+        raise DataError(f"text encoded with {encoding!r}; allowed: 'latin1'")
+    return text.encode("latin1")
+
+
+def _admitted(module: str, name: str) -> Any:
+    match module, name:
+        case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
+            return _reconstruct
+        case "numpy", "ndarray":
+            return Array
+        case "numpy", "dtype":
+            return _ByteType
+        case "_codecs", "encode":
+            return _encode
+    raise DataError(
+        f"the pickle asks for {module}.{name}, which reading arrays never needs; it may come from "
+        "someone who wants code to run on this machine. Nothing was run"
+    )
+
+
+# pickle offers no other way to decide which names a stream may use.
+class _Restricted(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        return _admitted(module, name)
+
+
+def load(path: Path) -> Any:
+    """What the file holds: dicts, lists, numbers, texts, bytes and `Array`s, nothing else.
+
+    Texts of Python 2 come as bytes.
+
+    Raises:
+        DataError: unreadable, oversized or damaged file, or one that names a forbidden global.
+    """
+    try:
+        if (size := os.path.getsize(path)) > LARGEST:
+            raise DataError(f"{size:,} bytes; allowed: at most {LARGEST:,}")
+        with path.open("rb") as stream:
+            return _Restricted(stream, encoding="bytes").load()
+    except DataError as error:
+        raise damaged(path, str(error)) from error
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror or error})") from error
+    # Malformed opcodes surface as almost any exception; all of them mean a damaged file.
+    except (Exception, MemoryError) as error:
+        # Some of pickle's own messages run over two lines.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise damaged(path, f"not a complete pickle ({reason})") from error

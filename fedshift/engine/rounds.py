@@ -1,0 +1,155 @@
+"""Rounds: the one place where a cohort is drawn, trained and folded into the server's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.client.local import plan_all
+from fedshift.data import ClientData
+from fedshift.engine.backends import Backend, Job, Reply, loop
+from fedshift.errors import InputError, TrainingError
+from fedshift.seeds import Seeds, generator, key
+from fedshift.server.combine import check_weights
+from fedshift.tree import Params, Parts, stack
+
+States = Mapping[int, Parts]
+
+
+class Round(NamedTuple):
+    """The state after round t (1-based), and who was drawn, who trained, with which weights."""
+
+    t: int
+    server: Parts
+    states: States
+    cohort: Tensor
+    weights: Tensor
+    trained: tuple[int, ...]
+    loss: float
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, first model and seeds: all that a run needs besides the algorithm.
+
+    Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]).
+    """
+
+    clients: Sequence[ClientData]
+    params: Params
+    buffers: Params
+    table: Params
+    seeds: Seeds
+
+
+def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
+    """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N."""
+    if size == clients:
+        return torch.arange(clients)
+    chosen = torch.randperm(clients, generator=generator(seed, "cohort", t))[:size]
+    return chosen.sort().values
+
+
+def check_reply(reply: Reply, first: Reply) -> None:
+    """Raise TrainingError, naming the client, for a misshapen or non-finite update."""
+    for part in reply.update.keys() | first.update.keys():
+        ours, theirs = reply.update.get(part), first.update.get(part)
+        if ours is None or theirs is None or ours.keys() != theirs.keys():
+            raise TrainingError(f'client {reply.client} sent an update with a different "{part}"')
+        for name, v in ours.items():
+            if v.shape != theirs[name].shape or v.dtype != theirs[name].dtype:
+                raise TrainingError(
+                    f'client {reply.client} sent "{part}/{name}" as {v.dtype} {tuple(v.shape)}, '
+                    f"expected {theirs[name].dtype} {tuple(theirs[name].shape)}"
+                )
+            if not bool(torch.isfinite(v).all()):
+                raise TrainingError(
+                    f'client {reply.client} sent non-finite numbers in "{part}/{name}": its '
+                    "training diverged. Lower the learning rate, or look at this client's data"
+                )
+
+
+def play_round(
+    algorithm: Algorithm,
+    federation: Federation,
+    server: Parts,
+    states: States,
+    ids: Tensor,
+    t: int,
+    backend: Backend = loop,
+) -> Round:
+    """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
+
+    Weights come first, from the server's table, so that a client of weight exactly 0 is not
+    trained; its update would be multiplied by 0.
+    """
+    stage, clients = algorithm.at(t), federation.clients
+    weights = stage.weigh(server, ids)
+    check_weights(weights, len(ids))
+    active = stage.trains(weights)
+
+    def state_of(i: int) -> Parts:
+        kept = states.get(i)
+        if kept is not None:
+            return kept
+        return algorithm.init_client(federation.params, federation.buffers, clients[i])
+
+    def jobs() -> Iterator[Job]:
+        for i in ids[active].tolist():
+            plans = plan_all(stage.phases(), clients[i], t, federation.seeds.batch, i)
+            yield Job(i, stage.broadcast(server, i), state_of(i), clients[i], plans)
+
+    replies = sorted(backend(stage.client_update, jobs()), key=lambda reply: reply.client)
+    for reply in replies:
+        check_reply(reply, replies[0])
+    updates = stack([reply.update for reply in replies])
+    updates["cohort"] = {"id": ids[active], "weight": weights[active]}
+    changed = stage.server_update(server, updates, key(federation.seeds.batch, "server", t))
+    return Round(
+        t,
+        server | changed,
+        {**states, **{r.client: state_of(r.client) | r.changed for r in replies}},
+        ids,
+        weights,
+        tuple(r.client for r in replies),
+        float(weights[active] @ updates["report"]["loss"].double()),
+    )
+
+
+def start(algorithm: Algorithm, federation: Federation) -> Round:
+    """Round 0: the state before any training."""
+    server = algorithm.init(federation.params, federation.buffers, federation.table)
+    nobody = torch.zeros(0)
+    return Round(0, server, {}, nobody.long(), nobody.double(), (), float("nan"))
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    *,
+    cohort: int | None = None,
+    backend: Backend = loop,
+    after: Round | None = None,
+) -> Iterator[Round]:
+    """Rounds one by one, from round 1 or from where `after` stands.
+
+    cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and
+    TrainingError when a client's update cannot be used.
+    """
+    total = len(federation.clients)
+    size = total if cohort is None else cohort
+    if not 1 <= size <= total:
+        raise InputError(f"a cohort of {size} clients from {total}; give 1..{total}")
+    if rounds < 0:
+        raise InputError(f"rounds must be 0 or more, got {rounds}")
+    current = start(algorithm, federation) if after is None else after
+    for t in range(current.t + 1, rounds + 1):
+        ids = draw_cohort(total, size, t, federation.seeds.cohort)
+        current = play_round(algorithm, federation, current.server, current.states, ids, t, backend)
+        yield current

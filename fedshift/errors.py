@@ -1,0 +1,50 @@
+"""Errors that a user can act on, and the exit code that the command line gives each of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedshiftError(Exception):
+    """A failure with a message for the user; the command line prints it without a traceback."""
+
+    exit_code = 70
+
+
+class InputError(FedshiftError, ValueError):
+    """A value, file or option that cannot be used: what was given, what is allowed, what to do."""
+
+    exit_code = 2
+
+
+class DataError(InputError):
+    """A data set that is missing, truncated or not what it should be."""
+
+    exit_code = 3
+
+
+class TrainingError(FedshiftError, RuntimeError):
+    """Training that cannot go on: a non-finite or misshapen update, named by its client."""
+
+    exit_code = 4
+
+
+class NetworkError(FedshiftError, OSError):
+    """A download that failed."""
+
+    exit_code = 5
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """` Did you mean "x"?` for the closest allowed name, or an empty string when none is close."""
+    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def unknown(what: str, given: str, allowed: Iterable[str]) -> InputError:
+    """The error for a name outside a fixed list, with the list and the nearest match."""
+    names = sorted(allowed)
+    return InputError(
+        f'unknown {what} "{given}"; allowed: {", ".join(names)}.{nearest(given, names)}'
+    )

@@ -1,0 +1,78 @@
+"""Target accuracy without target examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedshift.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyEstimate:
+    """Estimated target accuracy, its standard error, recalls [K] (NaN where no client holds the
+    label) and the target's mass on labels whose recall nobody could measure."""
+
+    accuracy: float
+    standard_error: float
+    recall: NDArray[np.float64]
+    unmeasured_mass: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """An approximate 95 % interval; its upper end adds the whole unmeasured mass."""
+        half = 1.959963984540054 * self.standard_error
+        low, high = self.accuracy - half, self.accuracy + half + self.unmeasured_mass
+        return max(0.0, low), min(1.0, high)
+
+
+def estimate_target_accuracy(
+    correct: ArrayLike, total: ArrayLike, target: ArrayLike
+) -> AccuracyEstimate:
+    """sum_y T(y) recall(y), recall(y) = (sum_i correct_iy) / (sum_i total_iy).
+
+    Exact in expectation under label shift, because p(x | y) and with it each label's recall is then
+    the same at the clients and at the target. `correct` and `total` are clients' own validation
+    counts, [K] or [M, K] (pooled by sums, which a secure sum can compute); `target` is T [K].
+
+    Standard error: sqrt(sum_y T(y)^2 r(1 - r) / n_y) with r = (correct_y + 1) / (n_y + 2), so that
+    a label with all right (or all wrong) out of few examples does not claim certainty.
+    A label with mass in T that no client validates counts as recall 0 in the estimate (chosen: no
+    client trains on it either) and its mass is returned.
+
+    Raises InputError for shapes that do not match, counts that are negative or correct > total,
+    and a target that is not a distribution.
+    """
+    right, seen = _pooled(correct, "correct"), _pooled(total, "total")
+    t = np.asarray(target, dtype=np.float64)
+    if not right.shape == seen.shape == t.shape:
+        raise InputError(
+            f"correct, total and target must have the same number of labels, got "
+            f"{right.shape[0]}, {seen.shape[0]} and {t.shape}"
+        )
+    if (right > seen).any():
+        y = int(np.argmax(right > seen))
+        raise InputError(f"label {y}: {right[y]:g} right out of {seen[y]:g}; correct <= total")
+    if not np.isfinite(t).all() or (t < 0).any() or abs(t.sum() - 1.0) > 1e-6:
+        raise InputError(f"target must be non-negative and sum to 1, it sums to {t.sum():g}")
+    known = seen > 0
+    recall = np.divide(right, seen, out=np.full_like(right, np.nan), where=known)
+    smoothed = (right + 1.0) / (seen + 2.0)
+    variance = t[known] ** 2 * (smoothed * (1.0 - smoothed))[known] / seen[known]
+    return AccuracyEstimate(
+        accuracy=float(t[known] @ recall[known]),
+        standard_error=float(np.sqrt(variance.sum())),
+        recall=recall,
+        unmeasured_mass=float(t[~known].sum()),
+    )
+
+
+def _pooled(counts: ArrayLike, name: str) -> NDArray[np.float64]:
+    array = np.asarray(counts, dtype=np.float64)
+    if array.ndim not in (1, 2):
+        raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise InputError(f"{name} must hold counts, 0 or more; got a negative or non-finite one")
+    return array.sum(0) if array.ndim == 2 else array

@@ -1,0 +1,54 @@
+"""Random streams keyed by what they are for: no draw depends on another one having happened.
+
+Every draw in the library comes from a generator made here from (seed, purpose, round, client, ...).
+There is no random *state* to save or restore, and no global generator is read or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+Part = int | str
+
+
+def key(*parts: Part) -> int:
+    """A 63-bit seed that is a function of the parts alone: BLAKE2b of their representation.
+
+    Integers and strings are kept apart (`1` and `"1"` give different keys) and so are the borders
+    between parts (`("ab", "c")` and `("a", "bc")`).
+    """
+    text = repr(tuple(p if isinstance(p, str) else int(p) for p in parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(*parts: Part) -> torch.Generator:
+    """A CPU torch generator for the stream that `parts` name."""
+    return torch.Generator().manual_seed(key(*parts))
+
+
+def numpy_generator(*parts: Part) -> np.random.Generator:
+    """A numpy generator for the stream that `parts` name."""
+    return np.random.Generator(np.random.PCG64(key(*parts)))
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The four seeds of a run, apart from one another so that one can change while three stay.
+
+    `split` draws the clients' and the target's data, `init` the first model, `cohort` the clients
+    of each round, `batch` the order of examples within a client.
+    """
+
+    split: int = 0
+    init: int = 0
+    cohort: int = 0
+    batch: int = 0
+
+    @classmethod
+    def of(cls, seed: int) -> Seeds:
+        """All four from one run seed."""
+        return cls(seed, seed, seed, seed)

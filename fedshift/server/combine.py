@@ -1,0 +1,56 @@
+"""Combination rules: from the cohort's stacked changes to one change of the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedshift.server.weights import BySize, Weights
+from fedshift.tree import Params, weighted_sum
+
+
+class Combine(Protocol):
+    """weights [C] and leaves [C, ...] -> [...]; the weights are known before anybody trains."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Columns of the client table that `weigh` reads."""
+
+    def weigh(self, table: Params) -> Tensor:
+        """Weights [C] of the cohort; a client of weight exactly 0 need not train."""
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params: ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """sum_i a_i v_i with a from a weight rule."""
+
+    weights: Weights = BySize()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.weights.needs
+
+    def weigh(self, table: Params) -> Tensor:
+        return self.weights(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        return weighted_sum(weights, stacked)
+
+
+def combine_counters(weights: Tensor, stacked: Params) -> Params:
+    """The largest value among clients of positive weight; counters [C, ...] are never averaged."""
+    held = weights > 0
+    return {k: v[held].amax(0) for k, v in stacked.items()}
+
+
+def check_weights(weights: Tensor, count: int) -> None:
+    """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9."""
+    if weights.shape != (count,) or not bool(torch.isfinite(weights).all()):
+        raise ValueError(f"weights of shape {tuple(weights.shape)} for {count} clients")
+    if bool((weights < 0).any()) or abs(float(weights.sum()) - 1.0) > 1e-9:
+        raise ValueError(f"weights must lie on the simplex, they sum to {float(weights.sum())!r}")

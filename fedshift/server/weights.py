@@ -1,0 +1,84 @@
+"""Weight rules: from the server's table of a cohort to weights on the simplex.
+
+A rule sees what clients registered, never what they claim with an update: `table["n"]` [C] and,
+where the rule needs it, `table["labels"]` [C, K], both float64. It returns weights [C] in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+from fedshift.server.pals import Fidelity, pals_weights
+from fedshift.tree import Params
+
+
+class Weights(Protocol):
+    """table of the cohort -> weights [C], non-negative and summing to 1."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Columns of the table that the rule reads: "n", "labels"."""
+
+    def __call__(self, table: Params) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class BySize:
+    """a_i = n_i / sum_j n_j over the cohort. McMahan et al. 2017, Algorithm 1."""
+
+    needs = ("n",)
+
+    def __call__(self, table: Params) -> Tensor:
+        total = table["n"].sum()
+        if not total > 0:
+            raise InputError("no client of this cohort has any example; weights are undefined")
+        return table["n"] / total
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """a_i = 1/C over the cohort."""
+
+    needs = ("n",)
+
+    def __call__(self, table: Params) -> Tensor:
+        return torch.full_like(table["n"], 1.0 / len(table["n"]))
+
+
+@dataclass(frozen=True)
+class Pals:
+    """FedPALS: argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i.
+
+    Solved anew over every cohort, with `lam` fixed or `ess` (a fraction of the cohort's examples)
+    reached by the smallest lam. See `fedshift.pals_weights` for the arguments and the solver.
+    """
+
+    target: tuple[float, ...]
+    lam: float | None = None
+    ess: float | None = None
+    cap: float | None = None
+    fidelity: Fidelity = "squared"
+    needs = ("n", "labels")
+
+    def __post_init__(self) -> None:
+        if (self.lam is None) == (self.ess is None):
+            raise InputError(f"give exactly one of lam and ess, got {self.lam=}, {self.ess=}")
+        if not math.isclose(sum(self.target), 1.0, abs_tol=1e-6):
+            raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
+
+    def __call__(self, table: Params) -> Tensor:
+        solved = pals_weights(
+            table["labels"].numpy(),
+            self.target,
+            lam=self.lam,
+            ess=self.ess,
+            cap=self.cap,
+            fidelity=self.fidelity,
+        )
+        return torch.tensor(solved.weights, dtype=torch.float64)

@@ -1,0 +1,117 @@
+"""Models and messages as dictionaries of tensors, at most two levels deep.
+
+`Params` is one model or anything shaped like one; `Parts` is a message, an update, a client's
+state or the server's state: named parts of `Params`. The same two levels are a safetensors file
+(`part/name`), a torch.func pytree and a Flower record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+
+Params = dict[str, Tensor]
+Parts = dict[str, Params]
+
+
+def map_(f: Callable[..., Tensor], *trees: Params) -> Params:
+    """f applied name by name; all trees must have the names of the first."""
+    first = trees[0]
+    for other in trees[1:]:
+        if other.keys() != first.keys():
+            odd = sorted(other.keys() ^ first.keys())
+            raise InputError(f"models with different parameter names: {odd[:5]}")
+    return {name: f(*(tree[name] for tree in trees)) for name in first}
+
+
+def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
+    """a + scale * b."""
+    return map_(lambda x, y: x + scale * y, a, b)
+
+
+def sub(a: Params, b: Params) -> Params:
+    """a - b."""
+    return map_(torch.sub, a, b)
+
+
+def zeros(a: Params) -> Params:
+    """Zeros of the shapes of a."""
+    return map_(torch.zeros_like, a)
+
+
+def sq_norm(a: Params) -> Tensor:
+    """Sum of squares of all entries, a 0-d tensor."""
+    if not a:
+        return torch.zeros(())
+    return torch.stack([(v * v).sum() for v in a.values()]).sum()
+
+
+def split(a: Params, prefixes: Iterable[str]) -> tuple[Params, Params]:
+    """(entries whose name starts with one of the prefixes, the others)."""
+    starts = tuple(prefixes)
+    inside = {k: v for k, v in a.items() if k.startswith(starts)}
+    return inside, {k: v for k, v in a.items() if k not in inside}
+
+
+def stack(many: Sequence[Parts]) -> Parts:
+    """Leaves [...] of C equal trees to leaves [C, ...]; any difference in names or shapes raises.
+
+    Strict on purpose: padding a ragged leaf with zeros would change results without a sign.
+    """
+    first = many[0]
+    for i, one in enumerate(many):
+        for part in first.keys() | one.keys():
+            ours, theirs = first.get(part), one.get(part)
+            if ours is None or theirs is None or ours.keys() != theirs.keys():
+                raise InputError(f'cannot stack: entry {i} differs from entry 0 in part "{part}"')
+            for name in ours:
+                if ours[name].shape != theirs[name].shape:
+                    raise InputError(
+                        f'cannot stack: "{part}/{name}" is {tuple(theirs[name].shape)} in entry '
+                        f"{i} and {tuple(ours[name].shape)} in entry 0"
+                    )
+    return {
+        part: {name: torch.stack([one[part][name] for one in many]) for name in first[part]}
+        for part in first
+    }
+
+
+def unstack(parts: Parts, count: int) -> list[Parts]:
+    """The inverse of `stack`: C trees from leaves [C, ...]."""
+    return [{p: {k: v[i] for k, v in d.items()} for p, d in parts.items()} for i in range(count)]
+
+
+def weighted_sum(weights: Tensor, stacked: Params) -> Params:
+    """sum_i w_i v_i over the first axis; weights [C], leaves [C, ...] -> [...].
+
+    Accumulated in float64 in the order of the rows and cast once. Rows of weight exactly 0 are
+    left out before multiplying, because 0 * NaN is NaN.
+    """
+    rows = torch.nonzero(weights).flatten().tolist()
+    w = weights.double()
+
+    def total(leaf: Tensor) -> Tensor:
+        out = torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
+        for i in rows:
+            out.add_(leaf[i].double() * w[i])
+        return out.to(leaf.dtype)
+
+    return map_(total, stacked)
+
+
+def flatten(parts: Parts) -> Params:
+    """`{part: {name: v}}` to `{"part/name": v}`, the layout of a safetensors file."""
+    return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+
+
+def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
+    """The inverse of `flatten`; `parts` names those that must exist even when empty."""
+    tree: Parts = {part: {} for part in parts}
+    for path, v in flat.items():
+        part, _, name = path.partition("/")
+        tree.setdefault(part, {})[name] = v
+    return tree

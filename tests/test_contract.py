@@ -1,0 +1,228 @@
+"""Every recipe against every clause of the contract in `algorithms/base.py`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import TARGET, double, make_clients, make_federation, one_job
+from safetensors.torch import load, save
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
+from fedshift.client.local import plan_all
+from fedshift.data import ClientData, Plan
+from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.rounds import Round, run
+from fedshift.errors import TrainingError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.tree import Parts, flatten, unflatten
+
+Make = Callable[[Setting], Algorithm]
+MAKE: dict[str, Make] = {
+    "fedavg": recipes.fedavg,
+    "fedprox": lambda s: recipes.fedprox(s, mu=0.1),
+    "fedpals": lambda s: recipes.fedpals(s, ess=0.6),
+    "fedpals sharp": lambda s: recipes.fedpals(s, lam=0.0),
+    "fedprox + fedpals": lambda s: recipes.fedpals(s, lam=5.0, mu=0.1, cap=0.5),
+    "oracle": recipes.oracle,
+}
+ROUNDS = 3
+each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+def last(rounds: Iterable[Round]) -> Round:
+    return list(rounds)[-1]
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested dictionaries and tuples."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    children = value.values() if isinstance(value, dict) else value
+    return [t for child in children if isinstance(child, dict | tuple | torch.Tensor)
+            for t in leaves(child)]  # fmt: skip
+
+
+def equal(a: Parts, b: Parts) -> bool:
+    x, y = flatten(a), flatten(b)
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+def test_all_recipes_are_covered() -> None:
+    assert {name.split()[0] for name in MAKE} >= set(recipes.__all__)
+
+
+@each
+def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm, federation = make(setting), federated()
+    job = one_job(algorithm, federation)
+    before = copy.deepcopy(leaves((job.message, job.state, tuple(job.data))))
+    versions = [t._version for t in leaves((job.message, job.state, tuple(job.data)))]
+    algorithm.client_update(*job[1:])
+    after = leaves((job.message, job.state, tuple(job.data)))
+    assert [t._version for t in after] == versions
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@each
+def test_no_global_generator_is_used(make: Make, setting: Setting, federated: Any) -> None:
+    state = torch.random.get_rng_state()
+    last(run(make(setting), federated(), ROUNDS, cohort=4))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@each
+def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated: Any) -> None:
+    first = last(run(make(setting), federated(), ROUNDS, cohort=4))
+    torch.manual_seed(123)
+    again = last(run(make(setting), federated(), ROUNDS, cohort=4))
+    other = last(run(make(setting), federated(seed=1), ROUNDS, cohort=4))
+    assert equal(first.server, again.server)
+    assert not equal(first.server, other.server)  # the control: another seed is another run
+
+
+@each
+def test_parts_are_two_levels_of_tensors_of_stable_shape(
+    make: Make, setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = make(setting), federated()
+    server = algorithm.init(federation.params, federation.buffers, federation.table)
+    job = one_job(algorithm, federation)
+    update, changed = algorithm.client_update(*job[1:])
+    for parts in (server, job.message, job.state, update, changed):
+        for tree in parts.values():
+            assert all(isinstance(v, torch.Tensor) for v in tree.values())
+    assert changed.keys() <= job.state.keys()
+    played = last(run(algorithm, federation, 1)).server
+    old, new = flatten(server), flatten(played)
+    assert {k: (v.shape, v.dtype) for k, v in old.items()} == {
+        k: (v.shape, v.dtype) for k, v in new.items()
+    }
+
+
+@each
+def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated: Any) -> None:
+    def backwards(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return iter(list(loop(update, jobs))[::-1])
+
+    one = last(run(make(setting), federated(), ROUNDS))
+    two = last(run(make(setting), federated(), ROUNDS, backend=backwards))
+    assert equal(one.server, two.server)
+
+
+@each
+def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
+    def padded(c: ClientData) -> ClientData:
+        x = torch.cat([c.x, torch.full((7, c.x.shape[1]), 1e3)])
+        y, w = torch.cat([c.y, torch.zeros(7).long()]), torch.cat([c.w, torch.zeros(7)])
+        return ClientData(x, y, w, c.id)
+
+    clients = make_clients()
+    plain = last(run(make(setting), federated(clients), ROUNDS))
+    more = last(run(make(setting), federated(tuple(map(padded, clients))), ROUNDS))
+    assert equal(plain.server, more.server)
+
+
+@each
+def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
+    """Plans brought to equal shapes, as stacked clients need, against plans cut to size."""
+
+    def stretched(plan: Plan) -> Plan:
+        rows = torch.cat([plan.rows, torch.zeros(3, plan.rows.shape[1]).long()])
+        return Plan(rows, torch.cat([plan.weight, torch.zeros(3, 8)]), plan.lr, None)
+
+    algorithm, federation = make(setting), double(federated())
+    job = one_job(algorithm, federation)
+    plain, _ = algorithm.client_update(*job[1:])
+    plans = {k: stretched(p) for k, p in job.plans.items()}
+    padded, _ = algorithm.client_update(job.message, job.state, job.data, plans)
+    a, b = flatten(plain), flatten(padded)
+    assert max(float((a[k] - b[k]).abs().max()) for k in a) < 1e-14
+    wrong = {k: p._replace(weight=torch.ones_like(p.weight)) for k, p in plans.items()}
+    moved, _ = algorithm.client_update(job.message, job.state, job.data, wrong)
+    assert float((flatten(moved)["delta/head.bias"] - a["delta/head.bias"]).abs().max()) > 1e-4
+
+
+@each
+def test_saved_and_loaded_in_the_middle(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm, federation = make(setting), federated()
+    whole = last(run(algorithm, federation, ROUNDS, cohort=4))
+    half = last(run(algorithm, federation, 1, cohort=4))
+
+    def reread(parts: Parts) -> Parts:
+        return unflatten(load(save(flatten(parts))), parts)
+
+    half = half._replace(
+        server=reread(half.server), states={i: reread(s) for i, s in half.states.items()}
+    )
+    resumed = last(run(algorithm, federation, ROUNDS, cohort=4, after=half))
+    assert equal(whole.server, resumed.server)
+    lost = half._replace(server=algorithm.init(*[federation.params, {}, federation.table]))
+    assert not equal(
+        whole.server, last(run(algorithm, federation, ROUNDS, cohort=4, after=lost)).server
+    )
+
+
+@each
+def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm = make(setting)
+    update, _ = algorithm.client_update(*one_job(algorithm, federated())[1:])
+    assert update.keys() <= set(algorithm.reveals())
+    assert set(update["report"]) == {"id", "loss"}
+
+
+@each
+def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
+    clients = list(make_clients())
+    clients[3] = clients[3]._replace(x=clients[3].x * float("nan"))
+    algorithm, federation = make(setting), federated(tuple(clients))
+    weights = algorithm.weigh(
+        algorithm.init(federation.params, {}, federation.table), torch.arange(6)
+    )
+    if weights[3] == 0:  # a client that nobody listens to cannot do harm
+        assert torch.isfinite(
+            last(run(algorithm, federation, 1)).server["params"]["head.bias"]
+        ).all()
+        return
+    with pytest.raises(TrainingError, match="client 3 sent non-finite numbers"):
+        last(run(algorithm, federation, 1))
+
+
+@each
+def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: Model) -> None:
+    """theta after each round equals plain training on the same batches, from the same start."""
+    algorithm = make(setting)
+    federation = double(make_federation(mlp, make_clients(sizes=(37,))))
+    params, local = federation.params, setting.local
+    context: Parts
+    for t in (1, 2):
+        context = {"anchor": params, "anchor_buffers": {}}
+        plan = plan_all(algorithm.phases(), federation.clients[0], t, 0, 0)["train0"]
+        objective = algorithm.objective  # type: ignore[attr-defined]
+        params = local(mlp, objective, params, {}, context, federation.clients[0], plan).params
+    got = last(run(algorithm, federation, 2)).server["params"]
+    assert max(float((got[k] - params[k]).abs().max()) for k in params) < 1e-14
+
+
+@pytest.mark.parametrize("name", recipes.__all__)
+def test_recipes_say_what_they_are(name: str) -> None:
+    found = recipes.recipe(name)
+    assert found.summary.endswith(".")
+    assert found.reference
+    assert all(p.default is not inspect.Parameter.empty for p in found.options.values())
+
+
+def test_targets_reach_the_weights(setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.fedpals(setting, lam=0.0), federated()
+    server = algorithm.init(federation.params, {}, federation.table)
+    weights = algorithm.weigh(server, torch.arange(6))
+    rows = federation.table["labels"] / federation.table["n"][:, None]
+    gap = (weights @ rows - torch.tensor(TARGET).double()).abs().sum()
+    by_size = federation.table["n"] / federation.table["n"].sum()
+    assert gap < (by_size @ rows - torch.tensor(TARGET).double()).abs().sum() / 2
