@@ -29,7 +29,7 @@ MAKE: dict[str, Make] = {
     "fedprox": lambda s: recipes.fedprox(s, mu=0.1),
     "fedpals": lambda s: recipes.fedpals(s, ess=0.6),
     "fedpals sharp": lambda s: recipes.fedpals(s, lam=0.0),
-    "fedprox + fedpals": lambda s: recipes.fedpals(s, lam=5.0, mu=0.1, cap=0.5),
+    "fedprox + fedpals": lambda s: recipes.fedpals(s, lam=5.0, mu=0.1),
     "oracle": recipes.oracle,
 }
 ROUNDS = 3

@@ -49,6 +49,8 @@ class Federation:
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N."""
+    if not 1 <= size <= clients:
+        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
     if size == clients:
         return torch.arange(clients)
     chosen = torch.randperm(clients, generator=generator(seed, "cohort", t))[:size]
@@ -144,8 +146,6 @@ def run(
     """
     total = len(federation.clients)
     size = total if cohort is None else cohort
-    if not 1 <= size <= total:
-        raise InputError(f"a cohort of {size} clients from {total}; give 1..{total}")
     if rounds < 0:
         raise InputError(f"rounds must be 0 or more, got {rounds}")
     current = start(algorithm, federation) if after is None else after

@@ -1,0 +1,80 @@
+"""`fedshift diagnose`: two CSV files in, a verdict, tables and a page out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedshift.cli.console import show_json, show_report_table
+from fedshift.diagnose import diagnose
+from fedshift.diagnosis import Diagnosis
+from fedshift.errors import InputError
+from fedshift.files import write
+from fedshift.report.csv_counts import read_counts, read_target
+from fedshift.report.diagnosis_page import (
+    carrier_table,
+    curve_table,
+    diagnosis_page,
+    label_table,
+)
+
+BAR = 40
+
+
+def diagnose_files(
+    counts: Path,
+    target: Path,
+    *,
+    lam: float | None,
+    ess: float | None,
+    cap: float | None,
+    normalise: bool,
+    bootstrap: int,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Read, diagnose, warn about uncovered labels on stderr, print."""
+    table = read_counts(counts)
+    found = diagnose(
+        table.counts,
+        read_target(target, table.classes),
+        classes=table.classes,
+        clients=table.clients,
+        lam=lam,
+        ess=ess,
+        cap=cap,
+        normalise_target=normalise,
+        bootstrap=bootstrap,
+    )
+    if found.missing:
+        named = ", ".join(f'"{name}"' for name in found.missing)
+        print(f"warning: no client holds {named}; no weights can cover the target", file=sys.stderr)
+    if page is not None:
+        if page.is_dir():
+            raise InputError(f"{page}: is a folder; give the page a file name")
+        write(page, diagnosis_page(found, title=f"{counts.name} for {target.name}"))
+    if as_json:
+        show_json(found.to_json())
+    else:
+        _print(found, page)
+
+
+def _print(found: Diagnosis, page: Path | None) -> None:
+    for sentence in found.verdict:
+        print(sentence)
+    show_report_table(label_table(found))
+    show_report_table(curve_table(found))
+    _plot(found)
+    show_report_table(carrier_table(found))
+    if page is not None:
+        print(f"Page: {page}")
+
+
+def _plot(found: Diagnosis) -> None:
+    """The ESS-gap curve as bars: how much label mass each setting leaves misplaced."""
+    largest = max(point.l1 for point in found.curve) or 1.0
+    print("Misplaced label mass (half the L1 gap) by share of the sample size kept:")
+    for point in found.curve:
+        bar = "█" * round(BAR * point.l1 / largest)
+        mark = "  <- chosen" if point.chosen else ""
+        print(f"  {100 * point.ess_fraction:5.1f} %  {bar:<{BAR}} {50 * point.l1:5.1f} %{mark}")

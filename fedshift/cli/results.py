@@ -1,0 +1,146 @@
+"""What `demo`, `run` and `report` print and write after the work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedshift.cli.console import percent, show_table
+from fedshift.errors import InputError
+from fedshift.experiments.experiment import Experiment
+from fedshift.experiments.summary import summary
+from fedshift.files import clean, write
+from fedshift.report.page import page
+from fedshift.report.run_folder import read_run
+
+Done = Sequence[tuple[Path, Experiment]]
+NAMES = {"fedavg": "FedAvg", "fedpals": "FedPALS", "fedprox": "FedProx", "oracle": "Oracle"}
+
+
+def draw(folders: Sequence[Path], out: Path | None) -> Path:
+    """Write the page of the given run folders; beside the only one unless `out` says where."""
+    if not folders:
+        raise InputError("give at least one run folder")
+    target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    if target.is_dir():
+        target = target / "report.html"
+    write(target, page([read_run(folder) for folder in folders]))
+    return target
+
+
+def comparison(done: Done) -> list[dict[str, Any]]:
+    """One row per run: accuracies, ESS and hull distance."""
+    rows = []
+    for folder, experiment in done:
+        whole = summary(experiment)
+        rows.append(
+            {
+                "method": experiment.config.method.name,
+                "target_accuracy": whole["final"]["target_accuracy"],
+                "estimated_accuracy": whole["final"]["estimated_accuracy"],
+                "estimated_se": whole["final"]["estimated_se"],
+                "ess": whole["ess"],
+                "ess_fraction": whole["ess_fraction"],
+                "distance": whole["distance"],
+                "hull_distance": whole["hull_distance"],
+                "folder": str(folder),
+            }
+        )
+    return rows
+
+
+def show_comparison(title: str, done: Done) -> None:
+    """The table of `comparison`."""
+    header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
+    rows = [
+        (
+            NAMES.get(r["method"], r["method"]),
+            percent(r["target_accuracy"]),
+            f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
+            f"{r['ess']:.0f}",
+            percent(r["ess_fraction"], 0),
+            f"{r['distance']:.3f}",
+            f"{r['hull_distance']:.3f}",
+        )
+        for r in comparison(done)
+    ]
+    show_table(title, header, rows)
+    print("gap to T: L2 distance of the label mix that the weights train on to the target's;")
+    print("hull dist.: the smallest that any weights could reach. Estimated: from clients' own")
+    print("validation counts, without target examples, ± one standard error.")
+
+
+def show_choice(experiment: Experiment) -> None:
+    """The candidates of `ess = "auto"` and what each selector picks."""
+    choice = experiment.choice
+    if choice is None:
+        return
+    picked: dict[str, list[str]] = {}
+    for rule, label in choice.picks.items():
+        name = "oracle (cheating)" if rule == "oracle" else rule
+        picked.setdefault(label, []).append(name + (" *" if rule == choice.rule else ""))
+    rows = [
+        (
+            c.label,
+            percent(c.solved.ess_fraction, 0),
+            f"{percent(c.outcome.final.estimated_accuracy)} ± "
+            f"{percent(c.outcome.final.estimated_se)}",
+            percent(c.outcome.final.validation_accuracy),
+            percent(c.outcome.final.source_accuracy),
+            percent(c.outcome.final.target_accuracy),
+            ", ".join(picked.get(c.label, [])),
+        )
+        for c in choice.candidates
+    ]
+    header = (
+        "FedPALS candidate",
+        "ESS %",
+        "estimate",
+        "validation",
+        "source",
+        "target",
+        "picked by",
+    )
+    show_table("How much sample size to give up: one model per candidate", header, rows)
+    print("* the rule in use.")
+
+
+def show_demo(done: Done, page_path: Path) -> None:
+    """The demo's table, the selectors, why, and where the page is."""
+    task = done[0][1].prepared.task
+    print(
+        f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images"
+    )
+    show_comparison("Accuracy where the model will be used", done)
+    pals = next(e for _, e in done if e.config.method.name not in ("fedavg", "oracle"))
+    show_choice(pals)
+    for sentence in summary(pals)["why"]:
+        print(f"Why: {sentence}")
+    print(f"Report: {page_path}")
+
+
+def show_run(folder: Path, experiment: Experiment, page_path: Path) -> None:
+    """One run's table, its choice if it made one, why, and where its files are."""
+    show_comparison(experiment.config.name, [(folder, experiment)])
+    show_choice(experiment)
+    for sentence in summary(experiment)["why"]:
+        print(f"Why: {sentence}")
+    print(f"Run folder: {folder}")
+    print(f"Report: {page_path}")
+
+
+def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
+    """The demo as one JSON object."""
+    pals = next(e for _, e in done if e.config.method.name not in ("fedavg", "oracle"))
+    whole = summary(pals)
+    rows = {"runs": comparison(done), "selection": whole["selection"], "why": whole["why"]}
+    result: dict[str, Any] = clean(rows | {"report": str(page_path)})
+    return result
+
+
+def run_json(folder: Path, experiment: Experiment, page_path: Path) -> dict[str, Any]:
+    """A run's summary with its folder and page."""
+    whole = summary(experiment) | {"folder": str(folder), "report": str(page_path)}
+    result: dict[str, Any] = clean(whole)
+    return result

@@ -1,0 +1,190 @@
+"""The configuration of one experiment: typed, frozen, and the only schema there is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fedshift import shifts
+from fedshift.datasets import known
+from fedshift.errors import unknown
+from fedshift.seeds import Seeds
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A table of the TOML file: immutable, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Data(Section):
+    """[data]: which data set, and the share of each client's examples kept for validation."""
+
+    name: str = "fashion-mnist-mini"
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        names = [one.name for one in known()]
+        if name not in names:
+            raise unknown("data set", name, names)
+        return name
+
+
+class Split(Section):
+    """[shift]: how examples are dealt to the training clients, and what the target is.
+
+    target: "drawn" (by the same machinery, as one client more), "uniform", or K numbers.
+    Other keys depend on `kind`; see `fedshift.shifts`.
+    """
+
+    kind: Literal[
+        "sparsity", "dirichlet-per-client", "dirichlet-per-class", "shards", "iid", "quantity"
+    ] = "sparsity"
+    clients: Count = 9
+    target: Literal["drawn", "uniform"] | tuple[float, ...] = "drawn"
+    normalise_target: bool = False
+    labels_per_client: Count | None = None
+    beta: Positive | None = None
+    shards_per_client: Count | None = None
+    min_size: Annotated[int, Field(ge=0)] | None = None
+    capacity: bool | None = None
+    rule: Literal["exact", "fill"] | None = None
+
+    @model_validator(mode="after")
+    def _options_of_kind(self) -> Split:
+        self.shift()
+        return self
+
+    def shift(self) -> shifts.Shift:
+        """The shift that `kind` and its options name. Raises ValueError for a foreign option."""
+        make, names = _KINDS[self.kind]
+        given = {k: getattr(self, k) for k in _OPTIONS if getattr(self, k) is not None}
+        for key in given:
+            if key not in names:
+                allowed = ", ".join(names) or "none"
+                raise ValueError(f'"{key}" is not an option of kind "{self.kind}" ({allowed})')
+        required = {"labels_per_client", "beta"} & names.keys() - given.keys()
+        for key in required:
+            raise ValueError(f'kind "{self.kind}" needs {key}')
+        return make(**{names[k]: v for k, v in given.items()})  # type: ignore[no-any-return]
+
+
+_OPTIONS = ("labels_per_client", "beta", "shards_per_client", "min_size", "capacity", "rule")
+_KINDS: dict[str, tuple[Any, dict[str, str]]] = {
+    "sparsity": (shifts.Sparsity, {"labels_per_client": "labels_per_client"}),
+    "dirichlet-per-client": (
+        shifts.DirichletPerClient,
+        {"beta": "beta", "min_size": "min_size", "rule": "rule"},
+    ),
+    "dirichlet-per-class": (
+        shifts.DirichletPerClass,
+        {"beta": "beta", "min_size": "min_size", "capacity": "capacity"},
+    ),
+    "shards": (shifts.Shards, {"shards_per_client": "per_client"}),
+    "iid": (shifts.Iid, {}),
+    "quantity": (shifts.QuantitySkew, {"beta": "beta", "min_size": "min_size"}),
+}
+
+
+class Network(Section):
+    """[model]: "lenet", "mlp" (with `hidden`) or "linear"."""
+
+    name: Literal["lenet", "mlp", "linear"] = "lenet"
+    hidden: tuple[Count, ...] = (200,)
+
+
+class Method(Section):
+    """[method]: a recipe's name; the recipe's options are the other keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    name: str = "fedpals"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The recipe's options as given."""
+        return dict(self.model_extra or {})
+
+
+class Training(Section):
+    """[training]: rounds, local SGD and the server's step.
+
+    cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
+    rounds and after the last.
+    """
+
+    rounds: Count = 150
+    epochs: Count | None = None
+    steps: Count | None = None
+    batch: Count = 32
+    lr: Positive = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    server_lr: Positive = 1.0
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    cohort: Count | None = None
+    evaluate_every: Count = 5
+    threads: Count = 1
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Training:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        return self
+
+    @property
+    def local_epochs(self) -> int | None:
+        """Epochs per round: 1 unless steps are given."""
+        return self.epochs if self.epochs is not None else (None if self.steps else 1)
+
+
+class Selection(Section):
+    """[selection]: how `ess = "auto"` chooses among ESS fractions (0 stands for lambda = 0).
+
+    "estimate" needs no target example: sum_y T(y) recall(y) from clients' validation counts.
+    "validation" uses examples that follow the target, as the FedPALS paper does.
+    """
+
+    rule: Literal["estimate", "validation"] = "estimate"
+    grid: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.0, 0.1, 0.25, 0.5, 0.75)
+
+    @model_validator(mode="after")
+    def _some(self) -> Selection:
+        if not self.grid:
+            raise ValueError("grid needs at least one ESS fraction")
+        return self
+
+
+class SeedTable(Section):
+    """[seeds]: one run seed, and any of the four streams set apart from it."""
+
+    run: Annotated[int, Field(ge=0)] = 0
+    split: Annotated[int, Field(ge=0)] | None = None
+    init: Annotated[int, Field(ge=0)] | None = None
+    cohort: Annotated[int, Field(ge=0)] | None = None
+    batch: Annotated[int, Field(ge=0)] | None = None
+
+    def resolved(self) -> Seeds:
+        """The four seeds; those left out are the run seed."""
+        one = [self.split, self.init, self.cohort, self.batch]
+        return Seeds(*(self.run if s is None else s for s in one))
+
+
+class Config(Section):
+    """One experiment."""
+
+    name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.+= -]+$")] = "run"
+    data: Data = Data()
+    shift: Split = Split(labels_per_client=3)
+    model: Network = Network()
+    method: Method = Method()
+    training: Training = Training()
+    selection: Selection = Selection()
+    seeds: SeedTable = SeedTable()

@@ -1,0 +1,127 @@
+"""One experiment from configuration to outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
+from fedshift.client.local import Local
+from fedshift.engine.rounds import Federation
+from fedshift.experiments.config import Config
+from fedshift.experiments.selection import Choice, candidates, choose
+from fedshift.experiments.task import Prepared, oracle_clients, prepare
+from fedshift.experiments.training import Listener, Outcome, silent, train
+from fedshift.server.optimizers import Sgd
+
+Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What was configured, what it was run on, and what came of it."""
+
+    config: Config
+    prepared: Prepared
+    algorithm: Algorithm
+    outcome: Outcome
+    choice: Choice | None
+
+
+def setting(config: Config, prepared: Prepared) -> recipes.Setting:
+    """The recipe's setting: model, target, local SGD and server optimiser as configured."""
+    t = config.training
+    return recipes.Setting(
+        prepared.model,
+        tuple(prepared.task.target.tolist()),
+        Local(
+            lr=t.lr,
+            epochs=t.local_epochs,
+            steps=t.steps,
+            batch=t.batch,
+            momentum=t.momentum,
+            decay=t.decay,
+        ),
+        Sgd(t.server_lr, t.server_momentum),
+    )
+
+
+def federation_of(config: Config, prepared: Prepared) -> Federation:
+    """The task's clients; for the oracle, clients that follow the target."""
+    oracle = config.method.name == "oracle"
+    return prepared.federation(oracle_clients(prepared) if oracle else None)
+
+
+def run_experiment(
+    config: Config, *, listen: Listener = silent, prepared: Prepared | None = None
+) -> Experiment:
+    """Prepare (unless given), train, and where `ess = "auto"` choose among candidates."""
+    torch.set_num_threads(config.training.threads)
+    ready = prepare(config) if prepared is None else prepared
+    base, options = setting(config, ready), config.method.options
+    make = recipes.recipe(config.method.name).make
+    federation = federation_of(config, ready)
+
+    def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
+        algorithm: Algorithm = make(base, **given)
+        trained = train(
+            algorithm, federation, ready.task, config.training, label=label, listen=listen
+        )
+        return algorithm, trained
+
+    if options.get("ess") != "auto":
+        return Experiment(config, ready, *fit(config.name, options), None)
+    return _automatic(config, ready, federation, fit)
+
+
+def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:
+    options = {k: v for k, v in config.method.options.items() if k != "ess"}
+    solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
+    grid = candidates(
+        federation.table["labels"].numpy(), ready.task.target.tolist(), config.selection.grid,
+        **solver,
+    )  # fmt: skip
+    made: dict[str, Algorithm] = {}
+
+    def train_one(label: str, fraction: float) -> Outcome:
+        given = {"lam": 0.0} if fraction == 0 else {"ess": fraction}
+        made[label], outcome = fit(f"{config.name} {label}", options | given)
+        return outcome
+
+    choice = choose(ready.task, config.selection, grid, train_one)
+    chosen = choice.chosen
+    return Experiment(config, ready, made[chosen.label], chosen.outcome, choice)
+
+
+def reasons(
+    classes: Sequence[str], target: Sequence[float], mixed: Sequence[float], used: Sequence[float]
+) -> list[str]:
+    """Why weights matter here: which of the target's labels sample-size weights train too little.
+
+    `mixed` [K] is the label mix that sample-size weights train on, `used` [K] the mix of the
+    weights in use. Labels are named where sample-size weights miss more than 0.02 of T.
+    """
+    short = [y for y in range(len(classes)) if target[y] - mixed[y] > 0.02]
+    surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
+    said = []
+    if short:
+        named = ", ".join(
+            f"{classes[y]} ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in FedAvg"
+            f", {100 * used[y]:.0f} % here)"
+            for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
+        )
+        said.append(f"Sample-size weights train too little on {named}.")
+    if surplus > 0.02:
+        said.append(
+            f"{100 * surplus:.0f} % of what FedAvg trains on are labels that the target never sees."
+        )
+    if not said:
+        said.append(
+            "Sample-size weights already mix to the target's labels; there is little to gain."
+        )
+    return said

@@ -1,0 +1,257 @@
+"""Reading a configuration: mistakes are named by file, line, key and what is allowed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from torch import nn
+
+from fedshift import recipes
+from fedshift.errors import InputError, nearest
+from fedshift.experiments.config import Config
+from fedshift.model import Model
+
+Tables = dict[str, Any]
+Problem = tuple[tuple[str, ...], str]
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read FILE.toml, apply `section.key=value` overrides, validate. Raises InputError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"{path}: cannot be read: {e}") from None
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise InputError(f"{path}: not valid TOML: {e}") from None
+    for override in overrides:
+        _apply(tables, override)
+    return validate(tables, text=text, origin=str(path), overrides=overrides)
+
+
+def validate(
+    tables: Tables, *, text: str = "", origin: str = "config", overrides: Sequence[str] = ()
+) -> Config:
+    """A Config from parsed tables; all mistakes in one InputError, one line each."""
+    problems: list[Problem] = []
+    config = None
+    try:
+        config = Config.model_validate(_tuples(tables))
+    except ValidationError as e:
+        problems += _grouped(e.errors())
+    if config is not None:
+        problems += _method_problems(config)
+    if config is None or problems:
+        lines = [f"{_place(origin, text, overrides, key)}: {why}" for key, why in problems]
+        raise InputError("\n".join(lines))
+    return config
+
+
+def _apply(tables: Tables, override: str) -> None:
+    """Set one `section.key=value`; the value is TOML, or text where it is not valid TOML."""
+    path, equals, value = override.partition("=")
+    keys = [k.strip() for k in path.split(".")]
+    if not equals or not all(keys):
+        raise InputError(
+            f'-c "{override}": write it as section.key=value, as in training.rounds=50'
+        )
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    table = tables
+    for k in keys[:-1]:
+        inner = table.setdefault(k, {})
+        if not isinstance(inner, dict):
+            raise InputError(f'-c "{override}": "{k}" is a value, not a section')
+        table = inner
+    table[keys[-1]] = parsed
+
+
+def _tuples(value: Any) -> Any:
+    """TOML arrays as tuples, which is what the frozen models hold."""
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _grouped(errors: Sequence[ErrorDetails]) -> list[Problem]:
+    """One problem per key: what a union's members say of the same value is joined."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for error in errors:
+        found.setdefault(_path(error), []).append(_message(error))
+    return [(key, "; or ".join(dict.fromkeys(said))) for key, said in found.items()]
+
+
+def _path(error: ErrorDetails) -> tuple[str, ...]:
+    """The key path of a pydantic error, without the names of union members."""
+    named = [str(p) for p in error["loc"] if not str(p).startswith(("literal[", "tuple["))]
+    return tuple(named)
+
+
+def _message(error: ErrorDetails) -> str:
+    given, kind = error["input"], error["type"]
+    key = ".".join(_path(error))
+    if kind == "extra_forbidden":
+        allowed = _allowed_keys(_path(error)[:-1])
+        return f'unknown key "{key}"; allowed: {", ".join(allowed)}.' + nearest(
+            _path(error)[-1], allowed
+        )
+    if kind == "value_error":
+        where = f"{key}: " if key else ""
+        return where + str(error["msg"]).removeprefix("Value error, ")
+    if kind == "literal_error":
+        return _literal(key, error)
+    if kind == "model_type":
+        return f"{key} = {_shown(given)}: must be a section, written [{key}]"
+    return f"{key} = {_shown(given)}: {_rule(error)}"
+
+
+def _literal(key: str, error: ErrorDetails) -> str:
+    expected = str(error["ctx"]["expected"]).replace(" or ", ",")
+    names = [name.strip(" '") for name in expected.split(",")]
+    hint = nearest(str(error["input"]), names)
+    return f"{key} = {_shown(error['input'])}: allowed are {', '.join(names)}.{hint}"
+
+
+_RULES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "may hold letters, digits, spaces and . _ + = - only",
+}
+
+
+def _rule(error: ErrorDetails) -> str:
+    rule = _RULES.get(error["type"])
+    if rule is None:
+        return str(error["msg"][0].lower() + error["msg"][1:])
+    return rule.format(**error.get("ctx", {}))
+
+
+def _shown(value: Any) -> str:
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _allowed_keys(section: Iterable[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for name in section:
+        field = model.model_fields.get(name)
+        annotation = field.annotation if field else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)
+
+
+def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...]) -> str:
+    dotted = ".".join(key)
+    if any(o.partition("=")[0].strip() == dotted for o in overrides):
+        return f"-c {dotted}"
+    line = line_of(text, key)
+    return f"{origin}:{line}" if line else origin
+
+
+def line_of(text: str, key: tuple[str, ...]) -> int | None:
+    """The 1-based line where `key` (or else its section) is written, None where it is not."""
+    section: tuple[str, ...] = ()
+    header = None
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if line.startswith("["):
+            section = tuple(part.strip(" \"'") for part in line.strip("[] ").split("."))
+            header = number if section == key[: len(section)] else header
+        elif "=" in line and not line.startswith("#"):
+            name = tuple(part.strip(" \"'") for part in line.partition("=")[0].split("."))
+            if section + name == key or (section + name == key[:-1] and key[-1].isdigit()):
+                return number
+    return header
+
+
+def _method_problems(config: Config) -> list[Problem]:
+    """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
+    method = config.method
+    try:
+        recipe = recipes.recipe(method.name)
+    except InputError as e:
+        return [(("method", "name"), str(e))]
+    problems: list[Problem] = []
+    for key, value in method.options.items():
+        option = recipe.options.get(key)
+        if option is None:
+            allowed = ["name", *recipe.options]
+            text = f'unknown key "method.{key}" for {method.name}; allowed: {", ".join(allowed)}.'
+            problems.append((("method", key), text + nearest(key, allowed)))
+        elif not (key == "ess" and value == "auto"):
+            problems += _type_problems(key, value, option.annotation)
+    return problems or _range_problems(config, recipe)
+
+
+def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
+    adapter = TypeAdapter[Any](annotation, config=ConfigDict(strict=True))
+    try:
+        adapter.validate_python(value)
+    except ValidationError as e:
+        error = e.errors()[0]
+        kinds = {e["type"] for e in e.errors()} - {"none_required"}
+        if "literal_error" in kinds:
+            return [(("method", key), _literal(f"method.{key}", error))]
+        return [(("method", key), f"method.{key} = {_shown(value)}: {_rule(error)}")]
+    return []
+
+
+def _range_problems(config: Config, recipe: recipes.Recipe) -> list[Problem]:
+    """Build the algorithm on an empty model, so that its own checks speak before any data load."""
+    setting = recipes.Setting(Model(nn.Identity()), (1.0,))
+    options = config.method.options
+    if options.get("ess") == "auto":
+        if options.get("lam") is not None:
+            return [
+                (("method", "lam"), 'method.lam and method.ess = "auto" are both given; drop one')
+            ]
+        options = options | {"ess": 1.0}
+    try:
+        recipe.make(setting, **options)
+    except InputError as e:
+        return [(("method",), f"[method]: {e}")]
+    return []
+
+
+def dumps(config: Config) -> str:
+    """The configuration as TOML, every key written out; `load` of it gives an equal Config."""
+    tables: Mapping[str, Any] = config.model_dump(exclude_none=True)
+    lines = [f"{k} = {_toml(v)}" for k, v in tables.items() if not isinstance(v, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,123 @@
+"""Choosing FedPALS' effective sample size by training one model per candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from fedshift.data import Task
+from fedshift.errors import InputError
+from fedshift.experiments.config import Selection
+from fedshift.experiments.training import Outcome
+from fedshift.server.pals import Fidelity, PalsWeights, pals_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it."""
+
+    label: str
+    fraction: float
+    solved: PalsWeights
+    outcome: Outcome
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The candidates, and the label that each selector picks.
+
+    "estimate"    target accuracy estimated from clients' validation counts; needs T only
+    "validation"  accuracy on validation examples that follow T, where there are any
+    "source"      accuracy on the clients' own pooled validation examples
+    "oracle"      accuracy on the target's test set: cheating, for comparison only
+    """
+
+    rule: str
+    candidates: tuple[Candidate, ...]
+    picks: dict[str, str]
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that the configured rule picks."""
+        return next(c for c in self.candidates if c.label == self.picks[self.rule])
+
+    def to_json(self) -> dict[str, Any]:
+        """The table of candidates and picks, for the run folder."""
+        rows = []
+        for c in self.candidates:
+            final = c.outcome.final
+            rows.append(
+                {
+                    "label": c.label,
+                    "ess_fraction": c.solved.ess_fraction,
+                    "estimated_accuracy": final.estimated_accuracy,
+                    "estimated_se": final.estimated_se,
+                    "validation_accuracy": final.validation_accuracy,
+                    "source_accuracy": final.source_accuracy,
+                    "target_accuracy": final.target_accuracy,
+                }
+            )
+        return {
+            "rule": self.rule,
+            "chosen": self.chosen.label,
+            "picks": self.picks,
+            "candidates": rows,
+        }
+
+
+def candidates(
+    label_counts: ArrayLike,
+    target: ArrayLike,
+    grid: Sequence[float],
+    *,
+    cap: float | None = None,
+    fidelity: Fidelity = "squared",
+) -> list[tuple[str, float, PalsWeights]]:
+    """(label, fraction, weights) for each fraction; those that lambda = 0 already reaches, once."""
+    found: list[tuple[str, float, PalsWeights]] = []
+    for fraction in sorted(set(grid)):
+        lam, ess = (0.0, None) if fraction == 0 else (None, fraction)
+        solved = pals_weights(label_counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+        label = "lambda=0" if fraction == 0 else f"ess={100 * fraction:g}%"
+        if not any(solved.lam == other.lam for _, _, other in found):
+            found.append((label, fraction, solved))
+    return found
+
+
+def choose(
+    task: Task,
+    selection: Selection,
+    grid: Sequence[tuple[str, float, PalsWeights]],
+    train_one: Callable[[str, float], Outcome],
+) -> Choice:
+    """Train every candidate and apply all selectors to the models after the last round.
+
+    Ties go to the larger ESS. Raises InputError when the rule needs examples that are not there.
+    """
+    if selection.rule == "validation" and task.target_validation is None:
+        raise InputError(
+            'selection.rule = "validation" needs examples that follow the target, and with '
+            'shift.target given by numbers there are none; use "estimate", or target = "drawn"'
+        )
+    done = tuple(Candidate(label, f, solved, train_one(label, f)) for label, f, solved in grid)
+    scores: dict[str, Callable[[Candidate], float]] = {
+        "estimate": lambda c: c.outcome.final.estimated_accuracy,
+        "validation": lambda c: c.outcome.final.validation_accuracy,
+        "source": lambda c: c.outcome.final.source_accuracy,
+        "oracle": lambda c: c.outcome.final.target_accuracy,
+    }
+    picks = {}
+    for rule, value in scores.items():
+        known = [c for c in done if not math.isnan(value(c))]
+        if known:
+            picks[rule] = max(known, key=lambda c: (value(c), c.solved.ess)).label
+    if selection.rule not in picks:
+        raise InputError(
+            f'selection.rule = "{selection.rule}" has nothing to look at: '
+            "raise data.validation, so that clients hold out examples"
+        )
+    return Choice(selection.rule, done, picks)

@@ -1,0 +1,111 @@
+"""What a run folder says about a run: its summary, and what is needed to get it again."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedshift.experiments.experiment import Experiment, reasons
+from fedshift.experiments.training import Outcome
+from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
+
+PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
+CURVE = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+
+
+def lock(experiment: Experiment) -> dict[str, Any]:
+    """What is needed to get the same numbers again: versions, threads, checksums, seeds."""
+    return {
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "data": experiment.config.data.name,
+        "data_sha256": experiment.prepared.data.sha256,
+        "split_sha256": experiment.prepared.split_sha256,
+        "seeds": vars(experiment.prepared.seeds),
+    }
+
+
+def summary(experiment: Experiment) -> dict[str, Any]:
+    """The run in one JSON object: weights, ESS, distances, final accuracies, and why."""
+    task, outcome = experiment.prepared.task, experiment.outcome
+    table = outcome.federation.table
+    counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
+    rows = counts / np.maximum(sizes, 1.0)[:, None]
+    weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
+    residual, ess = target - weights @ rows, effective_sample_size(weights, sizes)
+    hull, solved = pals_weights(counts, target, lam=0.0), _solved(experiment)
+    return {
+        "fedshift": package_version("fedshift"),
+        "name": experiment.config.name,
+        "method": experiment.config.method.name,
+        "dataset": experiment.config.data.name,
+        "classes": list(task.classes),
+        "target": target,
+        "label_counts": counts.astype(int),
+        "weights": outcome.weights,
+        "fedavg_weights": by_size,
+        "lam": None if solved is None else solved.lam,
+        "ess": ess,
+        "ess_fraction": ess / sizes.sum(),
+        "distance": float(np.linalg.norm(residual)),
+        "l1_distance": float(np.abs(residual).sum()),
+        "hull_distance": hull.distance,
+        "certified": None if solved is None else solved.certified,
+        "curve": [_curve_point(p) for p in (*ess_curve(counts, target, CURVE), hull)],
+        "final": _final(outcome),
+        "selection": None if experiment.choice is None else experiment.choice.to_json(),
+        "why": reasons(
+            task.classes, target.tolist(), (by_size @ rows).tolist(), (weights @ rows).tolist()
+        ),
+    }
+
+
+def _final(outcome: Outcome) -> dict[str, Any]:
+    final = outcome.final
+    return {
+        "round": final.round,
+        "target_accuracy": final.target_accuracy,
+        "target_loss": final.target_loss,
+        "target_recall": outcome.test.recall,
+        "recall_estimate": outcome.estimate.recall,
+        "estimated_accuracy": final.estimated_accuracy,
+        "estimated_se": final.estimated_se,
+        "validation_accuracy": final.validation_accuracy,
+        "source_accuracy": final.source_accuracy,
+        "client_accuracy": [s.accuracy for s in outcome.clients],
+    }
+
+
+def _solved(experiment: Experiment) -> PalsWeights | None:
+    """The programme behind the weights, for a method that has one, over all clients."""
+    if experiment.choice is not None:
+        return experiment.choice.chosen.solved
+    options = experiment.config.method.options
+    if options.get("lam") is None and options.get("ess") is None:
+        return None
+    table = experiment.outcome.federation.table
+    chosen = {k: options[k] for k in ("lam", "ess", "cap", "fidelity") if k in options}
+    return pals_weights(table["labels"].numpy(), experiment.prepared.task.target.numpy(), **chosen)
+
+
+def _curve_point(solved: PalsWeights) -> dict[str, float]:
+    return {
+        "lam": solved.lam,
+        "ess_fraction": solved.ess_fraction,
+        "distance": float(np.linalg.norm(solved.residual)),
+        "l1": float(np.abs(solved.residual).sum()),
+    }
+
+
+def package_version(package: str) -> str | None:
+    """The installed version, None where the package is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,176 @@
+"""Training one algorithm on a task, with metrics on the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import Task
+from fedshift.engine.evaluate import Score, score
+from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
+from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+from fedshift.experiments.config import Training
+from fedshift.server.pals import effective_sample_size
+from fedshift.tree import Params
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+def listeners(*all_: Listener) -> Listener:
+    """One listener that tells all."""
+
+    def tell(event: dict[str, Any]) -> None:
+        for listen in all_:
+            listen(event)
+
+    return tell
+
+
+def silent(event: dict[str, Any]) -> None:
+    """A listener that hears nothing."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What is known after one evaluated round. Accuracies are fractions, losses nats.
+
+    target_*             on test examples that follow T
+    estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its
+    estimated_se         standard error
+    validation_accuracy  on validation examples that follow T, where there are any
+    source_accuracy      on the clients' pooled validation examples: what selection without a
+                         target would look at
+    """
+
+    round: int
+    train_loss: float
+    target_accuracy: float
+    target_loss: float
+    estimated_accuracy: float
+    estimated_se: float
+    validation_accuracy: float
+    source_accuracy: float
+    clients_trained: int
+    ess: float
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trained model and all that was measured on the way."""
+
+    label: str
+    params: Params
+    buffers: Params
+    weights: tuple[float, ...]
+    metrics: tuple[Metrics, ...]
+    test: Score
+    clients: tuple[Score, ...]
+    estimate: AccuracyEstimate
+    federation: Federation
+
+    @property
+    def final(self) -> Metrics:
+        """The metrics after the last round."""
+        return self.metrics[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Scores of one global model on everything that a task holds out."""
+
+    test: Score
+    clients: tuple[Score, ...]
+    validation: Score | None
+    estimate: AccuracyEstimate
+
+
+def evaluate(algorithm: Algorithm, params: Params, buffers: Params, task: Task) -> Evaluation:
+    """Score the model on the target's test set and on each client's validation examples."""
+    model, classes = algorithm.model, len(task.classes)
+    clients = tuple(score(model, params, buffers, held, classes) for held in task.validation)
+    held = task.target_validation
+    pooled = pool(clients)
+    return Evaluation(
+        score(model, params, buffers, task.test, classes),
+        clients,
+        None if held is None else score(model, params, buffers, held, classes),
+        estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy()),
+    )
+
+
+def pool(scores: Sequence[Score]) -> Score:
+    """The sum of scores."""
+    return sum(scores[1:], start=scores[0])
+
+
+def train(
+    algorithm: Algorithm,
+    federation: Federation,
+    task: Task,
+    training: Training,
+    *,
+    label: str,
+    listen: Listener = silent,
+) -> Outcome:
+    """Run all rounds; evaluate every `evaluate_every` rounds, and after the last."""
+    _check_first_round(algorithm, federation, training)
+    listen({"event": "start", "run": label, "rounds": training.rounds})
+    metrics: list[Metrics] = []
+    began = time.perf_counter()
+    for current in run(algorithm, federation, training.rounds, cohort=training.cohort):
+        now = time.perf_counter()
+        listen(_played(label, current, training.rounds, now - began))
+        began = now
+        if current.t % training.evaluate_every and current.t != training.rounds:
+            continue
+        params, buffers = current.server["params"], current.server["buffers"]
+        seen = evaluate(algorithm, params, buffers, task)
+        metrics.append(_metrics(current, seen, federation))
+        listen({"event": "evaluation", "run": label, **vars(metrics[-1])})
+        began = time.perf_counter()
+    weights = algorithm.weigh(current.server, torch.arange(len(federation.clients)))
+    return Outcome(
+        label, params, buffers, tuple(weights.tolist()), tuple(metrics),
+        seen.test, seen.clients, seen.estimate, federation,
+    )  # fmt: skip
+
+
+def _check_first_round(algorithm: Algorithm, federation: Federation, training: Training) -> None:
+    """Whatever the weights refuse, they refuse before anything is written or trained."""
+    size = len(federation.clients) if training.cohort is None else training.cohort
+    ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
+    algorithm.at(1).weigh(start(algorithm, federation).server, ids)
+
+
+def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
+    return {
+        "event": "round",
+        "run": label,
+        "round": current.t,
+        "rounds": rounds,
+        "train_loss": current.loss,
+        "clients": list(current.trained),
+        "seconds": seconds,
+    }
+
+
+def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metrics:
+    sizes = federation.table["n"][current.cohort].numpy()
+    return Metrics(
+        round=current.t,
+        train_loss=current.loss,
+        target_accuracy=seen.test.accuracy,
+        target_loss=seen.test.loss,
+        estimated_accuracy=seen.estimate.accuracy,
+        estimated_se=seen.estimate.standard_error,
+        validation_accuracy=math.nan if seen.validation is None else seen.validation.accuracy,
+        source_accuracy=pool(seen.clients).accuracy,
+        clients_trained=len(current.trained),
+        ess=effective_sample_size(current.weights.numpy(), sizes),
+    )

@@ -1,0 +1,43 @@
+"""Files that appear whole or not at all, and values that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from fedshift.errors import InputError
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Write a file in one step: a temporary file beside it, flushed, then renamed over it.
+
+    Makes the folder where it is missing. Raises InputError, naming the path, where it cannot.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    partial = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        partial.replace(path)
+    except OSError as e:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"{path}: cannot be written: {e.strerror}") from None
+
+
+def clean(value: Any) -> Any:
+    """A value that JSON can hold: NaN becomes null, infinity the text "inf"."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, dict):
+        return {k: clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(v) for v in value]
+    # Arrays, tensors and numpy's numbers, without importing either.
+    return clean(value.tolist()) if hasattr(value, "tolist") else value

@@ -1,0 +1,102 @@
+"""A diagnosis as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from fedshift.diagnosis import Diagnosis
+from fedshift.report.layout import figure, fold, html_page, items, note, section, table, why
+from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
+from fedshift.report.tables import Table
+
+# More bars than this cannot be told apart; the table has all clients.
+MOST_DRAWN = 50
+
+
+def diagnosis_page(d: Diagnosis, *, title: str = "Diagnosis") -> str:
+    """Verdict, labels, ESS-gap curve and who carries the weight, as the text of an HTML file."""
+    lead = note(
+        f"{d.clients} clients with data, {d.examples:.0f} examples, {len(d.labels)} labels."
+    )
+    parts = [lead, why(items(d.verdict)), _labels(d), _curve(d), _carriers(d)]
+    return html_page(title, parts)
+
+
+def label_table(d: Diagnosis) -> Table:
+    """Mass of each label in the target and in the three mixtures."""
+    head = (
+        "Label",
+        "Target",
+        "FedAvg",
+        "Chosen weights",
+        "Closest mixture",
+        "Clients that have it",
+    )
+    rows = tuple((x.name, x.target, x.fedavg, x.pals, x.closest, x.holders) for x in d.labels)
+    return Table(head, rows, ("", ".2%", ".2%", ".2%", ".2%", "d"))
+
+
+def curve_table(d: Diagnosis) -> Table:
+    """The ESS-gap curve; the chosen setting is marked."""
+    head = ("ESS", "ESS share", "Examples", "λ", "L1 gap", "L2 distance", "Cost", "Largest weight")
+    rows = tuple(
+        (
+            f"{p.name} (chosen)" if p.chosen else p.name,
+            p.ess_fraction,
+            p.ess,
+            p.lam,
+            p.l1,
+            p.distance,
+            p.cost,
+            p.largest_weight,
+        )
+        for p in d.curve
+    )
+    return Table(head, rows, ("", ".1%", ".0f", ".4g", ".4f", ".4f", ".4f", ".1%"))
+
+
+def carrier_table(d: Diagnosis) -> Table:
+    """Clients by weight, with the hull distance without them."""
+    head = ("Client", "n", "n / N", "Weight", "Hull distance without it")
+    rows = tuple((c.name, c.n, c.n_share, c.weight, c.without) for c in d.carriers)
+    return Table(head, rows, ("", ".0f", ".2%", ".2%", ".4f"))
+
+
+def _labels(d: Diagnosis) -> str:
+    names = [x.name for x in d.labels]
+    bars = [
+        Bars("target", tuple(x.target for x in d.labels), 0),
+        Bars("FedAvg", tuple(x.fedavg for x in d.labels), 1),
+        Bars("chosen weights", tuple(x.pals for x in d.labels), 2),
+    ]
+    drawing = grouped_bars("Mass of each label", names, bars, Axis("label mass", percent=True))
+    caption = "The label distribution that training would see, beside the target's."
+    return section("labels", "Labels", figure(drawing, caption), fold(label_table(d)))
+
+
+def _curve(d: Diagnosis) -> str:
+    x, y = tuple(p.ess_fraction for p in d.curve), tuple(p.l1 for p in d.curve)
+    c = d.chosen
+    series = [
+        Series("attainable", x, y, 0, points=True),
+        Series("FedAvg", (1.0,), (d.fedavg_gap,), 1, line=False),
+        Series(f"chosen: {c.name}", (c.ess_fraction,), (c.l1,), 2, line=False),
+    ]
+    across = Axis("effective sample size, share of all examples", percent=True)
+    name = "Effective sample size against the gap to the target"
+    drawing = line_chart(name, series, across, Axis("L1 gap", zero=True))
+    rule = f"Recommended: {d.rule}." if d.chosen_by == "rule" else "Chosen by you."
+    parts = [figure(drawing, rule), table(curve_table(d))]
+    return section("ess", "What closeness to the target costs", *parts)
+
+
+def _carriers(d: Diagnosis) -> str:
+    most = d.carriers[:MOST_DRAWN]
+    bars = [
+        Bars("FedAvg: n / N", tuple(c.n_share for c in most), 0),
+        Bars("chosen weights", tuple(c.weight for c in most), 2),
+    ]
+    names = [c.name for c in most]
+    drawing = grouped_bars("Weight of each client", names, bars, Axis("weight", percent=True))
+    left = len(d.carriers) - len(most)
+    caption = f"The largest weights; {left} more clients are in the table." if left else ""
+    parts = [figure(drawing, caption), fold(carrier_table(d))]
+    return section("clients", "Who carries the weight", *parts)

@@ -1,0 +1,95 @@
+"""The HTML pieces that reports are put together from, and the page around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedshift.report.shapes import escape
+from fedshift.report.tables import Table, html_table
+
+LONG_TABLE = 14
+
+# No default source at all: a browser that honours it cannot load anything for this page.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_STYLE = """
+:root { color-scheme: light; }
+body { margin: 0 auto; max-width: 54rem; padding: 1.5rem 1.25rem 4rem; background: #fff;
+  color: #1f2933; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; padding-top: .75rem;
+  border-top: 1px solid #d5dbe1; }
+h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; overflow-wrap: anywhere; }
+p, ul { margin: .4rem 0 .8rem; } .lead { color: #52606d; margin-bottom: 1rem; }
+.why { background: #f3f7fb; border-left: 4px solid #0072b2; padding: .6rem 1rem; margin: 1rem 0; }
+.why ul { margin: 0; padding-left: 1.1rem; } .why h3 { margin: .3rem 0; }
+figure { margin: .75rem 0; } figcaption { color: #52606d; font-size: .875rem; }
+svg { display: block; max-width: 100%; height: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .875rem; margin: .5rem 0;
+  font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding-bottom: .25rem; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #e3e8ed; text-align: left;
+  vertical-align: baseline; }
+th, td { max-width: 22rem; overflow-wrap: break-word; }
+td:first-child { min-width: 6rem; }
+thead th { border-bottom: 2px solid #9aa5b1; vertical-align: bottom; }
+.num { text-align: right; } td.num { white-space: nowrap; }
+summary { cursor: pointer; color: #005a8d; font-size: .875rem; }
+pre { background: #f5f7fa; padding: .75rem; font-size: .8rem; overflow-x: auto; }
+@media print {
+  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  figure, tr { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
+  .wide { overflow: visible; } pre { white-space: pre-wrap; }
+  details::details-content { content-visibility: visible; block-size: auto; }
+}
+"""
+
+
+def html_page(heading: str, parts: Sequence[str]) -> str:
+    """The parts as the text of an HTML file that needs nothing but itself."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<main>\n<h1>{escape(heading)}</h1>\n" + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def why(content: str) -> str:
+    """The box of what was found."""
+    return f'<div class="why" id="why">{content}</div>'
+
+
+def items(sentences: Sequence[str]) -> str:
+    """Sentences as a list."""
+    return "<ul>" + "".join(f"<li>{escape(s)}</li>" for s in sentences) + "</ul>"
+
+
+def section(name: str, heading: str, *parts: str) -> str:
+    """A named section under a heading."""
+    return f'<section id="{name}"><h2>{escape(heading)}</h2>\n' + "\n".join(parts) + "</section>"
+
+
+def figure(drawing: str, caption: str) -> str:
+    """A drawing with its caption."""
+    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{drawing}{words}</figure>"
+
+
+def note(text: str) -> str:
+    """A paragraph of explanation."""
+    return f'<p class="lead">{escape(text)}</p>'
+
+
+def table(rows: Table) -> str:
+    """A table that scrolls where the page is narrower."""
+    return f'<div class="wide">{html_table(rows)}</div>'
+
+
+def fold(rows: Table) -> str:
+    """A table behind a summary, open where it is short."""
+    state = " open" if len(rows.rows) <= LONG_TABLE else ""
+    name = f"The numbers: {rows.caption}" if rows.caption else "The numbers"
+    return f"<details{state}><summary>{escape(name)}</summary>{table(rows)}</details>"

@@ -1,0 +1,312 @@
+"""A run folder read back into one frozen value, every missing or damaged file named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedshift.errors import DataError, nearest
+
+# A loss or a standard error that is infinite is the text "inf", because JSON has no infinity.
+Number = Annotated[float, Field(allow_inf_nan=False)] | Literal["inf", "-inf"]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Lambda = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["inf"] | None
+
+LABEL = "label_"
+ROUND_COLUMNS = (
+    "round",
+    "train_loss",
+    "target_accuracy",
+    "target_loss",
+    "estimated_accuracy",
+    "estimated_se",
+    "clients_trained",
+    "ess",
+)
+CLIENT_COLUMNS = ("client", "n", "weight", "fedavg_weight", "accuracy", "n_validation")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One lambda: the ESS it reaches and how far its mixture is from the target (L2 and L1)."""
+
+    lam: Lambda
+    ess_fraction: Share
+    distance: Share
+    l1: Share
+
+
+@dataclass(frozen=True)
+class Final:
+    """The last evaluation: target and estimate, recall per class [K], accuracy per client [M]."""
+
+    round: int
+    target_accuracy: Share | None
+    target_loss: Number | None
+    target_recall: tuple[Share | None, ...]
+    recall_estimate: tuple[Share | None, ...]
+    estimated_accuracy: Share | None
+    estimated_se: Number | None
+    client_accuracy: tuple[Share | None, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One ESS that a selection rule could choose, with what each rule would look at."""
+
+    label: str
+    ess_fraction: Share | None
+    estimated_accuracy: Share | None
+    estimated_se: Number | None
+    validation_accuracy: Share | None
+    target_accuracy: Share | None
+    source_accuracy: Share | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which candidate was used, by what rule, and what every rule would have picked."""
+
+    rule: str
+    chosen: str | int | None
+    candidates: tuple[Candidate, ...]
+    picks: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`summary.json`: K classes, M clients; label_counts [M, K], target [K], weights [M].
+
+    distance and l1_distance are those of the target to the mixture that the run trained on.
+    """
+
+    fedshift: str | None
+    name: str
+    method: str
+    dataset: str
+    classes: tuple[str, ...]
+    target: tuple[Share, ...]
+    label_counts: tuple[tuple[Count, ...], ...]
+    weights: tuple[Share, ...]
+    fedavg_weights: tuple[Share, ...]
+    lam: Lambda
+    ess: Share | None
+    ess_fraction: Share | None
+    distance: Share | None
+    l1_distance: Share | None
+    certified: bool | None
+    curve: tuple[CurvePoint, ...]
+    final: Final
+    selection: Selection | None
+    why: tuple[str, ...]
+    hull_distance: Share | None = None
+
+    @property
+    def hull(self) -> float | None:
+        """How far the target is from every mixture: as given, else from the curve's lambda = 0."""
+        if self.hull_distance is not None:
+            return self.hull_distance
+        return next((p.distance for p in self.curve if p.lam == 0.0), None)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One row of `metrics.csv`, by column; None where the cell is empty."""
+
+    round: int
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One row of `clients.csv`."""
+
+    name: str
+    n: float
+    weight: float
+    fedavg_weight: float
+    accuracy: float | None
+    n_validation: float | None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """All of a run folder that a report shows."""
+
+    folder: Path
+    summary: Summary
+    rounds: tuple[Round, ...]
+    clients: tuple[Client, ...]
+    lock: Mapping[str, Any]
+    config: str
+
+
+_SUMMARY = TypeAdapter(Summary)
+
+
+def read_run(folder: Path) -> RunResult:
+    """The run in `folder`.
+
+    Raises `DataError`, with the file and the place in it, when the folder or one of
+    summary.json, metrics.csv, clients.csv, lock.json and config.resolved.toml is missing, cannot
+    be parsed, lacks a field or contradicts another file on the classes or the clients.
+    """
+    if not folder.is_dir():
+        raise DataError(f"no run folder {folder}; `fedshift run FILE.toml` makes one")
+    summary = _summary(folder / "summary.json")
+    path = folder / "clients.csv"
+    clients, counts = _clients(path, summary.classes)
+    _agree(path, summary, clients, counts)
+    lock = _lock(folder / "lock.json")
+    config = _text(folder / "config.resolved.toml")
+    return RunResult(folder, summary, _rounds(folder / "metrics.csv"), clients, lock, config)
+
+
+def _summary(path: Path) -> Summary:
+    text = _text(path)
+    try:
+        summary = _SUMMARY.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        where = f'{path}: "{place}"' if place else str(path)
+        more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise DataError(f"{where}: {first['msg']}{more}; {_REDO}") from error
+    for name, found, needed in _lengths(summary):
+        if found != needed:
+            raise DataError(f'{path}: "{name}" has {found} entries, {needed} are needed; {_REDO}')
+    return summary
+
+
+_REDO = "the file is damaged or from another version: run the experiment again"
+
+
+def _lengths(summary: Summary) -> list[tuple[str, int, int]]:
+    K, M, final = len(summary.classes), len(summary.label_counts), summary.final
+    per_class = {
+        "target": summary.target,
+        "final.target_recall": final.target_recall,
+        "final.recall_estimate": final.recall_estimate,
+        **{f"label_counts.{i}": row for i, row in enumerate(summary.label_counts)},
+    }
+    per_client = {
+        "weights": summary.weights,
+        "fedavg_weights": summary.fedavg_weights,
+        "final.client_accuracy": final.client_accuracy,
+    }
+    at_least_one = [("classes", min(K, 1), 1), ("label_counts", min(M, 1), 1)]
+    return [
+        *at_least_one,
+        *((name, len(v), K) for name, v in per_class.items()),
+        *((name, len(v), M) for name, v in per_client.items()),
+    ]
+
+
+def _rounds(path: Path) -> tuple[Round, ...]:
+    rows = _rows(path, ROUND_COLUMNS)
+    made = []
+    for line, row in rows:
+        values = {k: _value(path, line, k, v) for k, v in row.items() if k != "round"}
+        made.append(Round(int(_given(path, line, "round", row["round"])), values))
+    return tuple(made)
+
+
+def _clients(
+    path: Path, classes: Sequence[str]
+) -> tuple[tuple[Client, ...], tuple[tuple[float, ...], ...]]:
+    labels = tuple(LABEL + name for name in classes)
+    clients, counts = [], []
+    for line, row in _rows(path, CLIENT_COLUMNS + labels):
+        n, weight, fedavg = (
+            _given(path, line, k, row[k]) for k in ("n", "weight", "fedavg_weight")
+        )
+        accuracy, checked = (_value(path, line, k, row[k]) for k in ("accuracy", "n_validation"))
+        clients.append(Client(row["client"], n, weight, fedavg, accuracy, checked))
+        counts.append(tuple(_given(path, line, k, row[k]) for k in labels))
+    return tuple(clients), tuple(counts)
+
+
+def _agree(
+    path: Path,
+    summary: Summary,
+    clients: Sequence[Client],
+    counts: Sequence[tuple[float, ...]],
+) -> None:
+    """Refuse two files of different runs: a report must not mix them."""
+    M = len(summary.label_counts)
+    if len(clients) != M:
+        raise DataError(f"{path}: {len(clients)} clients; summary.json has {M}; {_REDO}")
+    for client, row, expected in zip(clients, counts, summary.label_counts, strict=True):
+        if row != expected:
+            raise DataError(
+                f'{path}: label counts of client "{client.name}" differ from summary.json; {_REDO}'
+            )
+
+
+def _lock(path: Path) -> Mapping[str, Any]:
+    text = _text(path)
+    try:
+        lock = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {error.lineno}: {error.msg}; {_REDO}") from error
+    if not isinstance(lock, dict):
+        raise DataError(f"{path}: an object of versions is needed; {_REDO}")
+    return lock
+
+
+def _rows(path: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """(line number, column -> cell) of every row, after checking that all needed columns exist."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""))
+    header = next(reader, [])
+    for name in needed:
+        if name not in header:
+            raise DataError(f'{path}: no column "{name}".{nearest(name, header)} {_REDO}')
+    rows = []
+    for cells in reader:
+        if len(cells) != len(header):
+            raise DataError(
+                f"{path}, line {reader.line_num}: {len(cells)} cells; the header has "
+                f"{len(header)}; {_REDO}"
+            )
+        rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+    return rows
+
+
+def _value(path: Path, line: int, column: str, cell: str) -> float | None:
+    """The number in a cell; None where it is empty, NaN or infinite (a loss that diverged)."""
+    if not cell.strip():
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        raise DataError(
+            f'{path}, line {line}, column "{column}": "{cell}" is not a number; {_REDO}'
+        ) from None
+    return value if math.isfinite(value) else None
+
+
+def _given(path: Path, line: int, column: str, cell: str) -> float:
+    value = _value(path, line, column, cell)
+    if value is None:
+        raise DataError(f'{path}, line {line}, column "{column}": a number is needed; {_REDO}')
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path.parent} has no {path.name}: the run did not finish or is not a run folder"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error

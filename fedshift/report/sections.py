@@ -1,0 +1,320 @@
+"""The parts of the report, each a figure with the table of the numbers it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.run_folder import RunResult, Selection
+from fedshift.report.shapes import escape
+from fedshift.report.splits import MOST_DRAWN, Split, client_names, splits
+from fedshift.report.spread import spread
+from fedshift.report.svg import Axis, Bars, Series, grouped_bars, heat_map, line_chart
+from fedshift.report.tables import Cell, Table
+
+
+def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """The methods' table."""
+    header = (
+        "Run",
+        "Target accuracy",
+        "Estimated accuracy",
+        "± s.e.",
+        "ESS",
+        "ESS share",
+        "Hull distance",
+        "L1 gap",
+        "λ",
+        "Round",
+    )
+    rows = tuple(_result(r, label) for r, label in zip(runs, labels, strict=True))
+    formats = ("", ".1%", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
+    text = (
+        "Target accuracy is measured on the target's own labelled test data. The estimate needs "
+        "none: it is the clients' pooled recall per class, weighted by the target's label "
+        "distribution. ESS, the effective sample size, is the number of examples that equally "
+        "weighted data would need for the same variance. Hull distance is how far the target is "
+        "from every possible mixture of the clients; the L1 gap is how far it is from the "
+        "mixture that this run trained on (0 equal, 2 disjoint)."
+    )
+    doubtful = [
+        label for r, label in zip(runs, labels, strict=True) if r.summary.certified is False
+    ]
+    if doubtful:
+        text += f" The weights of {', '.join(doubtful)} are not certified optimal."
+    return section("results", "Results", table(Table(header, rows, formats)), note(text))
+
+
+def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Label-by-client heat map with the target as its last row, one per set of clients."""
+    parts = []
+    for split in splits(runs, labels):
+        drawing = figure(_label_map(split), _left_out(split))
+        parts += [_heading(split, runs), drawing, _counts_table(split)]
+    return section("labels", "Label distribution of the clients and of the target", *parts)
+
+
+def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Weights beside FedAvg's, per client."""
+    parts = []
+    for split in splits(runs, labels):
+        first, names, drawn = split.runs[0], client_names(split.runs[0]), split.drawn()
+        own, same = _weight_columns(split)
+        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0), *own]
+        shown = [Bars(name, tuple(w[i] for i in drawn), colour) for name, w, colour in columns]
+        title = f"Weight of each client in the average ({split.name})"
+        drawing = grouped_bars(title, [names[i] for i in drawn], shown, Axis("weight", True))
+        also = f"{', '.join(same)}: equal to n / N. " if same else ""
+        before = [("n", tuple(c.n for c in first.clients), ".0f")]
+        numbers = _columns("Client", names, [c[:2] for c in columns], ".2%", before)
+        parts += [_heading(split, runs), figure(drawing, also + _left_out(split)), fold(numbers)]
+    return section("weights", "Weights", *parts)
+
+
+def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """ESS share against the L1 gap for each set of clients, with every run's own point."""
+    series, parts = [], []
+    for k, split in enumerate(splits(runs, labels)):
+        curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
+        if curve:
+            name = "attainable" + (f" ({split.name})" if len(split.runs) < len(runs) else "")
+            ordered = sorted(curve, key=lambda p: p.ess_fraction)
+            x, y = tuple(p.ess_fraction for p in ordered), tuple(p.l1 for p in ordered)
+            series.append(Series(name, x, y, 0, dash=k, points=True))
+            # A grid of ESS below that of lambda = 0 repeats that point.
+            once = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
+            rows = tuple((_finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in once)
+            head = ("λ", "ESS share", "L2 distance", "L1 gap")
+            parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
+        for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
+            if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
+                at = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
+                series.append(Series(f"chosen: {label}", *at, place + 1, line=False))
+    title = "Effective sample size against the gap to the target"
+    x_axis = Axis("effective sample size, share of all examples", percent=True)
+    drawing = line_chart(title, series, x_axis, Axis("L1 gap", zero=True))
+    caption = (
+        "Down is a mixture closer to the target, right is less variance. The rings are the "
+        "weights that the runs used."
+    )
+    return section("ess", "What closeness to the target costs", figure(drawing, caption), *parts)
+
+
+def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Accuracy per round, all runs over one another, estimates dashed."""
+    series, tables = [], []
+    for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        x = tuple(float(r.round) for r in run.rounds)
+        target = tuple(r.values["target_accuracy"] for r in run.rounds)
+        estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
+        few = len(x) <= 30
+        if any(v is not None for v in target):
+            series.append(Series(label, x, target, place + 1, points=few))
+        if any(v is not None for v in estimate):
+            series.append(Series(f"{label}, estimated", x, estimate, place + 1, dash=1, points=few))
+        columns = tuple(run.rounds[0].values) if run.rounds else ()
+        rows = tuple((r.round, *r.values.values()) for r in run.rounds)
+        formats = tuple(".1%" if "accuracy" in c or c.endswith("_se") else ".5g" for c in columns)
+        head = tuple(c.replace("_", " ") for c in ("round", *columns))
+        tables.append(fold(Table(head, rows, ("d", *formats), label)))
+    drawing = line_chart(
+        "Accuracy per round", series, Axis("round", zero=True), Axis("accuracy", percent=True)
+    )
+    caption = "Solid: on the target's test data. Dashed: estimated from the clients alone."
+    return section("rounds", "Accuracy per round", figure(drawing, caption), *tables)
+
+
+def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Recall per class at the last evaluation, beside the class's mass in the target."""
+    classes = runs[0].summary.classes
+    pairs = list(zip(runs, labels, strict=True))
+    bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
+    title = "Accuracy per class on the target's test data"
+    drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
+    columns: list[tuple[str, Sequence[Cell]]] = []
+    for run, label in pairs:
+        columns.append((label, run.summary.final.target_recall))
+        columns.append((f"{label}, estimated", run.summary.final.recall_estimate))
+    masses = list(dict.fromkeys(r.summary.target for r in runs))
+    several = len(masses) > 1
+    before = [
+        (f"Target mass #{i + 1}" if several else "Target mass", m, ".1%")
+        for i, m in enumerate(masses)
+    ]
+    numbers = _columns("Class", classes, columns, ".1%", before)
+    caption = "– marks a class without target test data. Estimates come from the clients alone."
+    return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
+
+
+def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Worst client, bottom decile, sd and Gini, and every client's accuracy."""
+    rows: list[tuple[Cell, ...]] = []
+    for run, label in zip(runs, labels, strict=True):
+        accuracy = run.summary.final.client_accuracy
+        s = spread(accuracy)
+        known = [i for i, a in enumerate(accuracy) if a is not None]
+        worst = min(known, key=lambda i: accuracy[i] or 0.0, default=None)
+        who = client_names(run)[worst] if worst is not None else None
+        rows.append((label, s.clients, s.mean, s.worst, who, s.bottom_decile, s.sd, s.gini))
+    head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
+    formats = ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f")
+    parts = [table(Table(head, tuple(rows), formats))]
+    parts.append(
+        note(
+            "Accuracy of the final model on each client's own validation data. Bottom decile: "
+            "mean of the lowest tenth of the clients. Gini: 0 when all clients are served alike."
+        )
+    )
+    for split in splits(runs, labels):
+        columns = [
+            (b, r.summary.final.client_accuracy)
+            for b, r in zip(split.labels, split.runs, strict=True)
+        ]
+        checked = [c.n_validation for c in split.runs[0].clients]
+        before = [("validation examples", checked, ".0f")]
+        numbers = _columns("Client", client_names(split.runs[0]), columns, ".1%", before)
+        parts += [_heading(split, runs), fold(numbers)]
+    return section("clients", "The clients", *parts)
+
+
+def selection(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """What each way of choosing lambda would have chosen, side by side."""
+    parts = [
+        table(_candidates(run.summary.selection, label))
+        for run, label in zip(runs, labels, strict=True)
+        if run.summary.selection is not None
+    ]
+    if not parts:
+        return ""
+    words = (
+        "The estimate needs no target data. Validation needs labelled data like the target's. "
+        "Source is the clients' own pooled validation data, which does not look like the target. "
+        "The oracle looks at the test labels that the result is then measured on: it is cheating, "
+        "and shown only as the most that any choice could have reached."
+    )
+    return section("selection", "How the effective sample size was chosen", *parts, note(words))
+
+
+def _candidates(chosen: Selection, label: str) -> Table:
+    head = (
+        "ESS",
+        "ESS share",
+        "Estimated accuracy",
+        "± s.e.",
+        "Validation accuracy",
+        "Source validation accuracy",
+        "Target accuracy (cheating)",
+        "Best by",
+    )
+    best = _best(chosen)
+    rows = tuple(
+        (
+            f"{c.label} (used)" if c.label == str(chosen.chosen) else c.label,
+            c.ess_fraction,
+            c.estimated_accuracy,
+            _finite(c.estimated_se),
+            c.validation_accuracy,
+            c.source_accuracy,
+            c.target_accuracy,
+            ", ".join(rule for rule, pick in best.items() if pick == c.label),
+        )
+        for c in chosen.candidates
+    )
+    formats = ("", *([".1%"] * 6), "")
+    return Table(head, rows, formats, f"{label}: chosen by {chosen.rule}")
+
+
+def _best(selection: Selection) -> dict[str, str]:
+    """Each rule and the candidate it picks: as the run recorded it, else the largest accuracy."""
+    picks = selection.picks
+    if picks is None:
+        accuracies = {
+            "estimate": [c.estimated_accuracy for c in selection.candidates],
+            "validation": [c.validation_accuracy for c in selection.candidates],
+            "source": [c.source_accuracy for c in selection.candidates],
+            "oracle": [c.target_accuracy for c in selection.candidates],
+        }
+        picks = {}
+        for rule, values in accuracies.items():
+            known = [(v, -i) for i, v in enumerate(values) if v is not None]
+            if known:
+                picks[rule] = selection.candidates[-max(known)[1]].label
+    cheating = {"oracle": "oracle (cheating)"}
+    return {cheating.get(rule, rule): label for rule, label in picks.items()}
+
+
+def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
+    s = run.summary
+    se = _finite(s.final.estimated_se)
+    final = (s.final.target_accuracy, s.final.estimated_accuracy, se)
+    ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, _finite(s.lam))
+    return (label, *final, *ess, s.final.round)
+
+
+def _finite(value: Cell) -> Cell:
+    """Files hold infinity as text."""
+    return "∞" if value == "inf" else value
+
+
+def _label_map(split: Split) -> str:
+    s, names, drawn = split.runs[0].summary, client_names(split.runs[0]), split.drawn()
+    shares, notes = [], []
+    for i in drawn:
+        counts, n = s.label_counts[i], sum(s.label_counts[i]) or 1.0
+        shares.append([v / n for v in counts])
+        cells = zip(s.classes, counts, strict=True)
+        notes.append([f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells])
+    notes.append([f"target, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
+    rows = [*(names[i] for i in drawn), "target"]
+    title = f"Share of each label per client, and of the target ({split.name})"
+    return heat_map(title, rows, s.classes, [*shares, s.target], notes=notes)
+
+
+def _counts_table(split: Split) -> str:
+    run = split.runs[0]
+    s = run.summary
+    rows: list[tuple[Cell, ...]] = [
+        (name, *counts) for name, counts in zip(client_names(run), s.label_counts, strict=True)
+    ]
+    rows.append(("target", *(f"{t:.1%}" for t in s.target)))
+    formats = ("", *([".0f"] * len(s.classes)))
+    return fold(Table(("Client", *s.classes), tuple(rows), formats))
+
+
+def _columns(
+    first: str,
+    names: Sequence[str],
+    columns: Sequence[tuple[str, Sequence[Cell]]],
+    spec: str,
+    before: Sequence[tuple[str, Sequence[Cell], str]] = (),
+) -> Table:
+    """A table from named columns of equal length."""
+    values = [*(v for _, v, _ in before), *(v for _, v in columns)]
+    rows = tuple(zip(names, *values, strict=True))
+    head = (first, *(b[0] for b in before), *(c[0] for c in columns))
+    return Table(head, rows, ("", *(b[2] for b in before), *([spec] * len(columns))))
+
+
+def _weight_columns(
+    split: Split,
+) -> tuple[list[tuple[str, tuple[float, ...], int]], list[str]]:
+    """(label, weights, colour) of the runs that differ from n / N, and the labels of the others."""
+    own, same = [], []
+    base = split.runs[0].summary.fedavg_weights
+    for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
+        w = run.summary.weights
+        if max(abs(a - b) for a, b in zip(w, base, strict=True)) <= 1e-12:
+            same.append(label)
+        else:
+            own.append((label, w, place + 1))
+    return own, same
+
+
+def _left_out(split: Split) -> str:
+    left = len(split.runs[0].clients) - len(split.drawn())
+    largest = f"The {MOST_DRAWN} clients with the largest weights; "
+    return f"{largest}{left} more are in the table." if left else ""
+
+
+def _heading(split: Split, runs: Sequence[RunResult]) -> str:
+    return f"<h3>{escape(split.name)}</h3>" if len(split.runs) < len(runs) else ""

@@ -1,0 +1,50 @@
+"""Runs grouped by what they were run on, so that a figure is drawn once for all that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedshift.report.run_folder import RunResult
+
+# More rows than this cannot be told apart at the width of a page; the tables have them all.
+MOST_DRAWN = 100
+
+
+@dataclass(frozen=True)
+class Split:
+    """Runs on the same clients and target, with their labels and their places among all runs."""
+
+    runs: tuple[RunResult, ...]
+    labels: tuple[str, ...]
+    places: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.labels)
+
+    def drawn(self) -> tuple[int, ...]:
+        """The clients that fit a figure: those with the largest weights, in their own order."""
+        first = self.runs[0].summary
+        weights = [first.fedavg_weights, *(r.summary.weights for r in self.runs)]
+        largest = [max(column) for column in zip(*weights, strict=True)]
+        ranked = sorted(range(len(largest)), key=lambda i: -largest[i])
+        return tuple(sorted(ranked[:MOST_DRAWN]))
+
+
+def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...]:
+    """The runs by label counts, target and client names, in the order of their first run."""
+    groups: dict[object, list[int]] = {}
+    for i, run in enumerate(runs):
+        key = (run.summary.label_counts, run.summary.target, client_names(run))
+        groups.setdefault(key, []).append(i)
+    return tuple(
+        Split(tuple(runs[i] for i in g), tuple(labels[i] for i in g), tuple(g))
+        for g in groups.values()
+    )
+
+
+def client_names(run: RunResult) -> tuple[str, ...]:
+    """Names that say what they are: "client 3" where the file has only "3"."""
+    names = tuple(c.name for c in run.clients)
+    return tuple(f"client {n}" for n in names) if all(n.isdigit() for n in names) else names

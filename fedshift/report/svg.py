@@ -1,0 +1,322 @@
+"""Charts as SVG text: heat map, grouped bars, lines. No script, no external resource.
+
+Every chart is an `<svg role="img">` with a `<title>`, and every mark whose value cannot be read
+off an axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's own view box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedshift.report.shapes import INK, document, dot, line, polyline, rect, text
+
+# Okabe and Ito's (2008) hues, told apart with the common colour-vision deficiencies, darkened
+# until each has a contrast of at least 3 to 1 with white (WCAG 2.1, criterion 1.4.11).
+PALETTE = ("#5f6b76", "#0072b2", "#d55e00", "#00805a", "#a3548f", "#8a6d00", "#2b8cbe", "#7a3b10")
+FAINT = "#e3e8ed"
+WIDTH = 760.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line or a set of points: x [P], y [P] (None where missing); `colour` indexes PALETTE."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    colour: int = 0
+    dash: int = 0
+    line: bool = True
+    points: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One value per group [G], None where missing."""
+
+    name: str
+    values: tuple[float | None, ...]
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows: `percent` writes 0.5 as 50 %, `zero` lets it start there."""
+
+    label: str
+    percent: bool = False
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The plot area and the data range it shows."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return self.left + across * self.width, self.top + (1 - up) * self.height
+
+
+def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
+    """Several series over one pair of axes, with a legend; missing points break a line."""
+    xs = [v for s in series for v in s.x]
+    ys = [v for s in series for v in s.y if v is not None and math.isfinite(v)]
+    if not xs or not ys:
+        return _nothing(title)
+    legend, top = _legend([(s.name, s.colour, s.dash, s.line) for s in series])
+    y_ticks = ticks(0.0 if y.zero else min(ys), max(ys))
+    x_ticks = [
+        t for t in ticks(0.0 if x.zero else min(xs), max(xs), 7) if x.percent or _whole(xs, t)
+    ]
+    frame = _Frame(62, top + 8, WIDTH - 84, 260, _span([*x_ticks, *xs]), _span(y_ticks))
+    marks = [_series(frame, s, y) for s in series]
+    body = [legend, _y_axis(frame, y, y_ticks), _x_axis(frame, x, x_ticks), *marks]
+    return document(title, WIDTH, frame.top + frame.height + 48, body)
+
+
+def grouped_bars(title: str, groups: Sequence[str], bars: Sequence[Bars], y: Axis) -> str:
+    """Bars side by side per group, from zero; a missing value is left out and says so."""
+    values = [v for b in bars for v in b.values if v is not None]
+    if not values:
+        return _nothing(title)
+    legend, top = _legend([(b.name, b.colour, -1, True) for b in bars])
+    scale = ticks(0.0, max(*values, 1e-9))
+    frame = _Frame(62, top + 8, WIDTH - 76, 220, (0.0, float(len(groups))), _span(scale))
+    step = frame.width / len(groups)
+    marks = [_bars(frame, groups, b, i, len(bars), y) for i, b in enumerate(bars)]
+    names, depth = _column_names(groups, frame.left, step, frame.top + frame.height + 6, down=True)
+    body = [legend, _y_axis(frame, y, scale), *marks, names]
+    return document(title, WIDTH, frame.top + frame.height + depth + 12, body)
+
+
+def heat_map(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    notes: Sequence[Sequence[str]],
+) -> str:
+    """Shares in [0, 1] as shades, the last row set apart (the target); a zero is an empty cell.
+
+    values, notes: one row per name in `rows`; a note is the text alternative of its cell.
+    """
+    left = 14 + min(26, max(len(r) for r in rows)) * 6.2
+    across = min(68.0, (WIDTH - left - 10) / len(columns))
+    down = min(24.0, max(9.0, 520 / len(rows)))
+    names, top = _column_names(columns, left, across, 0.0, down=False)
+    largest = max((v for row in values for v in row), default=0.0) or 1.0
+    body = [names]
+    for i, name in enumerate(rows):
+        last = i == len(rows) - 1
+        y = top + i * down + (8 if last else 0)
+        size = min(11.0, down - 0.5)
+        label = text(left - 6, y + down / 2 + size * 0.35, _short(name, 26), "end", size, last)
+        body.append(label)
+        body.append(_heat_row(left, y, across, down, values[i], notes[i], largest))
+        if last:
+            body.append(rect(left, y, across * len(columns), down, "none", INK, 1.2))
+    bottom = top + len(rows) * down + 20
+    body.append(_ramp(left, bottom, largest))
+    return document(title, WIDTH, bottom + 34, body)
+
+
+def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
+    """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
+    if high - low < 1e-12:
+        low, high = low - 0.5 * (low != 0.0), low + 1.0
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return tuple(round(k * step, 12) for k in range(first, last + 1))
+
+
+def shade(share: float, largest: float) -> str:
+    """White-blue to dark blue over (0, largest]; the square root keeps small shares visible."""
+    strength = math.sqrt(max(0.0, share) / largest)
+    stops = ((222, 235, 247), (107, 174, 214), (8, 48, 107))
+    part = min(1.0, strength) * 2
+    low, high = stops[0 if part < 1 else 1], stops[1 if part < 1 else 2]
+    mix = part - (0 if part < 1 else 1)
+    return "#" + "".join(f"{round(a + (b - a) * mix):02x}" for a, b in zip(low, high, strict=True))
+
+
+def _heat_row(
+    left: float,
+    y: float,
+    across: float,
+    down: float,
+    values: Sequence[float],
+    notes: Sequence[str],
+    largest: float,
+) -> str:
+    parts = [rect(left, y, across * len(values), down, "#ffffff", FAINT, 0.5)]
+    for j, (value, note) in enumerate(zip(values, notes, strict=True)):
+        if value <= 0:
+            continue
+        x, fill = left + j * across, shade(value, largest)
+        parts.append(rect(x, y, across, down, fill, "#ffffff", 0.5, note))
+        if across >= 27 and down >= 14:
+            ink = "#ffffff" if value > 0.45 * largest else INK
+            parts.append(
+                text(x + across / 2, y + down / 2 + 3.6, _cell(value), "middle", 10, ink=ink)
+            )
+    return "".join(parts)
+
+
+def _ramp(left: float, y: float, largest: float) -> str:
+    parts = [text(left, y + 9, "share of row, %:", "start", 10)]
+    x = left + 92
+    parts.append(rect(x, y, 22, 11, "#ffffff", "#9aa5b1", 0.8))
+    parts.append(text(x + 11, y + 22, "none", "middle", 9))
+    for k in range(1, 6):
+        share = largest * k / 5
+        parts.append(rect(x + 24 * k + 8, y, 24, 11, shade(share, largest)))
+        parts.append(text(x + 24 * k + 20, y + 22, _cell(share), "middle", 9))
+    return "".join(parts)
+
+
+def _series(frame: _Frame, series: Series, y: Axis) -> str:
+    colour = PALETTE[series.colour % len(PALETTE)]
+    runs: list[list[tuple[float, float]]] = [[]]
+    dots = []
+    for a, b in zip(series.x, series.y, strict=True):
+        if b is None or not math.isfinite(b):
+            runs.append([])
+            continue
+        at = frame.at(a, b)
+        runs[-1].append(at)
+        if series.points or not series.line:
+            radius = 3.0 if series.line else 6.0
+            note = f"{series.name}: {_tick(a)}, {_value(b, y.percent)}"
+            dots.append(dot(at, radius, colour, hollow=not series.line, note=note))
+    lines = [polyline(run, colour, series.dash) for run in runs if series.line and run]
+    return "".join(lines + dots)
+
+
+def _bars(frame: _Frame, groups: Sequence[str], bars: Bars, index: int, count: int, y: Axis) -> str:
+    step = frame.width / len(groups)
+    width = step * 0.8 / count
+    colour = PALETTE[bars.colour % len(PALETTE)]
+    parts = []
+    for g, value in enumerate(bars.values):
+        x = frame.left + g * step + step * 0.1 + index * width
+        if value is None:
+            parts.append(text(x + width / 2, frame.top + frame.height - 3, "–", "middle", 9))
+            continue
+        _, top = frame.at(0.0, value)
+        note = f"{groups[g]}, {bars.name}: {_value(value, y.percent)}"
+        height = frame.top + frame.height - top
+        parts.append(rect(x, top, width * 0.94, height, colour, note=note))
+    return "".join(parts)
+
+
+def _y_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
+    parts = []
+    for t in scale:
+        x, y = frame.at(frame.x[0], t)
+        parts.append(line(x, y, x + frame.width, y, FAINT))
+        parts.append(text(x - 6, y + 3.5, _value(t, axis.percent, tick=True), "end", 10))
+    middle = frame.top + frame.height / 2
+    parts.append(text(13, middle, axis.label, "middle", 11, turn=-90))
+    return "".join(parts)
+
+
+def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
+    base = frame.top + frame.height
+    parts = [line(frame.left, base, frame.left + frame.width, base, INK)]
+    for t in scale:
+        x, _ = frame.at(t, frame.y[0])
+        parts.append(line(x, base, x, base + 4, INK))
+        parts.append(text(x, base + 16, _value(t, axis.percent, tick=True), "middle", 10))
+    parts.append(text(frame.left + frame.width / 2, base + 36, axis.label, "middle", 11))
+    return "".join(parts)
+
+
+def _column_names(
+    names: Sequence[str], left: float, step: float, y: float, *, down: bool
+) -> tuple[str, float]:
+    """Names under (`down`) or over columns, upright, and turned when they would overlap."""
+    short = [_short(n, 20) for n in names]
+    longest = max(len(n) for n in short)
+    if longest * 5.6 <= step:
+        depth = 18.0
+        at = y + 12 if down else y + depth - 6
+        made = [text(left + (i + 0.5) * step, at, n, "middle", 10) for i, n in enumerate(short)]
+        return "".join(made), depth
+    # Turned names need the height of a line each; where that is too little, every k-th is written.
+    every = max(1, math.ceil(9.0 / step))
+    depth, anchor = longest * 5.8 + 10, "end" if down else "start"
+    at = y + 2 if down else y + depth - 5
+    made = [
+        text(left + (i + 0.5) * step + 3, at, n, anchor, min(10.0, max(8.5, step)), turn=-90)
+        for i, n in enumerate(short)
+        if i % every == 0
+    ]
+    return "".join(made), depth
+
+
+def _legend(entries: Sequence[tuple[str, int, int, bool]]) -> tuple[str, float]:
+    """Swatches and names, wrapped over lines, and the height they take; dash -1 draws a box."""
+    x, y, parts = 62.0, 14.0, []
+    for name, colour, dash, drawn in entries:
+        words, ink = _short(name, 44), PALETTE[colour % len(PALETTE)]
+        width = 34 + len(words) * 6.3 + 14
+        if x > 62 and x + width > WIDTH:
+            x, y = 62.0, y + 18
+        if dash < 0:
+            parts.append(rect(x + 8, y - 9, 12, 11, ink))
+        elif drawn:
+            parts.append(polyline([(x, y - 4), (x + 26, y - 4)], ink, dash))
+        else:
+            parts.append(dot((x + 14, y - 4), 5, ink, hollow=True))
+        parts.append(text(x + 31, y, words, "start", 11))
+        x += width
+    return "".join(parts), y + 6
+
+
+def _nothing(title: str) -> str:
+    body = [text(WIDTH / 2, 24, "no values recorded", "middle", 12)]
+    return document(title, WIDTH, 40, body)
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _whole(xs: Sequence[float], tick: float) -> bool:
+    """Whether a tick makes sense: between two rounds there is nothing."""
+    return tick == round(tick) or any(v != round(v) for v in xs)
+
+
+def _short(words: str, most: int) -> str:
+    """Shortened in the middle: names in a list often share their beginning."""
+    half = (most - 1) // 2
+    return words if len(words) <= most else f"{words[: most - 1 - half]}…{words[-half:]}"
+
+
+def _tick(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _cell(share: float) -> str:
+    return f"{100 * share:.0f}" if share >= 0.0095 else "<1"
+
+
+def _value(value: float, percent: bool, *, tick: bool = False) -> str:
+    if not percent:
+        return f"{value:.6g}" if tick else f"{value:.4g}"
+    return f"{100 * value:.4g} %" if tick else f"{100 * value:.1f} %"

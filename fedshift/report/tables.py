@@ -1,0 +1,144 @@
+"""One table, four texts: Markdown, CSV, LaTeX and HTML, each with its own escaping."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import dataclass
+
+from fedshift.errors import InputError
+from fedshift.report.shapes import escape
+
+Cell = str | int | float | None
+
+MISSING = "–"
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # A row that starts with [ or * would be read as an argument of the \\ before it.
+    "[": "{[}",
+    "*": "{*}",
+    "–": "--",
+    "±": r"$\pm$",
+    "λ": r"$\lambda$",
+    "∞": r"$\infty$",
+    **{c: f"\\{c}" for c in "{}$&#_%"},
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header, with a format specification for the numbers of every column.
+
+    `formats` has one entry per column: `""` for text, else what `format()` takes, such as
+    `".1%"`. Text is shown as it is whatever its column; None and NaN are shown as an en dash.
+    Raises `InputError` when a row or `formats` has another length than the header.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    formats: tuple[str, ...]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        parts: list[tuple[str, int]] = [("formats", len(self.formats))]
+        parts += [(f"row {i}", len(row)) for i, row in enumerate(self.rows)]
+        for what, length in parts:
+            if length != len(self.header):
+                raise InputError(
+                    f"table: {what} has {length} cells; the header has {len(self.header)} "
+                    f"({', '.join(self.header)})"
+                )
+
+
+def show(value: Cell, spec: str = "") -> str:
+    """A cell as text: numbers by their format, `–` for None and NaN, `∞` for infinity."""
+    if value is None:
+        return MISSING
+    if isinstance(value, str):
+        return value
+    if math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return format(value, spec)
+
+
+def shown(table: Table) -> tuple[tuple[str, ...], ...]:
+    """The rows as text, before any escaping."""
+    return tuple(
+        tuple(show(cell, spec) for cell, spec in zip(row, table.formats, strict=True))
+        for row in table.rows
+    )
+
+
+def markdown(table: Table) -> str:
+    """A GitHub-flavoured Markdown table; numbers right-aligned, markup in names made literal."""
+    rule = "|".join("---:" if spec else "---" for spec in table.formats)
+    rows = (table.header, *shown(table))
+    lines = ["| " + " | ".join(escape_markdown(c) for c in row) + " |" for row in rows]
+    text = "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
+    return f"{escape_markdown(table.caption)}\n\n{text}" if table.caption else text
+
+
+def csv_text(table: Table) -> str:
+    """RFC 4180 text with full-precision numbers; a missing number is an empty cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.header)
+    writer.writerows([_csv_cell(cell) for cell in row] for row in table.rows)
+    return out.getvalue()
+
+
+def latex(table: Table) -> str:
+    r"""A booktabs `tabular` (in a `table` with a caption where there is one)."""
+    columns = "".join("r" if spec else "l" for spec in table.formats)
+    head, *body = (
+        " & ".join(escape_latex(c) for c in row) + r" \\" for row in (table.header, *shown(table))
+    )
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if table.caption:
+        caption = rf"\caption{{{escape_latex(table.caption)}}}"
+        lines = [r"\begin{table}", r"\centering", caption, *lines, r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def html_table(table: Table) -> str:
+    """An HTML `<table>`; number cells have the class `num`."""
+    kinds = [' class="num"' if spec else "" for spec in table.formats]
+    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    heads = zip(table.header, kinds, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in heads)
+    body = "\n".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{escape(c)}</td>" for c, kind in zip(row, kinds, strict=True))
+        + "</tr>"
+        for row in shown(table)
+    )
+    return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+
+
+def escape_markdown(text: str) -> str:
+    """Text that a Markdown table shows literally, on one line."""
+    one_line = " ".join(text.split())
+    escaped = re.sub(r"([\\`*_{}\[\]|~$#])", r"\\\1", one_line)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX typesets literally, on one line."""
+    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
+
+
+def _csv_cell(cell: Cell) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return ""
+    return cell if isinstance(cell, str) else repr(cell)

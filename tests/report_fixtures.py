@@ -1,0 +1,162 @@
+"""A small complete run folder, and readers of the HTML and SVG that reports consist of."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.report.run_folder import RunResult, read_run
+
+HOSTILE = ('<script>alert("1")</script>', "a & b", "it's | _x_ \\ 100%", "naïve £ ☃")
+CURVE = [("inf", 1.0, 0.6), (50.0, 0.5, 0.3), (0.0, 0.2, 0.125)]
+
+
+def summary(classes: tuple[str, ...], counts: list[list[int]], method: str) -> dict[str, Any]:
+    M, K, n = len(counts), len(classes), [sum(row) for row in counts]
+    return {
+        "fedshift": "9.9.9",
+        "name": "trial",
+        "method": method,
+        "dataset": "toy",
+        "classes": list(classes),
+        "target": [1.0] + [0.0] * (K - 1),
+        "label_counts": counts,
+        "weights": [0.7] + [0.3 / (M - 1)] * (M - 1),
+        "fedavg_weights": [v / sum(n) for v in n],
+        "lam": 50.0,
+        "ess": 123.0,
+        "ess_fraction": 0.5,
+        "distance": 0.3,
+        "l1_distance": 0.3125,
+        "certified": True,
+        "curve": [{"lam": a, "ess_fraction": b, "distance": c, "l1": c} for a, b, c in CURVE],
+        "final": {
+            "round": 2,
+            "target_accuracy": 0.8125,
+            "target_loss": 0.5,
+            "target_recall": [0.8125] + [None] * (K - 1),
+            "recall_estimate": [0.75] * (K - 1) + [None],
+            "estimated_accuracy": 0.75,
+            "estimated_se": 0.0625,
+            "client_accuracy": [0.9, *[0.6] * (M - 2), None],
+        },
+        "selection": {
+            "rule": "estimate",
+            "chosen": "50 %",
+            "candidates": [candidate("λ=0", 0.2, 0.7, 0.84), candidate("50 %", 0.5, 0.75, 0.81)],
+        },
+        "why": ["FedAvg under-weights <b>owl</b>."],
+    }
+
+
+def candidate(label: str, ess: float, estimated: float, target: float) -> dict[str, Any]:
+    return {
+        "label": label,
+        "ess_fraction": ess,
+        "estimated_accuracy": estimated,
+        "estimated_se": 0.01,
+        "validation_accuracy": None,
+        "target_accuracy": target,
+    }
+
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def write_run(
+    folder: Path,
+    *,
+    classes: tuple[str, ...] = ("cat", "dog", "owl"),
+    clients: tuple[str, ...] = ("0", "1", "2", "3"),
+    method: str = "FedPALS",
+    edit: Edit | None = None,
+) -> Path:
+    """A complete run folder; `edit` changes its summary before it is written."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 50, (len(clients), len(classes)))
+    counts[:, 0] += 1
+    data = summary(classes, counts.tolist(), method)
+    if edit:
+        edit(data)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(data))
+    final = data["final"]["client_accuracy"]
+    head = ["client", "n", "weight", "fedavg_weight", "accuracy", "n_validation"]
+    rows: list[list[Any]] = [[*head, *(f"label_{c}" for c in classes)]]
+    for i, name in enumerate(clients):
+        w, f = data["weights"][i], data["fedavg_weights"][i]
+        accuracy = "" if final[i] is None else final[i]
+        rows.append([name, counts[i].sum(), w, f, accuracy, 20, *counts[i]])
+    write_csv(folder / "clients.csv", rows)
+    head = ["round", "train_loss", "target_accuracy", "target_loss", "estimated_accuracy"]
+    head += ["estimated_se", "clients_trained", "ess", "seconds"]
+    one = [1, 1.5, 0.4375, 1.25, "", "", 4, 123.0, 0.5]
+    write_csv(
+        folder / "metrics.csv", [head, one, [2, 0.5, 0.8125, 0.5, 0.75, 0.0625, 4, 123.0, 0.5]]
+    )
+    (folder / "lock.json").write_text(json.dumps({"packages": {"torch": "8.7.6"}, "threads": 2}))
+    (folder / "config.resolved.toml").write_text('[run]\nname = "<trial>"\n')
+    return folder
+
+
+def write_csv(path: Path, rows: list[list[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def made(folder: Path, **options: Any) -> RunResult:
+    return read_run(write_run(folder, **options))
+
+
+class Outline(HTMLParser):
+    """Fails on unbalanced tags; collects sections, table cells, attributes and visible text."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.text.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+    def row(self, *start: str) -> list[str]:
+        return next(r for r in self.rows if r[: len(start)] == list(start))
+
+
+def drawings(text: str) -> list[ET.Element]:
+    return [ET.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.S)]

@@ -1,0 +1,173 @@
+"""Trees, seeds, plans: what everything else stands on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedshift import tree
+from fedshift.client.local import Local, plan_all
+from fedshift.data import Examples, Task, client_data, count, label_counts, plan_phase, take
+from fedshift.errors import InputError
+from fedshift.seeds import Seeds, generator, key, numpy_generator
+from fedshift.server.combine import check_weights, combine_counters
+
+X = torch.arange(12.0).reshape(6, 2)
+Y = torch.tensor([0, 1, 2, 1, 1, 0])
+
+
+def test_keys_keep_parts_apart() -> None:
+    assert len({key("ab", "c"), key("a", "bc"), key("abc"), key(1), key("1"), key(1, 0)}) == 6
+    assert key("x", 3) == key("x", np.int64(3))
+    assert 0 <= key("anything") < 2**63
+
+
+def test_streams_do_not_depend_on_one_another() -> None:
+    first = torch.rand(3, generator=generator(0, "batch", 1, 2))
+    torch.rand(1000, generator=generator(0, "cohort", 1))
+    assert torch.equal(first, torch.rand(3, generator=generator(0, "batch", 1, 2)))
+    assert not torch.equal(first, torch.rand(3, generator=generator(0, "batch", 1, 3)))
+    draws = [numpy_generator(0, "split").random() for _ in range(2)]
+    assert draws[0] == draws[1]
+    assert Seeds.of(3) == Seeds(3, 3, 3, 3)
+
+
+def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
+    rows = torch.tensor([[1.0, 2.0], [float("nan"), float("inf")], [3.0, 4.0]])
+    w = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
+    got = tree.weighted_sum(w, {"a": rows})["a"]
+    assert torch.equal(got, torch.tensor([2.5, 3.5]))
+    big = torch.tensor([[1e8], [1.0], [-1e8]])
+    exact = tree.weighted_sum(torch.ones(3).double(), {"a": big})["a"]
+    assert exact.item() == 1.0
+    assert big.sum().item() != 1.0 or (big[0] + big[1] + big[2]).item() == 0.0  # float32 loses it
+
+
+def test_stack_is_strict() -> None:
+    a = {"p": {"x": torch.zeros(2)}}
+    back = tree.unstack(tree.stack([a, a]), 2)
+    assert torch.equal(back[1]["p"]["x"], a["p"]["x"])
+    for other in ({"p": {"x": torch.zeros(1)}}, {"p": {"y": torch.zeros(2)}}, {"q": {}}):
+        with pytest.raises(InputError, match="cannot stack: "):
+            tree.stack([a, other])  # type: ignore[list-item]
+
+
+def test_flatten_and_back() -> None:
+    parts = {"params": {"a.b": torch.ones(2), "c": torch.zeros(())}, "empty": {}}
+    again = tree.unflatten(tree.flatten(parts), parts)
+    assert again.keys() == parts.keys()
+    assert torch.equal(again["params"]["a.b"], parts["params"]["a.b"])
+
+
+def test_models_of_other_names_do_not_add() -> None:
+    with pytest.raises(InputError, match="different parameter names"):
+        tree.add({"a": X}, {"b": X})
+    assert float(tree.sq_norm({"a": X, "b": X})) == 2 * float((X * X).sum())
+    assert float(tree.sq_norm({})) == 0.0
+
+
+@given(
+    n=st.integers(0, 70),
+    batch=st.integers(1, 20),
+    epochs=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_epochs_use_every_example_once(n: int, batch: int, epochs: int, seed: int) -> None:
+    plan = plan_phase(n, batch=batch, lr=0.1, generator=generator(seed), epochs=epochs)
+    used = plan.rows[plan.weight > 0]
+    assert torch.equal(used.bincount(minlength=n), torch.full((n,), epochs))
+    assert plan.sizes == tuple(plan.weight.sum(1).int().tolist())
+    assert plan.steps == epochs * -(-n // batch)
+
+
+@given(n=st.integers(1, 70), batch=st.integers(1, 20), steps=st.integers(1, 30))
+def test_steps_are_counted(n: int, batch: int, steps: int) -> None:
+    plan = plan_phase(n, batch=batch, lr=0.1, generator=generator(0), steps=steps)
+    assert plan.steps == steps
+    counts = plan.rows[plan.weight > 0].bincount(minlength=n)
+    assert int(counts.max() - counts.min()) <= 1 + steps * batch // n  # reshuffled epochs
+    assert int(counts.max()) - int(counts.min()) <= 1 or n % batch
+
+
+def test_a_batch_holds_its_rows() -> None:
+    data = client_data(X, Y, 0)
+    plan = plan_phase(6, batch=4, lr=0.5, generator=generator(0), epochs=1)
+    first, second = take(data, plan, 0), take(data, plan, 1)
+    assert len(first.y) == 4
+    assert len(second.y) == 2
+    assert float(second.size) == 2
+    assert torch.equal(first.x, X[first.rows])
+    assert torch.equal(second.y, Y[second.rows])
+    assert float(count(data)) == 6
+    assert label_counts(data, 4).tolist() == [2, 3, 1, 0]
+
+
+def test_plans_of_a_client_do_not_depend_on_others() -> None:
+    data = client_data(X, Y, 0)
+    phases = {"train0": Local(batch=2)}
+    one = plan_all(phases, data, 3, 7, 5)["train0"].rows
+    assert torch.equal(one, plan_all(phases | {"more": Local()}, data, 3, 7, 5)["train0"].rows)
+    others = [
+        plan_all(phases, data, *args)["train0"].rows for args in ((4, 7, 5), (3, 8, 5), (3, 7, 6))
+    ]
+    assert not all(torch.equal(one, other) for other in others)
+
+
+def test_counters_take_the_largest_that_counts() -> None:
+    stacked = {"seen": torch.tensor([3, 9, 5])}
+    w = torch.tensor([0.5, 0.0, 0.5])
+    assert int(combine_counters(w, stacked)["seen"]) == 5
+
+
+def test_weights_off_the_simplex_are_refused() -> None:
+    check_weights(torch.tensor([0.5, 0.5]).double(), 2)
+    for bad in ([0.5, 0.4], [1.5, -0.5], [float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="weights"):
+            check_weights(torch.tensor(bad).double(), 2)
+    with pytest.raises(ValueError, match="for 3 clients"):
+        check_weights(torch.tensor([0.5, 0.5]).double(), 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
+        ({"epochs": None}, "exactly one of epochs and steps"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"lr": -0.1}, "lr must be a positive number, got -0.1"),
+        ({"lr": float("nan")}, "lr must be a positive number, got nan"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"decay": -1.0}, "decay must be 0 or more"),
+    ],
+)
+def test_local_refuses(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Local(**options)  # type: ignore[arg-type]
+
+
+def test_tasks_that_do_not_fit_are_refused() -> None:
+    client, held = client_data(X, Y, 0), Examples(X, Y)
+    target = torch.tensor([0.5, 0.5, 0.0]).double()
+
+    def task(**changed: object) -> Task:
+        fields = {
+            "clients": (client,), "validation": (held,), "target": target,
+            "test": held, "target_validation": None, "classes": ("a", "b", "c"),
+        }  # fmt: skip
+        return Task(**(fields | changed))  # type: ignore[arg-type]
+
+    assert task().table()["labels"].tolist() == [[2, 3, 1]]
+    with pytest.raises(InputError, match="at least one training client"):
+        task(clients=(), validation=())
+    with pytest.raises(InputError, match="1 clients and 2 validation sets"):
+        task(validation=(held, held))
+    with pytest.raises(InputError, match=r"ids must be 0\.\.0 in order, got \[4\]"):
+        task(clients=(client_data(X, Y, 4),))
+    with pytest.raises(InputError, match="has .2,. entries for 3 classes"):
+        task(target=target[:2])
+    with pytest.raises(InputError, match="6 inputs and 2 labels"):
+        client_data(X, Y[:2], 0)

@@ -1,0 +1,95 @@
+"""Scores that add, and target accuracy without target examples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import CLASSES, make_clients
+from torch.nn import functional as F
+
+from fedshift import estimate_target_accuracy
+from fedshift.data import Examples
+from fedshift.engine.evaluate import score
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.seeds import numpy_generator
+
+
+def test_scores_add_to_the_score_of_the_union(mlp: Model) -> None:
+    params, _ = mlp.init()
+    parts = [Examples(c.x, c.y) for c in make_clients()]
+    union = Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    whole = score(mlp, params, {}, union, CLASSES, batch=17)
+    pieces = [score(mlp, params, {}, p, CLASSES) for p in parts]
+    added = sum(pieces[1:], start=pieces[0])
+    assert torch.equal(whole.correct, added.correct)
+    assert torch.equal(whole.total, added.total)
+    assert whole.loss == pytest.approx(added.loss, rel=1e-7)
+    logits = mlp(params, {}, union.x)["logits"]
+    assert whole.accuracy == pytest.approx((logits.argmax(1) == union.y).double().mean().item())
+    assert whole.loss == pytest.approx(F.cross_entropy(logits, union.y).item(), rel=1e-5)
+
+
+def test_a_score_of_nothing_has_no_accuracy(mlp: Model) -> None:
+    nothing = Examples(torch.zeros(0, 8), torch.zeros(0).long())
+    empty = score(mlp, mlp.init()[0], {}, nothing, CLASSES)
+    assert math.isnan(empty.accuracy)
+    assert math.isnan(empty.loss)
+    assert empty.recall == [None] * CLASSES
+    with pytest.raises(InputError, match=r"labels must lie in 0\.\.4"):
+        score(mlp, mlp.init()[0], {}, Examples(torch.zeros(1, 8), torch.tensor([5])), CLASSES)
+
+
+def test_the_estimate_by_hand() -> None:
+    """0.5 * 8/10 + 0.3 * 15/20 + 0.2 * 0 (nobody holds the third label)."""
+    found = estimate_target_accuracy(
+        [[5, 10, 0], [3, 5, 0]], [[5, 12, 0], [5, 8, 0]], [0.5, 0.3, 0.2]
+    )
+    assert found.accuracy == pytest.approx(0.5 * 0.8 + 0.3 * 0.75)
+    assert found.unmeasured_mass == pytest.approx(0.2)
+    assert math.isnan(found.recall[2])
+    r = np.array([9 / 12, 16 / 22])
+    se = math.sqrt(0.25 * r[0] * (1 - r[0]) / 10 + 0.09 * r[1] * (1 - r[1]) / 20)
+    assert found.standard_error == pytest.approx(se)
+    low, high = found.interval
+    assert low == pytest.approx(0.625 - 1.959963984540054 * se)
+    assert high == pytest.approx(0.625 + 1.959963984540054 * se + 0.2)
+
+
+def test_the_interval_covers_the_truth_under_label_shift() -> None:
+    """2,000 federations with known recalls: 95 % intervals cover, and pooling is what matters."""
+    rng = numpy_generator(0, "coverage")
+    covered, errors, scaled = 0, [], []
+    for _ in range(2000):
+        recall, target = rng.uniform(0.3, 1.0, 6), rng.dirichlet(np.ones(6))
+        total = rng.multinomial(300, rng.dirichlet(np.ones(6)), size=3) + 5
+        found = estimate_target_accuracy(rng.binomial(total, recall), total, target)
+        truth = float(target @ recall)
+        covered += found.interval[0] <= truth <= found.interval[1]
+        errors.append(found.accuracy - truth)
+        scaled.append((found.accuracy - truth) / found.standard_error)
+    assert 0.93 <= covered / 2000 <= 0.98
+    assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(2000)  # unbiased
+    assert 0.9 < np.std(scaled) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "target", "message"),
+    [
+        ([1, 2], [2, 2, 2], [0.5, 0.5], "same number of labels"),
+        ([3, 0], [2, 2], [0.5, 0.5], "label 0: 3 right out of 2"),
+        ([-1, 0], [2, 2], [0.5, 0.5], "correct must hold counts"),
+        ([1, 0], [float("nan"), 2], [0.5, 0.5], "total must hold counts"),
+        ([1, 0], [2, 2], [0.5, 0.6], "sums to 1.1"),
+        ([1, 0], [2, 2], [1.5, -0.5], "non-negative"),
+        (1, [2], [1.0], "0 dimensions"),
+    ],
+)
+def test_bad_counts_are_refused(
+    correct: object, total: object, target: object, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        estimate_target_accuracy(correct, total, target)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""Local training and loss terms against closed forms and PyTorch's own optimiser."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import CLASSES, FEATURES, make_clients
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.client.local import Local, gradient_of, plan_all
+from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
+from fedshift.data import Batch, client_data, take
+from fedshift.errors import InputError
+from fedshift.model import Model, build, check_classes
+from fedshift.models.dense import Mlp
+from fedshift.models.lenet import LeNet
+
+
+class Quadratic(Term):
+    """(1/2) theta' A theta - b' theta, whatever the batch."""
+
+    def __init__(self, a: Tensor, b: Tensor) -> None:
+        self.a, self.b = a, b
+
+    def __call__(self, view: View) -> Tensor:
+        p = view.params["weight"].flatten()
+        return p @ self.a @ p / 2 - self.b @ p
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.01)])
+def test_local_sgd_is_torch_sgd(mlp: Model, momentum: float, decay: float) -> None:
+    client = make_clients()[1]
+    local = Local(lr=0.05, epochs=3, batch=8, momentum=momentum, decay=decay)
+    plan = plan_all({"train0": local}, client, 1, 0, 1)["train0"]
+    params, _ = mlp.init()
+    got = local(mlp, CrossEntropy(), params, {}, {}, client, plan)
+
+    net = Mlp((FEATURES,), (10,), CLASSES)
+    net.load_state_dict(params)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum, weight_decay=decay)
+    losses = []
+    for s in range(plan.steps):
+        batch = take(client, plan, s)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(batch.x)["logits"], batch.y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for name, v in net.state_dict().items():
+        assert float((got.params[name] - v).abs().max()) < 2e-6
+    assert float(got.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_prox_reaches_its_fixed_point() -> None:
+    """argmin (1/2) t'At - b't + (mu/2)||t - t0||^2 = (A + mu I)^{-1}(b + mu t0)."""
+    a = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
+    b, start, mu = torch.tensor([1.0, -1.0]).double(), torch.tensor([[3.0, -2.0]]).double(), 0.7
+    model = Model(nn.Linear(2, 1, bias=False))
+    data = client_data(torch.zeros(4, 2).double(), torch.zeros(4).long(), 0)
+    local = Local(lr=0.3, epochs=None, steps=300, batch=4)
+    plan = plan_all({"train0": local}, data, 1, 0, 0)["train0"]
+    anchor = {"weight": start}
+    objective = Quadratic(a, b) + Proximal(mu)
+    end = local(model, objective, anchor, {}, {"anchor": anchor}, data, plan).params["weight"]
+    exact = torch.linalg.solve(a + mu * torch.eye(2).double(), b + mu * start.flatten())
+    assert float((end.flatten() - exact).abs().max()) < 1e-12
+    free = local(model, Quadratic(a, b), anchor, {}, {"anchor": anchor}, data, plan).params[
+        "weight"
+    ]
+    assert float((free.flatten() - exact).abs().max()) > 1e-2
+
+
+def test_terms_agree_with_finite_differences(mlp: Model) -> None:
+    client = make_clients()[2]
+    batch = Batch(
+        client.x.double(), client.y, torch.rand(16).double(), torch.arange(16), torch.tensor(16.0)
+    )
+    params = {k: v.double() for k, v in mlp.init()[0].items()}
+    anchor = {k: v + 0.1 for k, v in params.items()}
+    objective = CrossEntropy() + 0.5 * Proximal(2.0)
+
+    def loss(p: dict[str, Tensor]) -> float:
+        view = View(mlp, p, mlp(p, {}, batch.x), batch, {"anchor": anchor})
+        return float(objective(view))
+
+    found = gradient_of(mlp, objective, {}, {}, batch, {"anchor": anchor})(params)
+    assert float(found.loss) == pytest.approx(loss(params))
+    for name, at in (("head.weight", (2, 3)), ("body.1.bias", (4,)), ("body.1.weight", (0, 7))):
+        step = torch.zeros_like(params[name])
+        step[at] = 1e-6
+        slope = (
+            loss(params | {name: params[name] + step}) - loss(params | {name: params[name] - step})
+        ) / 2e-6
+        assert float(found.grad[name][at]) == pytest.approx(slope, abs=1e-7)
+
+
+def test_importance_divides_by_rows_and_not_by_weights() -> None:
+    batch = Batch(torch.zeros(4, 1), torch.zeros(4).long(), torch.tensor([0.5, 0.5, 2.0, 0.0]),
+                  torch.arange(4), torch.tensor(4.0))  # fmt: skip
+    values = torch.tensor([1.0, 2.0, 3.0, 9.0])
+    assert float(batch_mean(values, batch)) == pytest.approx((0.5 + 1.0 + 6.0) / 4)
+
+
+def test_only_named_parameters_move(mlp: Model) -> None:
+    client, (params, _) = make_clients()[0], mlp.init()
+    local = Local(only=("head.",))
+    plan = plan_all({"t": local}, client, 1, 0, 0)["t"]
+    end = local(mlp, CrossEntropy(), params, {}, {}, client, plan).params
+    moved = {k for k in params if not torch.equal(end[k], params[k])}
+    assert moved == {"head.weight", "head.bias"}
+
+
+def test_a_schedule_sets_the_rate_by_round(mlp: Model) -> None:
+    local = Local(lr=lambda t: 1.0 / t)
+    client = make_clients()[0]
+    rates = [float(plan_all({"t": local}, client, t, 0, 0)["t"].lr) for t in (1, 2, 4)]
+    assert rates == [1.0, 0.5, 0.25]
+
+
+def test_a_client_without_examples_changes_nothing(mlp: Model) -> None:
+    empty = client_data(torch.zeros(0, FEATURES), torch.zeros(0).long(), 0)
+    params, _ = mlp.init()
+    plan = plan_all({"t": Local()}, empty, 1, 0, 0)["t"]
+    end = Local()(mlp, CrossEntropy(), params, {}, {}, empty, plan)
+    assert all(torch.equal(end.params[k], params[k]) for k in params)
+    assert float(end.loss) == 0.0
+
+
+@pytest.mark.parametrize("mu", [0.0, -1.0, float("nan"), float("inf")])
+def test_prox_refuses(mu: float) -> None:
+    with pytest.raises(InputError, match="mu must be a positive number"):
+        Proximal(mu)
+
+
+def test_models_are_what_they_say() -> None:
+    lenet = build(lambda: LeNet(1, 28, 10), 0)
+    params, _ = lenet.init()
+    assert sum(v.numel() for v in params.values()) == 44_426
+    out = lenet(params, {}, torch.zeros(2, 1, 28, 28))
+    assert out["features"].shape == (2, 84)
+    assert out["logits"].shape == (2, 10)
+    assert build(lambda: LeNet(3, 32, 10), 0).init()[0]["body.7.weight"].shape == (120, 400)
+    again = build(lambda: LeNet(1, 28, 10), 0).init()[0]
+    other = build(lambda: LeNet(1, 28, 10), 1).init()[0]
+    assert all(torch.equal(params[k], again[k]) for k in params)
+    assert not torch.equal(params["head.weight"], other["head.weight"])
+    with pytest.raises(InputError, match="at least 16 pixels"):
+        LeNet(1, 12, 10)
+    with pytest.raises(InputError, match="hidden widths"):
+        Mlp((3,), (0,), 2)
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    x = torch.zeros(2, 4)
+    with pytest.raises(InputError, match=r"logits \(2, 3\) for 2 inputs; the task has 5 classes"):
+        check_classes(Model(nn.Linear(4, 3)), x, 5)
+
+    class Odd(nn.Linear):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"out": x}
+
+    with pytest.raises(InputError, match=r"returns \['out'\]; it must return"):
+        check_classes(Model(Odd(4, 3)), x, 3)
