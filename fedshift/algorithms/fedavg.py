@@ -9,22 +9,15 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
-from fedshift.model import Model, split_buffers
-from fedshift.server.combine import Combine, Mean, combine_counters
+from fedshift.model import Model
+from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
-from fedshift.tree import Params, Parts, sub, weighted_sum
-
-REVEALED = {
-    "delta": "the change of the shared parameters",
-    "buffers": "running statistics of normalisation layers, where the model has them",
-    "counters": "how many batches those statistics have seen, where the model has them",
-    "report": "the client's id and its mean training loss (for monitoring only)",
-}
-REGISTERED = {"n": "number of training examples, once", "labels": "examples per label, once"}
+from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class FedAvg:
         return {
             "private": self.share.kept(params),
             "private_buffers": self.share.kept(buffers),
-            **self.objective.remember(params),
+            **self.objective.remember(params, buffers, data),
         }
 
     def phases(self) -> Mapping[str, Local]:
@@ -86,40 +79,27 @@ class FedAvg:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start = message["params"] | state["private"]
-        begun = message["buffers"] | state["private_buffers"]
-        context = {**state, "anchor": start, "anchor_buffers": begun, "client": {"id": data.id}}
-        end, after, losses = start, begun, []
-        for name, phase in self.phases().items():
-            trained = phase(self.model, self.objective, end, after, context, data, plans[name])
-            end, after = trained.params, trained.buffers
-            losses.append(trained.loss)
-        floats, counters = split_buffers(self.share.shared(after))
-        update = {
-            "delta": self.share.shared(sub(end, start)),
-            "buffers": floats,
-            "counters": counters,
-            "report": {"id": data.id, "loss": torch.stack(losses).mean()},
-        }
+        buffers = message["buffers"] | state["private_buffers"]
+        end, after, loss = train_locally(
+            self.model, self.objective, self.phases(), start, buffers, state, data, plans
+        )
+        shared = self.share.shared
+        update = update_of(shared(start), shared(end), shared(after), loss, data)
         return update, {
             "private": self.share.kept(end),
             "private_buffers": self.share.kept(after),
-            **self.objective.remember(end),
+            **self.objective.remember(end, after, data),
         }
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        weights = updates["cohort"]["weight"]
-        delta = self.combine(weights, updates["delta"], seed)
-        params, optimizer = self.server(server["params"], delta, server["optimizer"])
-        buffers = weighted_sum(weights, updates["buffers"])
-        counters = combine_counters(weights, updates["counters"])
-        return {"params": params, "optimizer": optimizer, "buffers": buffers | counters}
+        delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
+        return fold(server, updates, delta, self.server)
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         return server["params"] | state["private"], server["buffers"] | state["private_buffers"]
 
     def reveals(self) -> Mapping[str, str]:
-        held = dict.fromkeys(("n", *self.combine.needs))
-        return REVEALED | {"register": "; ".join(REGISTERED[k] for k in held)}
+        return revealed(self.combine.needs)
 
     def at(self, t: int) -> FedAvg:
         return self

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.data import Batch
+from fedshift.data import Batch, ClientData
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, sq_norm, sub
@@ -48,8 +48,11 @@ class Term(ABC):
     def __call__(self, view: View) -> Tensor:
         """The term's value for one batch, a 0-d tensor."""
 
-    def remember(self, params: Params) -> Parts:
-        """Parts of client state that the term needs next time, from the locally trained model."""
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        """Parts of client state that the term needs: from the first model, then after each round.
+
+        The term finds them in `view.context` under the same names.
+        """
         return {}
 
     def __add__(self, other: Term) -> Term:
@@ -72,8 +75,9 @@ class Sum(Term):
     def __call__(self, view: View) -> Tensor:
         return torch.stack([term(view) for term in self.terms]).sum()
 
-    def remember(self, params: Params) -> Parts:
-        return {k: v for term in self.terms for k, v in term.remember(params).items()}
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        kept = (term.remember(params, buffers, data) for term in self.terms)
+        return {name: part for parts in kept for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ class Scaled(Term):
     def __call__(self, view: View) -> Tensor:
         return self.scale * self.term(view)
 
-    def remember(self, params: Params) -> Parts:
-        return self.term.remember(params)
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return self.term.remember(params, buffers, data)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "certified": None if solved is None else solved.certified,
         "curve": [_curve_point(p) for p in (*ess_curve(counts, target, CURVE), hull)],
         "final": _final(outcome),
+        "best": None if outcome.best is None else vars(outcome.best),
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
         "why": reasons(
             task.classes, target.tolist(), (by_size @ rows).tolist(), (weights @ rows).tolist()

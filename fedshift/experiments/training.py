@@ -43,7 +43,7 @@ class Metrics:
     target_*             on test examples that follow T
     estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its
     estimated_se         standard error
-    validation_accuracy  on validation examples that follow T, where there are any
+    validation_*         on validation examples that follow T, where there are any
     source_accuracy      on the clients' pooled validation examples: what selection without a
                          target would look at
     """
@@ -55,6 +55,7 @@ class Metrics:
     estimated_accuracy: float
     estimated_se: float
     validation_accuracy: float
+    validation_loss: float
     source_accuracy: float
     clients_trained: int
     ess: float
@@ -78,6 +79,15 @@ class Outcome:
     def final(self) -> Metrics:
         """The metrics after the last round."""
         return self.metrics[-1]
+
+    @property
+    def best(self) -> Metrics | None:
+        """The evaluated round of lowest validation loss (the first of equals): early stopping.
+
+        The FedPALS paper keeps this model; None without validation examples that follow T.
+        """
+        known = [m for m in self.metrics if not math.isnan(m.validation_loss)]
+        return min(known, key=lambda m: m.validation_loss, default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +180,7 @@ def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metric
         estimated_accuracy=seen.estimate.accuracy,
         estimated_se=seen.estimate.standard_error,
         validation_accuracy=math.nan if seen.validation is None else seen.validation.accuracy,
+        validation_loss=math.nan if seen.validation is None else seen.validation.loss,
         source_accuracy=pool(seen.clients).accuracy,
         clients_trained=len(current.trained),
         ess=effective_sample_size(current.weights.numpy(), sizes),

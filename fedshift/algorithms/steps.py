@@ -1,0 +1,71 @@
+"""The pieces that every method with one model per client is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedshift.client.local import Local, Oracle, Trained
+from fedshift.client.objectives import Term
+from fedshift.data import ClientData, Plan
+from fedshift.model import Model, split_buffers
+from fedshift.server.combine import combine_counters
+from fedshift.server.optimizers import ServerOptimizer
+from fedshift.tree import Params, Parts, sub, weighted_sum
+
+REVEALED = {
+    "delta": "the change of the shared parameters",
+    "buffers": "running statistics of normalisation layers, where the model has them",
+    "counters": "how many batches those statistics have seen, where the model has them",
+    "report": "the client's id and its mean training loss (for monitoring only)",
+}
+REGISTERED = {"n": "number of training examples, once", "labels": "examples per label, once"}
+
+
+def revealed(needs: tuple[str, ...]) -> dict[str, str]:
+    """What leaves a client of a method that registers `needs` and sends a plain update."""
+    held = dict.fromkeys(("n", *needs))
+    return REVEALED | {"register": "; ".join(REGISTERED[k] for k in held)}
+
+
+def train_locally(
+    model: Model,
+    objective: Term,
+    phases: Mapping[str, Local],
+    start: Params,
+    buffers: Params,
+    state: Parts,
+    data: ClientData,
+    plans: Mapping[str, Plan],
+    *extra: Oracle,
+) -> Trained:
+    """All phases in turn from `start`; terms see the client's state, the anchor and the id."""
+    context = {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
+    end, after, losses = start, buffers, []
+    for name, phase in phases.items():
+        done = phase(model, objective, end, after, context, data, plans[name], *extra)
+        end, after = done.params, done.buffers
+        losses.append(done.loss)
+    return Trained(end, after, torch.stack(losses).mean())
+
+
+def update_of(start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData) -> Parts:
+    """The update that leaves a client: change, buffers as values, counters, and the report."""
+    floats, counters = split_buffers(buffers)
+    return {
+        "delta": sub(end, start),
+        "buffers": floats,
+        "counters": counters,
+        "report": {"id": data.id, "loss": loss},
+    }
+
+
+def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimizer) -> Parts:
+    """The server's step along `delta`, with the buffers combined by the cohort's weights."""
+    weights = updates["cohort"]["weight"]
+    params, state = optimizer(server["params"], delta, server["optimizer"])
+    buffers = weighted_sum(weights, updates["buffers"])
+    counters = combine_counters(weights, updates["counters"])
+    return {"params": params, "optimizer": state, "buffers": buffers | counters}
