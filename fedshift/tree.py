@@ -64,7 +64,7 @@ def stack(many: Sequence[Parts]) -> Parts:
     """
     first = many[0]
     for i, one in enumerate(many):
-        for part in first.keys() | one.keys():
+        for part in first | one:
             ours, theirs = first.get(part), one.get(part)
             if ours is None or theirs is None or ours.keys() != theirs.keys():
                 raise InputError(f'cannot stack: entry {i} differs from entry 0 in part "{part}"')

@@ -1,7 +1,7 @@
 """Fifty inputs that a user could get wrong: what is given, the exit code, the message.
 
-`{file}` stands for the file's path. A case with `toml` runs `fedshift run`, one with `counts` and
-`target` runs `fedshift diagnose`; `args` are added at the end.
+A case with `toml` runs `fedshift run`, one with `counts` and `target` runs
+`fedshift diagnose`; `args` are added at the end. `{methods}` stands for all methods' names.
 """
 
 from __future__ import annotations
@@ -46,3 +46,370 @@ def config(name: str, old: str, new: str, message: str, code: int = 2) -> Broken
 def option(name: str, setting: str, message: str, code: int = 2) -> Broken:
     """GOOD with one `-c` option."""
     return Broken(name, code, message, toml=GOOD, args=("-c", setting))
+
+
+CASES = (
+    config(
+        "unknown section",
+        "[training]",
+        "[trainig]",
+        'f.toml:9: unknown key "trainig"; allowed: data, method, model, name, seeds, selection, shift, training. Did you mean "training"?',
+    ),
+    config(
+        "unknown key",
+        "rounds = 1",
+        "ruonds = 1",
+        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, decay, epochs, evaluate_every, lr, momentum, rounds, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
+    ),
+    config(
+        "text for a number",
+        "rounds = 1",
+        'rounds = "one"',
+        'f.toml:10: training.rounds = "one": must be a whole number',
+    ),
+    config(
+        "half a round",
+        "rounds = 1",
+        "rounds = 1.5",
+        "f.toml:10: training.rounds = 1.5: must be a whole number",
+    ),
+    config(
+        "no rounds",
+        "rounds = 1",
+        "rounds = 0",
+        "f.toml:10: training.rounds = 0: must be at least 1",
+    ),
+    config(
+        "negative rate",
+        "rounds = 1",
+        "rounds = 1\nlr = -0.1",
+        "f.toml:11: training.lr = -0.1: must be more than 0.0",
+    ),
+    config(
+        "infinite rate",
+        "rounds = 1",
+        "rounds = 1\nlr = inf",
+        "f.toml:11: training.lr = inf: must be a finite number",
+    ),
+    config(
+        "momentum of one",
+        "rounds = 1",
+        "rounds = 1\nmomentum = 1.0",
+        "f.toml:11: training.momentum = 1.0: must be less than 1.0",
+    ),
+    config(
+        "epochs and steps",
+        "rounds = 1",
+        "rounds = 1\nepochs = 1\nsteps = 2",
+        "f.toml:9: training: give epochs or steps, not both",
+    ),
+    config(
+        "true for a number",
+        "rounds = 1",
+        "rounds = true",
+        "f.toml:10: training.rounds = True: must be a whole number",
+    ),
+    config(
+        "unknown shift",
+        'kind = "sparsity"',
+        'kind = "sparsty"',
+        'f.toml:5: shift.kind = "sparsty": allowed are sparsity, dirichlet-per-client, dirichlet-per-class, shards, iid, quantity, natural. Did you mean "sparsity"?',
+    ),
+    config(
+        "no labels per client",
+        "labels_per_client = 3\n",
+        "",
+        'f.toml:4: shift: kind "sparsity" needs labels_per_client',
+    ),
+    config(
+        "more labels than exist",
+        "labels_per_client = 3",
+        "labels_per_client = 11",
+        "[shift]: labels_per_client=11; allowed: 1 to 10, the number of labels in the data. Lower labels_per_client.",
+    ),
+    config(
+        "no label",
+        "labels_per_client = 3",
+        "labels_per_client = 0",
+        "f.toml:6: shift.labels_per_client = 0: must be at least 1",
+    ),
+    config(
+        "foreign option",
+        "labels_per_client = 3",
+        "labels_per_client = 3\nbeta = 0.5",
+        'f.toml:4: shift: "beta" is not an option of kind "sparsity" (labels_per_client)',
+    ),
+    config(
+        "no clients",
+        "labels_per_client = 3",
+        "labels_per_client = 3\nclients = 0",
+        "f.toml:7: shift.clients = 0: must be at least 1",
+    ),
+    config(
+        "too many clients",
+        "labels_per_client = 3",
+        "labels_per_client = 3\nclients = 9000",
+        "[shift]: clients=9001; allowed: a whole number from 1 to 7000. Each client needs at least one sample.",
+    ),
+    config(
+        "negative beta",
+        'kind = "sparsity"\nlabels_per_client = 3',
+        'kind = "dirichlet-per-class"\nbeta = -1.0',
+        "f.toml:6: shift.beta = -1.0: must be more than 0.0",
+    ),
+    config(
+        "minimum out of reach",
+        'kind = "sparsity"\nlabels_per_client = 3',
+        'kind = "dirichlet-per-class"\nbeta = 0.1\nmin_size = 1000',
+        "[shift]: min_size=1000 for 10 clients needs 10000 samples; there are 7000. Lower min_size to at most 700, or ask for fewer clients.",
+    ),
+    config(
+        "short target",
+        "labels_per_client = 3",
+        "labels_per_client = 3\ntarget = [0.5, 0.5]",
+        "shift.target: marginal of shape (2,); allowed: one number for each of 10 classes. Or set shift.normalise_target = true.",
+    ),
+    config(
+        "target off one",
+        "labels_per_client = 3",
+        "labels_per_client = 3\ntarget = [0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0, 0, 0, 0]",
+        "shift.target: marginal sums to 1.2; allowed: 1 within 1e-6. Divide counts by their sum. Or set shift.normalise_target = true.",
+    ),
+    config(
+        "negative target",
+        "labels_per_client = 3",
+        "labels_per_client = 3\ntarget = [1.5, -0.5, 0, 0, 0, 0, 0, 0, 0, 0]",
+        "shift.target: marginal[1]=-0.5; allowed: finite numbers >= 0 that sum to 1. Or set shift.normalise_target = true.",
+    ),
+    config(
+        "unknown target",
+        "labels_per_client = 3",
+        'labels_per_client = 3\ntarget = "unifrom"',
+        'f.toml:7: shift.target = "unifrom": allowed are drawn, uniform. Did you mean "uniform"?; or shift.target = "unifrom": must be a list',
+    ),
+    config(
+        "unknown data",
+        '"fashion-mnist-mini"',
+        '"fashion-mnst"',
+        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, gaussians, mnist. Did you mean "fashion-mnist"?',
+    ),
+    config(
+        "all for validation",
+        'name = "fashion-mnist-mini"',
+        'name = "fashion-mnist-mini"\nvalidation = 1.0',
+        "f.toml:4: data.validation = 1.0: must be less than 1.0",
+    ),
+    config("number as data", '"fashion-mnist-mini"', "7", "f.toml:3: data.name = 7: must be text"),
+    config(
+        "unknown method",
+        '"fedavg"',
+        '"fedpal"',
+        'f.toml:8: unknown method "fedpal"; allowed: {methods}. Did you mean "fedpals"?',
+    ),
+    config(
+        "option of another method",
+        '"fedavg"',
+        '"fedavg"\nmu = 0.1',
+        'f.toml:9: unknown key "method.mu" for fedavg; allowed: name.',
+    ),
+    config(
+        "lam and ess",
+        '"fedavg"',
+        '"fedpals"\nlam = 1.0\ness = 0.5',
+        "f.toml:7: [method]: give exactly one of lam and ess; got both (lam=1.0, ess=0.5)",
+    ),
+    config(
+        "neither lam nor ess",
+        '"fedavg"',
+        '"fedpals"',
+        "f.toml:7: [method]: give exactly one of lam and ess; got neither",
+    ),
+    config(
+        "ess above one",
+        '"fedavg"',
+        '"fedpals"\ness = 50',
+        "f.toml:7: [method]: ess is a fraction of the examples, 0 < ess <= 1; got 50",
+    ),
+    config(
+        "negative lam",
+        '"fedavg"',
+        '"fedpals"\nlam = -1.0',
+        "f.toml:7: [method]: lam must be a number >= 0, inf allowed; got -1.0",
+    ),
+    config(
+        "cap out of reach",
+        '"fedavg"',
+        '"fedpals"\ness = 0.5\ncap = 0.05',
+        "cap=0.05 cannot be met: 9 clients with examples could carry 0.45 in all, the weights must sum to 1; use cap >= 0.111111",
+    ),
+    config(
+        "unknown fidelity",
+        '"fedavg"',
+        '"fedpals"\ness = 0.5\nfidelity = "nrom"',
+        'f.toml:10: method.fidelity = "nrom": allowed are squared, norm. Did you mean "norm"?',
+    ),
+    config(
+        "negative mu",
+        '"fedavg"',
+        '"fedprox"\nmu = -0.1',
+        "f.toml:7: [method]: mu must be 0 or more, got -0.1",
+    ),
+    config(
+        "text for mu",
+        '"fedavg"',
+        '"fedprox"\nmu = "big"',
+        'f.toml:9: method.mu = "big": must be a number',
+    ),
+    config(
+        "auto and lam",
+        '"fedavg"',
+        '"fedpals"\ness = "auto"\nlam = 1.0',
+        'f.toml:10: method.lam and method.ess = "auto" are both given; drop one',
+    ),
+    config(
+        "network for vectors",
+        '"fashion-mnist-mini"',
+        '"gaussians"',
+        "[shift]: label 2 is drawn by 10 of 10 clients but has 9 samples; each holder needs at least one. Ask for fewer clients or fewer labels_per_client (given 3), or use more data.",
+    ),
+    config(
+        "not TOML",
+        "rounds = 1",
+        "rounds = = 1",
+        "f.toml: not valid TOML: Invalid value (at line 10, column 10)",
+    ),
+    config(
+        "section as value",
+        "[training]\nrounds = 1\n",
+        "training = 1\n",
+        'f.toml:9: unknown key "method.training" for fedavg; allowed: name.',
+    ),
+    config(
+        "bad name",
+        '"good"',
+        '"../../etc"',
+        'f.toml:1: name = "../../etc": may hold letters, digits, spaces and . _ + = - only',
+    ),
+    config(
+        "diverging",
+        "rounds = 1",
+        "rounds = 1\nlr = 1e9",
+        'client 0 sent non-finite numbers in "delta/body.0.weight": its training diverged. Lower the learning rate, or look at this client\'s data',
+        code=4,
+    ),
+    config(
+        "cohort",
+        "rounds = 1",
+        "rounds = 1\ncohort = 12",
+        "a cohort of 12 clients from 9; give 1 to 9",
+    ),
+    config(
+        "empty grid",
+        "[training]",
+        "[selection]\ngrid = []\n[training]",
+        "f.toml:9: selection: grid needs at least one ESS fraction",
+    ),
+    config(
+        "seed",
+        "[training]",
+        "[seeds]\nrun = -3\n[training]",
+        "f.toml:10: seeds.run = -3: must be at least 0",
+    ),
+    option(
+        "option without value",
+        "training.rounds",
+        '-c "training.rounds": write it as section.key=value, as in training.rounds=50',
+    ),
+    option("option into a value", "name.x=1", '-c "name.x=1": "name" is a value, not a section'),
+    option(
+        "option unknown",
+        "training.batchsize=3",
+        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, decay, epochs, evaluate_every, lr, momentum, rounds, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
+    ),
+    Broken(
+        "diagnose ragged counts",
+        3,
+        "c.csv, line 2: 3 cells; the first row has 4",
+        counts="client,cat,dog,owl\na,10,20\nb,0,5,5\n",
+    ),
+    Broken(
+        "diagnose negative count",
+        3,
+        'c.csv, line 2, column 3 ("dog"): -20 is out of range; a finite number >= 0 is needed',
+        counts="client,cat,dog,owl\na,10,-20,1\nb,0,5,5\n",
+    ),
+    Broken(
+        "diagnose text count",
+        3,
+        'c.csv, line 2, column 3 ("dog"): "x" is not a number; a number >= 0 is needed.',
+        counts="client,cat,dog,owl\na,10,x,1\nb,0,5,5\n",
+    ),
+    Broken(
+        "diagnose nan count",
+        3,
+        'c.csv, line 2, column 3 ("dog"): "nan" is not a number; a number >= 0 is needed.',
+        counts="client,cat,dog,owl\na,10,nan,1\nb,0,5,5\n",
+    ),
+    Broken(
+        "diagnose all zero",
+        2,
+        "label_counts are all zero: no client has any example to weigh",
+        counts="client,cat,dog,owl\na,0,0,0\nb,0,0,0\n",
+    ),
+    Broken(
+        "diagnose doubled label",
+        3,
+        'c.csv, line 1: label "cat" is given 2 times',
+        counts="client,cat,cat,owl\na,1,2,3\n",
+    ),
+    Broken("diagnose empty file", 3, "c.csv is empty; the first row must hold the label names", counts=""),
+    Broken(
+        "diagnose header only",
+        3,
+        "c.csv: a header and no rows; one row per client is needed",
+        counts="client,cat,dog,owl\n",
+    ),
+    Broken("diagnose bytes", 3, "c.csv is not UTF-8 text (byte 0)", counts=b"\xff\xfe\x00\x01"),
+    Broken(
+        "diagnose target off one",
+        2,
+        "target sums to 1.1, it must sum to 1 within 1e-6; pass label shares, or normalise_target=True (--normalise) to have it divided by its sum",
+        target="cat,dog,owl\n0.2,0.6,0.3\n",
+    ),
+    Broken(
+        "diagnose target of other labels",
+        3,
+        't.csv, line 1: label "emu" is not among the labels of the counts (cat, dog, owl). If no client holds it, give the counts a column of zeros for it.',
+        target="cat,dog,emu\n0.2,0.6,0.2\n",
+    ),
+    Broken(
+        "diagnose negative target",
+        3,
+        't.csv, line 2, column 1 ("cat"): -0.2 is out of range; a finite number >= 0 is needed',
+        target="cat,dog,owl\n-0.2,0.6,0.6\n",
+    ),
+    Broken(
+        "diagnose lam and ess",
+        2,
+        "give exactly one of lam and ess; got both (lam=1.0, ess=0.5)",
+        args=("--lam", "1", "--ess", "0.5"),
+    ),
+    Broken(
+        "diagnose ess of zero",
+        2,
+        "ess is a fraction of the examples, 0 < ess <= 1; got 0.0",
+        args=("--ess", "0"),
+    ),
+    Broken(
+        "diagnose cap",
+        2,
+        "cap=0.3 cannot be met: 2 clients with examples could carry 0.6 in all, the weights must sum to 1; use cap >= 0.5",
+        args=("--cap", "0.3"),
+    ),
+    Broken(
+        "diagnose target two rows",
+        3,
+        "t.csv: 2 rows under the label names; a target is exactly one row, or two columns: label,value",
+        target="cat,dog,owl\n0.2,0.6,0.2\n1,0,0\n",
+    ),
+)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from broken_inputs import CASES, COUNTS, GOOD, TARGET, Broken
 
+from fedshift import recipes
 from fedshift.cli.app import main
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import dumps, load_config
@@ -52,7 +53,8 @@ def test_wrong_input_gets_one_clear_message(case: Broken, call: Any, tmp_path: P
     if case.toml is None:
         command = ["diagnose", "--counts", "c.csv", "--target", "t.csv", "--report", "o"]
     code, out, err = call(*command, *case.args)
-    assert err[err.index("error: ") :] == f"error: {case.message}\n"
+    message = case.message.replace("{methods}", ", ".join(sorted(recipes.__all__)))
+    assert err[err.index("error: ") :] == f"error: {message}\n"
     assert (code, out) == (case.code, "")
     left = set(tmp_path.iterdir()) - inputs
     # Only a run that had begun leaves something: its events, the last of which is the failure.

@@ -59,7 +59,7 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
 
 def check_reply(reply: Reply, first: Reply) -> None:
     """Raise TrainingError, naming the client, for a misshapen or non-finite update."""
-    for part in reply.update.keys() | first.update.keys():
+    for part in first.update | reply.update:
         ours, theirs = reply.update.get(part), first.update.get(part)
         if ours is None or theirs is None or ours.keys() != theirs.keys():
             raise TrainingError(f'client {reply.client} sent an update with a different "{part}"')

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.server.pals import Fidelity, pals_weights
+from fedshift.server.pals import Fidelity, check_setting, pals_weights
 from fedshift.tree import Params
 
 
@@ -67,8 +67,7 @@ class Pals:
     needs = ("n", "labels")
 
     def __post_init__(self) -> None:
-        if (self.lam is None) == (self.ess is None):
-            raise InputError(f"give exactly one of lam and ess, got {self.lam=}, {self.ess=}")
+        check_setting(self.lam, self.ess, self.cap, self.fidelity)
         if not math.isclose(sum(self.target), 1.0, abs_tol=1e-6):
             raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
 

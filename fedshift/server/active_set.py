@@ -1,0 +1,307 @@
+"""Exact solution on a guessed active set, its repair, and a proof of how far it can be off.
+
+With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i (rows_i . w + theta),
+0, u_i). Everything here is written in w and theta rather than in the gradient: these stay of
+moderate size as lam -> 0, and at lam = 0 they are the multipliers of the max-ESS problem
+min sum a_i^2 / n_i  subject to  S^T a = v. One code path therefore serves every lam >= 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from fedshift.server.simplex import (
+    AT_CAP,
+    AT_ZERO,
+    FREE,
+    Codes,
+    Floats,
+    Problem,
+    Solution,
+    allocate,
+    residual,
+)
+
+# Block pivoting either settles within a few rounds or cycles between near-ties.
+BLOCK_ROUNDS = 12
+RATIO_ROUNDS = 400
+# Multiply-adds, M K min(M, K) a round, after which the ratio-test method gives up: some seconds.
+RATIO_WORK = 5e9
+# A bound on ||a - a*||_1 below which pivoting further would only chase rounding errors.
+SETTLED = 1e-10
+# One with which the ratio-test method is not worth its cost.
+GOOD = 1e-8
+# Singular values of X below this part of sqrt(n_F) count as zero. Rows are label shares, of size
+# one, so that rounding shows up at 1e-16; values of 3e-10 were seen that were no rounding.
+RANK_TOLERANCE = 1e-12
+# The rounding that S^T a = T is allowed at lam = 0.
+ON_TARGET = 1e-12
+# A lam so small that r / lam drowns every finite multiplier, for r above that rounding.
+VANISHING = 1e-18
+
+
+@dataclass(frozen=True)
+class Face:
+    """The exact minimiser with the bound weights held: weights [M] (maybe infeasible), w, theta."""
+
+    weights: Floats
+    w: Floats
+    theta: float
+
+
+def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = False) -> Face:
+    """Minimise f with every weight at a bound held there and the rest bound by their sum alone.
+
+    With free mass m, free total n_F and n-weighted mean row p: a_F = m n_F / n + sqrt(n) u, where
+    u = argmin ||d - X^T u||^2 + lam ||u||^2, X = sqrt(n) (rows - p), d = -m p - rows_U^T u_U.
+    lam = 0 means lam -> 0+: the least-norm u, i.e. the largest effective sample size. `exact` asks
+    for the orthogonal solver where the faster normal equations would do otherwise.
+    """
+    free, held = status == FREE, status == AT_CAP
+    weights = np.where(held, problem.upper, 0.0)
+    if not free.any():
+        return _vertex(problem, lam, status, weights)
+    sizes, rows = problem.sizes[free], problem.rows[free]
+    total, root = sizes.sum(), np.sqrt(sizes)
+    mean = sizes @ rows / total
+    mass = 1.0 - weights.sum()
+    x = rows - mean
+    x *= root[:, None]
+    d = -mass * mean - weights[held] @ problem.rows[held]
+
+    solve = _orthogonal if exact or lam == 0.0 else _ridge
+    u, w = solve(x, d, lam, RANK_TOLERANCE * math.sqrt(total))
+    u -= root * (root @ u) / total
+    weights[free] = mass * sizes / total + root * u
+    return Face(weights, w, float(mass / total - mean @ w))
+
+
+def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
+    w = residual(problem, weights) / lam if lam > 0.0 else np.zeros(problem.rows.shape[1])
+    score = problem.rows @ w
+    highest = -score[status == AT_ZERO]
+    lowest = (problem.upper / problem.sizes - score)[status == AT_CAP]
+    ends = np.array([highest.min(initial=np.inf), lowest.max(initial=-np.inf)])
+    return Face(weights, w, float(ends[np.isfinite(ends)].mean()))
+
+
+def _ridge(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
+    """u and w = (d - X^T u) / lam for the ridge problem of `solve_face`, by normal equations."""
+    try:
+        return _ridge_wide(x, d, lam) if x.shape[0] < x.shape[1] else _ridge_tall(x, d, lam)
+    except scipy.linalg.LinAlgError:
+        return _orthogonal(x, d, lam, noise)
+
+
+def _ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
+    inner = x.T @ x
+    shifted = inner.copy()
+    shifted[np.diag_indices_from(shifted)] += lam
+    factor = scipy.linalg.cho_factor(shifted, overwrite_a=True, check_finite=False)
+    w = scipy.linalg.cho_solve(factor, d, check_finite=False)
+    for _ in range(2):
+        w += scipy.linalg.cho_solve(factor, d - (inner @ w + lam * w), check_finite=False)
+    return x @ w, w
+
+
+def _ridge_wide(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
+    inner = x @ x.T
+    inner[np.diag_indices_from(inner)] += lam
+    factor = scipy.linalg.cho_factor(inner, overwrite_a=True, check_finite=False)
+    u = scipy.linalg.cho_solve(factor, x @ d, check_finite=False)
+    for _ in range(2):
+        u += scipy.linalg.cho_solve(factor, x @ (d - u @ x) - lam * u, check_finite=False)
+    w = (d - u @ x) / lam
+    # Dividing by a small lam magnifies rounding; u = X w restores the part of w that decides a.
+    for _ in range(2):
+        w += scipy.linalg.cho_solve(factor, u - x @ w, check_finite=False) @ x
+    return u, w
+
+
+def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats, Floats]:
+    """The same from singular vectors, lam = 0 included: then u is the least-norm least squares.
+
+    The part of d that no row reaches is divided by lam in w and must not leak into u, and u is not
+    computed as X w: where clients of 1 and of 1e5 examples share a face, that cancels. Both happen
+    in the normal equations.
+    """
+    q, triangle = np.linalg.qr(x)
+    left, values, basis = np.linalg.svd(triangle, full_matrices=False)
+    keep = values > noise
+    left, values, basis = q @ left[:, keep], values[keep], basis[keep]
+    filtered = values / (values**2 + lam)
+    u = left @ (filtered * (basis @ d))
+    if lam == 0.0:
+        u += left @ (filtered * (basis @ (d - u @ x)))
+    w = ((basis @ d) / (values**2 + lam)) @ basis
+    missed = d - (basis @ d) @ basis
+    if lam > 0.0:
+        w = w + missed / lam
+    elif float(np.linalg.norm(missed)) > 0.1 * ON_TARGET:
+        # The face misses the target, so w = r / lam has no limit: let r rule the signs.
+        w = w + missed / VANISHING
+    return u, w
+
+
+def allocation_gap(problem: Problem, weights: Floats, w: Floats, theta: float) -> float:
+    """sum_i [(a_i - n_i h_i)^2 - (b_i - n_i h_i)^2] / n_i, h = rows w + theta, b = clip(n h, 0, u).
+
+    By how much sum_i a_i^2/n_i - 2 h . a exceeds its least value over the box; no term is negative.
+    """
+    wanted = problem.sizes * (problem.rows @ w + theta)
+    best = np.clip(wanted, 0.0, problem.upper)
+    terms = (weights - best) * (weights + best - 2.0 * wanted) / problem.sizes
+    return float(np.maximum(terms, 0.0).sum())
+
+
+def error_bound(problem: Problem, lam: float, weights: Floats, w: Floats, theta: float) -> float:
+    """A proven bound on ||a - a*||_1: sqrt(N G / lam) with G the Fenchel duality gap.
+
+    For any w and theta, G / lam = ||r - lam w||^2 / lam + `allocation_gap`, and f(a) - f* <= G
+    because ||r||^2 >= 2 lam w . r - lam^2 ||w||^2. f is 2 lam-strongly convex in the norm
+    sum a_i^2/n_i, which gives the bound. No term is negative, so nothing cancels, and G is of
+    second order in the error of w, where the Frank-Wolfe gap is of first.
+    At lam = 0, a* is the max-ESS answer among the weights with S^T a = T; inf if a is not one.
+    """
+    r = residual(problem, weights)
+    gap = allocation_gap(problem, weights, w, theta)
+    if lam > 0.0:
+        mismatch = r / lam - w
+        gap += lam * float(mismatch @ mismatch)
+    elif float(np.linalg.norm(r)) > ON_TARGET:
+        return float(np.inf)
+    return float(np.sqrt(problem.total * gap))
+
+
+def _candidate(problem: Problem, lam: float, face: Face, status: Codes) -> Solution:
+    """The face's minimiser made feasible, with its error bound."""
+    weights = np.clip(face.weights, 0.0, problem.upper)
+    short = 1.0 - weights.sum()
+    if abs(short) > 1e-15:
+        weights = allocate(face.weights / problem.sizes, problem.sizes, problem.upper)
+    error = error_bound(problem, lam, weights, face.w, face.theta)
+    return Solution(weights, status, face.w, face.theta, error)
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """What a face's minimiser violates, each [M]: bounds of free weights, signs of multipliers."""
+
+    below: Codes
+    above: Codes
+    release: Floats
+
+    @property
+    def infeasible(self) -> bool:
+        return bool(self.below.any() or self.above.any())
+
+
+def _faults(problem: Problem, status: Codes, face: Face) -> _Faults:
+    tolerance = 1e-13 / problem.sizes.size
+    rounding = problem.sizes * (1e-15 * float(np.linalg.norm(face.w)))
+    free = status == FREE
+    wanted = problem.sizes * (problem.rows @ face.w + face.theta)
+    release = np.where(status == AT_ZERO, wanted, 0.0)
+    release = np.where(status == AT_CAP, problem.upper - wanted, release)
+    return _Faults(
+        (free & (face.weights < -tolerance)).astype(np.int8),
+        (free & (face.weights > problem.upper + tolerance)).astype(np.int8),
+        np.where(release > tolerance + rounding, release / problem.sizes, 0.0),
+    )
+
+
+def block_pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Solution]:
+    """Pivot every violator at once: drop until the face is feasible, then release, and so on."""
+    for _ in range(BLOCK_ROUNDS):
+        face = solve_face(problem, lam, status)
+        yield _candidate(problem, lam, face, status)
+        faults = _faults(problem, status, face)
+        following = status.copy()
+        if faults.infeasible:
+            following[faults.below > 0] = AT_ZERO
+            following[faults.above > 0] = AT_CAP
+        else:
+            following[faults.release > 0.0] = FREE
+        if np.array_equal(following, status):
+            break
+        status = following
+    if lam > 0.0:
+        yield _candidate(problem, lam, solve_face(problem, lam, status, exact=True), status)
+
+
+def ratio_tests(problem: Problem, lam: float, start: Solution) -> Iterator[Solution]:
+    """Primal active-set method from a feasible point; finite, since f falls at every full step."""
+    weights, status = start.weights.copy(), start.status.copy()
+    status[weights <= 0.0], status[weights >= problem.upper] = AT_ZERO, AT_CAP
+    status[(weights > 0.0) & (weights < problem.upper)] = FREE
+    affordable = 5 + int(RATIO_WORK / (problem.rows.size * min(problem.rows.shape)))
+    for _ in range(min(RATIO_ROUNDS, affordable)):
+        face = solve_face(problem, lam, status)
+        faults = _faults(problem, status, face)
+        if faults.infeasible:
+            weights, status = _towards(problem, weights, face.weights, status, faults)
+            continue
+        weights = face.weights
+        yield _candidate(problem, lam, face, status)
+        if not faults.release.any():
+            return
+        status = _release(status, faults.release)
+
+
+def _towards(
+    problem: Problem, weights: Floats, goal: Floats, status: Codes, faults: _Faults
+) -> tuple[Floats, Codes]:
+    """The longest feasible step to the face's minimiser, and the bounds it runs into."""
+    step = goal - weights
+    reach = np.full_like(weights, np.inf)
+    below = (faults.below > 0) & (step < 0.0)
+    above = (faults.above > 0) & (step > 0.0)
+    reach[below] = -weights[below] / step[below]
+    reach[above] = (problem.upper - weights)[above] / step[above]
+    length = max(float(reach.min()), 0.0)
+    hit = reach <= length
+    following = status.copy()
+    following[hit & below], following[hit & above] = AT_ZERO, AT_CAP
+    moved = np.clip(weights + min(length, 1.0) * step, 0.0, problem.upper)
+    moved[hit & below], moved[hit & above] = 0.0, problem.upper[hit & above]
+    return moved, following
+
+
+def _release(status: Codes, release: Floats) -> Codes:
+    """Free the worst violator; with no free weight, the worst at each bound (mass must move)."""
+    following = status.copy()
+    if (status == FREE).any():
+        following[int(np.argmax(release))] = FREE
+        return following
+    for bound in (AT_ZERO, AT_CAP):
+        if (status == bound).any():
+            following[int(np.argmax(np.where(status == bound, release, -np.inf)))] = FREE
+    return following
+
+
+def pivots(problem: Problem, lam: float, status: Codes) -> Iterator[Solution]:
+    """Candidates from a guessed status [M]: block pivoting and, where that fails, ratio tests."""
+    best = None
+    for candidate in block_pivots(problem, lam, status):
+        yield candidate
+        best = candidate if best is None or candidate.error < best.error else best
+    if best is not None and best.error > GOOD:
+        yield from ratio_tests(problem, lam, best)
+
+
+def polish(problem: Problem, lam: float, status: Codes, *, fallback: bool = True) -> Solution:
+    """The best answer that pivoting from a guessed status [M] finds, with its proven L1 error.
+
+    The error bound decides, not the signs of multipliers: among near-ties the signs are noise.
+    """
+    many = pivots if fallback else block_pivots
+    candidates = many(problem, lam, status)
+    best = next(candidates)
+    while best.error > SETTLED and (candidate := next(candidates, None)) is not None:
+        best = min(best, candidate, key=lambda s: s.error)
+    return best

@@ -1,0 +1,271 @@
+"""Clients as a mixture to be fitted to the target: merged, projected, solved at a lam or an ESS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+from numpy.typing import NDArray
+
+from fedshift.server.active_set import ON_TARGET, allocation_gap, polish
+from fedshift.server.hull import max_ess, project
+from fedshift.server.qp import LEAST_LAM, minimise
+from fedshift.server.simplex import (
+    AT_CAP,
+    FREE,
+    NO_CAP,
+    Flags,
+    Floats,
+    Problem,
+    Solution,
+    allocate,
+    gradient,
+    linear_gap,
+    residual,
+)
+
+# An ESS this close to the wanted one (relative) reaches it.
+ESS_TOLERANCE = 1e-12
+# Below this a label's share is rounding dust.
+ABSENT = 1e-14
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Clients with examples, and the smaller problem with the same optimum.
+
+    `full` holds every client; `merged` one row per group, `group` [M] says which. `nearest` are
+    weights of `merged` whose S^T a is v, the point of the hull nearest to T. `barred` marks groups
+    with examples of a label of which v has none: no weights that mix to v can use them.
+    """
+
+    full: Problem
+    merged: Problem
+    group: NDArray[np.intp]
+    nearest: Floats
+    barred: Flags
+
+    @property
+    def only_equal(self) -> bool:
+        """Whether the cap leaves a single point: every client at its cap."""
+        return bool(self.full.upper.sum() <= 1.0 + 1e-12)
+
+    def expand(self, weights: Floats) -> Floats:
+        """Weights of groups to weights of clients: in a group, a_i is proportional to n_i."""
+        share = self.full.sizes / self.merged.sizes[self.group]
+        spread = np.minimum(weights[self.group] * share, self.full.upper)
+        # A group at its cap is a client at its cap, to the last bit.
+        return np.where((weights >= self.merged.upper)[self.group], self.full.upper, spread)
+
+
+def mixture(shares: Floats, sizes: Floats, target: Floats, bound: float) -> Mixture:
+    """Merge what is equal and project the target; `shares` [M, K], `sizes` [M], all n_i > 0.
+
+    Equal rows enter f only through their sum, and sum a_i^2/n_i is then least for a_i proportional
+    to n_i: the group is one client with n = sum n_i. A cap breaks this where it binds on the larger
+    members only, so that with a cap only clients equal in row and size are merged: their weights
+    are equal at the (unique) optimum, and the group's cap is the sum of theirs.
+    """
+    capped = bound < 1.0
+    keys = np.column_stack([shares, sizes]) if capped else shares
+    first, group = _equal_rows(keys)
+    full = Problem(shares - target, sizes, np.full(sizes.shape, bound if capped else NO_CAP))
+    members = np.bincount(group)
+    upper = np.minimum(members * bound, NO_CAP) if capped else np.full(first.shape, NO_CAP)
+    totals = np.bincount(group, weights=sizes).astype(np.float64)
+    merged = Problem(_narrow(full.rows[first]), totals, upper)
+    only_equal = full.upper.sum() <= 1.0 + 1e-12
+    nearest = merged.upper / merged.upper.sum() if only_equal else project(merged)
+    absent = nearest @ shares[first] <= ABSENT
+    barred = (shares[first][:, absent] > 0.0).any(axis=1) & (nearest <= ABSENT)
+    return Mixture(full, merged, group, nearest, barred)
+
+
+def _equal_rows(keys: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First row of each group and the group of each row; groups sorted by their bytes.
+
+    Division is correctly rounded, so proportional integer counts give bitwise equal shares. The
+    sorted order makes the solve independent of the order of the clients, bit for bit.
+    """
+    rows = np.ascontiguousarray(keys + 0.0)
+    as_bytes = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
+    _, first, group = np.unique(as_bytes, return_index=True, return_inverse=True)
+    return first, group
+
+
+def _narrow(rows: Floats) -> Floats:
+    """Rows in an orthonormal basis of their span when M < K: same distances, M columns."""
+    if rows.shape[0] >= rows.shape[1]:
+        return rows
+    triangle = scipy.linalg.qr(rows.T, mode="r", check_finite=False)[0][: rows.shape[0]]
+    return np.ascontiguousarray(triangle.T)
+
+
+def ess_fraction(problem: Problem, weights: Floats) -> float:
+    """ESS(a) / N."""
+    return float(1.0 / (np.sum(weights**2 / problem.sizes) * problem.total))
+
+
+def at_lam(clients: Mixture, lam: float) -> Solution:
+    """The squared problem at 0 <= lam <= inf.
+
+    Below lam = 1e-12 N the limit lam -> 0+, or its active set solved at lam if that fits better.
+    """
+    problem = clients.merged
+    zero = np.zeros(problem.rows.shape[1])
+    if clients.only_equal:
+        held = np.full(problem.sizes.shape, AT_CAP)
+        return Solution(clients.nearest, held, zero, 0.0, 0.0)
+    if lam == math.inf:
+        weights = problem.sizes / problem.total
+        if (weights > problem.upper).any():
+            weights = allocate(np.zeros_like(weights), problem.sizes, problem.upper)
+        return Solution(weights, np.full(weights.shape, FREE), zero, 0.0, 0.0)
+    if lam >= LEAST_LAM * problem.total:
+        return minimise(problem, lam)
+    limit = max_ess(problem, clients.nearest, clients.barred)
+    if lam == 0.0:
+        return limit
+    exact = polish(problem, lam, limit.status, fallback=False)
+    return min(exact, limit, key=lambda s: _gap(problem, lam, s.weights))
+
+
+Score = Callable[[float, Solution], float]
+
+
+def _root(
+    problem: Problem, score: Score, low: float, high: float, limit: Solution
+) -> tuple[float, Solution]:
+    """lam in [low, high] where the score, monotone in lam, is zero (Brent's method on log lam).
+
+    Each solve starts from the one before; below 1e-12 N from `limit`, the solution at lam -> 0+.
+    """
+    latest = minimise(problem, high)
+
+    def at(log_lam: float) -> float:
+        nonlocal latest
+        lam = math.exp(log_lam)
+        if lam >= LEAST_LAM * problem.total:
+            latest = minimise(problem, lam, latest.status)
+        else:
+            latest = polish(problem, lam, limit.status, fallback=False)
+        return score(lam, latest)
+
+    ends = math.log(high), math.log(low)
+    if at(ends[0]) * at(ends[1]) > 0.0:
+        # Rounding put the root on an end: the better one is it.
+        found = min(ends, key=lambda t: abs(at(t)))
+    else:
+        found = scipy.optimize.brentq(at, *ends, xtol=1e-13, rtol=1e-15)
+    at(found)
+    return math.exp(found), latest
+
+
+def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
+    """The smallest lam of the squared problem with ESS / N >= fraction, and its solution.
+
+    ESS is non-decreasing in lam, and constant only from 0 up to some lam or where it is at its top.
+    A fraction at the top, 1 without a cap, is reached at lam = inf. Returns lam = nan when even
+    lam = inf stays below the fraction, which takes a cap.
+    """
+    problem, goal = clients.merged, fraction * (1.0 - ESS_TOLERANCE)
+    floor = at_lam(clients, 0.0)
+    if ess_fraction(problem, floor.weights) >= goal:
+        return 0.0, floor
+    top = at_lam(clients, math.inf)
+    highest = ess_fraction(problem, top.weights)
+    if goal >= highest * (1.0 - 2.0 * ESS_TOLERANCE):
+        return (math.inf if goal <= highest else math.nan), top
+
+    def above(lam: float, solution: Solution) -> float:
+        return math.log(ess_fraction(problem, solution.weights) / fraction)
+
+    return _root(problem, above, *_bracket(problem, above), floor)
+
+
+def _bracket(problem: Problem, above: Score) -> tuple[float, float]:
+    """lam a factor of 16 apart with the score below zero at the first, from lam = N outwards."""
+    low = high = problem.total
+    now = minimise(problem, low)
+    falling = above(low, now) >= 0.0
+    while True:
+        edge = low / 16.0 if falling else high * 16.0
+        now = minimise(problem, edge, now.status)
+        if falling:
+            low, high = edge, low
+        else:
+            low, high = high, edge
+        reached = above(edge, now) >= 0.0
+        if reached != falling or edge < LEAST_LAM * problem.total:
+            return low, high
+
+
+def at_lam_norm(clients: Mixture, lam: float) -> tuple[float, Solution]:
+    """The unsquared problem, min ||T - S^T a|| + lam sum a_i^2/n_i: mu and the squared solution.
+
+    Stationarity gives alpha_norm(lam) = alpha_squared(mu) with mu = 2 lam ||r(mu)||. With w = r/mu
+    this reads ||w(mu)|| = 1 / (2 lam), and ||w|| falls as mu grows: one root. Inside the hull
+    ||w(0+)|| is finite; where it is below 1 / (2 lam) the norm is an exact penalty, the residual is
+    zero and mu = 0: the answer is the max-ESS point.
+    """
+    problem = clients.merged
+    floor, top = at_lam(clients, 0.0), at_lam(clients, math.inf)
+    distance, longest = (float(np.linalg.norm(residual(problem, a.weights))) for a in (floor, top))
+    penalty_is_exact = distance <= ON_TARGET and 2.0 * lam * np.linalg.norm(floor.w) <= 1.0
+    # r lies between its values at lam = 0 and inf; below the second bound mu no longer matters.
+    low = max(2.0 * lam * distance, 1e-9 * LEAST_LAM * problem.total)
+    if penalty_is_exact or low >= 2.0 * lam * longest:
+        return 0.0, floor
+
+    def excess(mu: float, solution: Solution) -> float:
+        return math.log(2.0 * lam * max(float(np.linalg.norm(solution.w)), 1e-300))
+
+    return _root(problem, excess, low, 2.0 * lam * longest, floor)
+
+
+def _gap(problem: Problem, lam: float, weights: Floats) -> float:
+    return linear_gap(gradient(problem, lam, weights), weights, problem.upper)
+
+
+def squared_gap(clients: Mixture, lam: float, weights: Floats) -> float:
+    """Frank-Wolfe gap of weights [M] in the full problem; at lam = inf of sum a_i^2/n_i alone."""
+    if lam == math.inf:
+        return linear_gap(2.0 * weights / clients.full.sizes, weights, clients.full.upper)
+    return _gap(clients.full, lam, weights)
+
+
+def norm_evidence(
+    clients: Mixture, lam: float, mu: float, solution: Solution
+) -> tuple[float, float]:
+    """Frank-Wolfe gap and proven L1 error of the unsquared problem, 0 < lam < inf.
+
+    ||T - S^T b|| >= u . (T - S^T b) for any u in the unit ball, so that every such u proves
+        F(a) - F* <= ||r|| - u . r + max_b (lam-part with slope -S u),
+    at r = 0 too, where F has no gradient. The u tried: 2 lam w, scaled into the ball, and r/||r||.
+    """
+    problem, a = clients.merged, solution.weights
+    r = residual(problem, a)
+    size = float(np.linalg.norm(r))
+    dual = 2.0 * lam * solution.w
+    tries = [dual / max(1.0, float(np.linalg.norm(dual)))]
+    if size > 0.0:
+        tries.append(r / size)
+    pull = 2.0 * lam * a / problem.sizes
+    gap = min(
+        linear_gap(pull - problem.rows @ u, a, problem.upper) + max(size - float(u @ r), 0.0)
+        for u in tries
+    )
+    if mu == 0.0 and size > ON_TARGET:
+        return gap, solution.error
+    length = 2.0 * lam * float(np.linalg.norm(solution.w))
+    scale = 1.0 / max(1.0, length) if mu == 0.0 else 1.0 / length
+    excess = allocation_gap(problem, a, scale * solution.w, scale * solution.theta)
+    if mu > 0.0:
+        # 1 - cos(u, r) for unit vectors, without the cancellation.
+        turn = r / size - scale * dual
+        excess += 0.5 * size * float(turn @ turn) / lam
+    return gap, math.sqrt(problem.total * excess)

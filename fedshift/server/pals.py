@@ -1,0 +1,303 @@
+"""FedPALS aggregation weights: convex weights that pull the clients' labels towards the target.
+
+    a = argmin over the simplex of ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i     (FedPALS, eq. 8-9)
+
+S [M, K] holds the clients' label marginals, n [M] their sizes, T [K] the target marginal. The
+second term is lam / ESS(a): lam trades the match of the labels against effective sample size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedshift.errors import InputError, unknown
+from fedshift.server.mixture import (
+    Mixture,
+    at_ess,
+    at_lam,
+    at_lam_norm,
+    ess_fraction,
+    mixture,
+    norm_evidence,
+    squared_gap,
+)
+from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
+
+Fidelity = Literal["squared", "norm"]
+
+# Gap and sum at which an answer counts as exact, and the proven L1 error that goes with them. The
+# gap's own rounding is about 1e-16 |f|; the bound on the error is of second order in rounding.
+GAP_TOLERANCE = 1e-12
+SUM_TOLERANCE = 1e-12
+L1_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class PalsWeights:
+    """Weights and the evidence for them.
+
+    `weights` [M] sum to 1; `ess` = 1 / sum_i a_i^2/n_i in examples and `ess_fraction` = ess / N;
+    `distance` is ||T - S^T a0||, a0 the answer at lam = 0: how far T lies outside what the clients
+    can mix (under the cap); `residual` [K] = T - S^T a; `gap` is the Frank-Wolfe gap, a bound on
+    f(a) - f*; `l1_bound` = sqrt(N gap / lam) bounds ||a - a*||_1 (inf at lam = 0). `certified`: the
+    gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and the duality gap of the
+    active set proves ||a - a*||_1 <= 1e-6, at lam = 0 with a* the max-ESS minimiser.
+    """
+
+    weights: Floats
+    ess: float
+    ess_fraction: float
+    distance: float
+    residual: Floats
+    gap: float
+    l1_bound: float
+    certified: bool
+    lam: float
+
+
+def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
+    """ESS(a) = 1 / sum_i a_i^2 / n_i over the clients with a_i > 0, in examples (Kish 1965).
+
+    It is N at a = n / N, its largest value, and n_i when client i has all the weight. Raises
+    InputError when the lengths differ or a client without examples has a positive weight.
+    """
+    a, n = np.asarray(weights, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
+    if a.shape != n.shape or a.ndim != 1:
+        raise InputError(
+            f"weights and sizes must be two lists of one length; got {a.shape}, {n.shape}"
+        )
+    used = a > 0.0
+    if not used.any() or (n[used] <= 0.0).any():
+        raise InputError(
+            "some weight must be positive, and only clients with examples may have one"
+        )
+    return float(1.0 / np.sum(a[used] ** 2 / n[used]))
+
+
+def pals_weights(
+    label_counts: ArrayLike,
+    target: ArrayLike,
+    *,
+    lam: float | None = None,
+    ess: float | None = None,
+    cap: float | None = None,
+    fidelity: Fidelity = "squared",
+    normalise_target: bool = False,
+) -> PalsWeights:
+    """FedPALS weights: argmin_a ||T - S^T a||^2 + lam sum_i a_i^2/n_i, sum a = 1, 0 <= a_i <= cap.
+
+    `label_counts` [M, K] are non-negative, S_i = counts_i / n_i; `target` [K] sums to 1 within 1e-6
+    (rescaled only with `normalise_target`); a label that no client holds stays in `residual`.
+    Give exactly one of `lam`, in units of examples, 0 <= lam <= inf, and `ess`, a fraction in
+    (0, 1]: the smallest lam with ESS / N >= ess. lam = 0 is the limit lam -> 0+, the minimiser of
+    the distance with the largest ESS, and so is any lam below 1e-12 N; lam = inf is n / N (with a
+    cap, the largest ESS under it). Clients without examples get 0. `cap` in (0, 1] bounds every
+    weight. `fidelity="norm"` minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is
+    solved as alpha_norm(lam) = alpha_squared(2 r lam) with r = ||T - S^T a|| at the solution.
+
+    Raises InputError for counts or a target that are no such tables, for lam and ess both or
+    neither or out of range, and for a cap or an ess that cannot be met.
+
+    FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
+    which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
+    """
+    check_setting(lam, ess, cap, fidelity)
+    clients = _prepare(label_counts, target, cap, normalise_target)
+    if ess is not None:
+        return _with_ess(clients, float(ess), fidelity)
+    return _with_lam(clients, float(lam), fidelity)  # type: ignore[arg-type]
+
+
+def ess_curve(
+    label_counts: ArrayLike,
+    target: ArrayLike,
+    fractions: Sequence[float],
+    *,
+    cap: float | None = None,
+    fidelity: Fidelity = "squared",
+) -> tuple[PalsWeights, ...]:
+    """`pals_weights` at each ESS fraction, in the order given; the hull is searched only once."""
+    for fraction in fractions:
+        check_setting(None, fraction, cap, fidelity)
+    clients = _prepare(label_counts, target, cap, False)
+    return tuple(_with_ess(clients, float(fraction), fidelity) for fraction in fractions)
+
+
+# --------------------------------------------------------------------------- solving
+
+
+@dataclass(frozen=True, eq=False)
+class _Clients:
+    """The mixture of the clients with examples, their places among all of them, and the target."""
+
+    mixture: Mixture
+    places: NDArray[np.intp]
+    count: int
+
+
+def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWeights:
+    lam, solution = at_ess(clients.mixture, fraction)
+    if math.isnan(lam):
+        most = ess_fraction(clients.mixture.merged, solution.weights)
+        raise InputError(
+            f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
+            "examples; raise cap or lower ess"
+        )
+    if fidelity == "squared" or lam in (0.0, math.inf):
+        return _result(clients, lam, solution)
+    distance = _distance(clients, solution)
+    return _norm_result(clients, lam / (2.0 * distance), lam, solution)
+
+
+def _with_lam(clients: _Clients, lam: float, fidelity: Fidelity) -> PalsWeights:
+    if fidelity == "squared" or lam in (0.0, math.inf) or clients.mixture.only_equal:
+        return _result(clients, lam, at_lam(clients.mixture, lam))
+    mu, solution = at_lam_norm(clients.mixture, lam)
+    return _norm_result(clients, lam, mu, solution)
+
+
+def _result(clients: _Clients, lam: float, solution: Solution) -> PalsWeights:
+    weights = clients.mixture.expand(solution.weights)
+    f = objective(clients.mixture.full, 0.0 if lam == math.inf else lam, weights)
+    gap = squared_gap(clients.mixture, lam, weights)
+    return _report(clients, lam, weights, f, gap, solution.error)
+
+
+def _norm_result(clients: _Clients, lam: float, mu: float, solution: Solution) -> PalsWeights:
+    weights = clients.mixture.expand(solution.weights)
+    n = clients.mixture.full.sizes
+    size = _distance(clients, solution)
+    gap, error = norm_evidence(clients.mixture, lam, mu, solution)
+    return _report(clients, lam, weights, size + lam * float(np.sum(weights**2 / n)), gap, error)
+
+
+def _report(
+    clients: _Clients, lam: float, active: Floats, f: float, gap: float, error: float
+) -> PalsWeights:
+    full, total = clients.mixture.full, clients.mixture.full.total
+    weights = np.zeros(clients.count)
+    weights[clients.places] = active
+    left = residual(full, active)
+    nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
+    for array in (weights, left):
+        array.setflags(write=False)
+    exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
+    on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
+    # Never above N, so that the fraction can be given back as `ess`.
+    ess = min(effective_sample_size(active, full.sizes), total)
+    return PalsWeights(
+        weights=weights,
+        ess=ess,
+        ess_fraction=ess / total,
+        distance=float(np.linalg.norm(nearest)),
+        residual=left,
+        gap=gap,
+        l1_bound=0.0 if lam == math.inf else _l1_bound(total, gap, lam),
+        certified=exact and on_simplex,
+        lam=lam,
+    )
+
+
+def _distance(clients: _Clients, solution: Solution) -> float:
+    return float(np.linalg.norm(residual(clients.mixture.merged, solution.weights)))
+
+
+def _l1_bound(total: float, gap: float, lam: float) -> float:
+    return math.sqrt(total * gap / lam) if lam > 0.0 else math.inf
+
+
+# --------------------------------------------------------------------------- input
+
+
+def _prepare(
+    label_counts: ArrayLike, target: ArrayLike, cap: float | None, rescale: bool
+) -> _Clients:
+    counts = _checked_counts(label_counts)
+    wanted = _checked_target(target, counts.shape[1], rescale)
+    sizes = counts.sum(axis=1)
+    active = np.flatnonzero(sizes > 0.0)
+    if cap is not None:
+        _check_cap(cap, active.size)
+    bound = NO_CAP if cap is None or cap >= 1.0 else max(float(cap), 1.0 / active.size)
+    n = sizes[active]
+    mixed = mixture(counts[active] / n[:, None], n, wanted, bound)
+    return _Clients(mixed, active, counts.shape[0])
+
+
+def _checked_counts(label_counts: ArrayLike) -> Floats:
+    try:
+        counts = np.asarray(label_counts, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "label_counts must be a table of numbers [clients, classes] with rows of one length; "
+            f"got {type(label_counts).__name__}: {error}"
+        ) from error
+    if counts.ndim != 2 or 0 in counts.shape:
+        raise InputError(
+            f"label_counts must be a table [clients, classes]; got shape {counts.shape}. "
+            "Give one row per client, also when there is a single client."
+        )
+    for bad, what in ((~np.isfinite(counts), "not finite"), (counts < 0.0, "negative")):
+        if bad.any():
+            i, k = (int(j) for j in np.argwhere(bad)[0])
+            raise InputError(
+                f"label_counts[{i}, {k}] is {counts[i, k]:g}, which is {what}; counts must be "
+                f"finite and >= 0 ({int(bad.sum())} such entries)"
+            )
+    if not counts.any():
+        raise InputError("label_counts are all zero: no client has any example to weigh")
+    return counts
+
+
+def _checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
+    try:
+        wanted = np.asarray(target, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"target must be a list of {classes} numbers; {error}") from error
+    if wanted.shape != (classes,):
+        raise InputError(
+            f"target must have one entry per class: label_counts has {classes} classes, target has "
+            f"shape {wanted.shape}"
+        )
+    for bad, what in ((~np.isfinite(wanted), "not finite"), (wanted < 0.0, "negative")):
+        if bad.any():
+            k = int(np.argmax(bad))
+            raise InputError(f"target[{k}] is {wanted[k]:g}, which is {what}; allowed: 0 to 1")
+    total = float(wanted.sum())
+    if rescale and total > 0.0:
+        return wanted / total
+    if abs(total - 1.0) > 1e-6:
+        raise InputError(
+            f"target sums to {total:.9g}, it must sum to 1 within 1e-6; pass label shares, or "
+            "normalise_target=True (--normalise) to have it divided by its sum"
+        )
+    return wanted
+
+
+def check_setting(lam: float | None, ess: float | None, cap: float | None, fidelity: str) -> None:
+    """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges."""
+    if fidelity not in get_args(Fidelity):
+        raise unknown("fidelity", str(fidelity), get_args(Fidelity))
+    if (lam is None) == (ess is None):
+        given = "neither" if lam is None else f"both (lam={lam!r}, ess={ess!r})"
+        raise InputError(f"give exactly one of lam and ess; got {given}")
+    if lam is not None and not lam >= 0.0:
+        raise InputError(f"lam must be a number >= 0, inf allowed; got {lam!r}")
+    if ess is not None and not 0.0 < ess <= 1.0:
+        raise InputError(f"ess is a fraction of the examples, 0 < ess <= 1; got {ess!r}")
+    if cap is not None and not 0.0 < cap <= 1.0:
+        raise InputError(f"cap must be a weight, 0 < cap <= 1; got {cap!r}")
+
+
+def _check_cap(cap: float, active: int) -> None:
+    if cap * active < 1.0 - SUM_TOLERANCE:
+        raise InputError(
+            f"cap={cap:g} cannot be met: {active} clients with examples could carry "
+            f"{cap * active:.6g} in all, the weights must sum to 1; use cap >= {1.0 / active:.6g}"
+        )

@@ -1,0 +1,245 @@
+"""Convex quadratic programs on the capped simplex, the numerical core of the FedPALS weights.
+
+    minimise   f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i
+    subject to sum_i a_i = 1,  0 <= a_i <= u_i
+
+`interior_point` (Mehrotra 1992, predictor-corrector) guesses which weights are zero, free or at
+their cap; `fedshift.server.active_set.polish` solves that guess exactly, repairs it and proves how
+far the answer can be off. Beyond `MAX_WORK` a projected gradient method takes their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from fedshift.server.active_set import error_bound, polish
+from fedshift.server.simplex import (
+    AT_CAP,
+    AT_ZERO,
+    FREE,
+    Codes,
+    Floats,
+    Problem,
+    Solution,
+    allocate,
+    gradient,
+    linear_gap,
+    objective,
+    residual,
+)
+
+# Multiply-adds of one Newton system, M K min(M, K): about 20 s of one core at the limit.
+MAX_WORK = 4e11
+# lam / N below this is lam -> 0+: the regulariser would drown in the rounding of the residual.
+LEAST_LAM = 1e-12
+# The lam / N that stands for lam -> 0+ while the active set is sought.
+SMALL_LAM = 1e-10
+# A proven L1 error that makes a warm start good enough.
+GOAL = 1e-9
+# A weight or slack that has run into its bound; going on would only underflow.
+VANISHED = 1e-100
+
+
+# --------------------------------------------------------------------------- interior point
+
+
+@dataclass(frozen=True)
+class _Iterate:
+    """A primal-dual point: a, s = u - a, multipliers z of a >= 0, v of a <= u, y of sum a = 1.
+
+    s is carried along, not computed: near the cap the subtraction would cancel to zero.
+    """
+
+    a: Floats
+    s: Floats
+    z: Floats
+    v: Floats
+    y: float
+
+    def moved(self, step: _Iterate, t: float) -> _Iterate:
+        """This point plus t times a step."""
+        return _Iterate(
+            self.a + t * step.a,
+            self.s + t * step.s,
+            self.z + t * step.z,
+            self.v + t * step.v,
+            self.y + t * step.y,
+        )
+
+    @property
+    def complementarity(self) -> float:
+        """a.z + s.v, the duality gap at a feasible point."""
+        return float(self.a @ self.z + self.s @ self.v)
+
+    def length(self, step: _Iterate) -> float:
+        """The part of a step, at most 1, that keeps a, s, z and v positive."""
+        return min(
+            _longest(self.a, step.a),
+            _longest(self.s, step.s),
+            _longest(self.z, step.z),
+            _longest(self.v, step.v),
+        )
+
+
+class _Newton:
+    """Solves (D + 2 R R^T) x = b with D diagonal: Woodbury, one K x K Cholesky, one refinement."""
+
+    def __init__(self, rows: Floats, diagonal: Floats) -> None:
+        self._rows, self._diagonal, self._inverse = rows, diagonal, 1.0 / diagonal
+        scaled = rows * np.sqrt(self._inverse)[:, None]
+        inner = scaled.T @ scaled
+        inner[np.diag_indices_from(inner)] += 0.5
+        self._factor = scipy.linalg.cho_factor(inner, overwrite_a=True, check_finite=False)
+
+    def _once(self, b: Floats) -> Floats:
+        t = self._inverse * b
+        inner = scipy.linalg.cho_solve(self._factor, t @ self._rows, check_finite=False)
+        x: Floats = t - self._inverse * (self._rows @ inner)
+        return x
+
+    def __call__(self, b: Floats) -> Floats:
+        x = self._once(b)
+        return x + self._once(b - (2.0 * (self._rows @ (x @ self._rows)) + self._diagonal * x))
+
+
+def _start(problem: Problem, lam: float) -> _Iterate:
+    a = problem.upper / problem.upper.sum()
+    g = gradient(problem, lam, a)
+    push = max(1e-2 * float(np.abs(g).max()), 1e-12)
+    z, v = g - g.min() + push, np.full_like(a, push)
+    return _Iterate(a, problem.upper - a, z, v, float(g.min()))
+
+
+def _longest(x: Floats, dx: Floats) -> float:
+    falling = dx < 0.0
+    return min(1.0, 0.9995 * float(np.min(-x[falling] / dx[falling]))) if falling.any() else 1.0
+
+
+def _mehrotra_step(problem: Problem, lam: float, now: _Iterate) -> _Iterate:
+    """One predictor-corrector iteration (Mehrotra 1992, SIAM J. Optim. 2(4), 575-601)."""
+    a, slack, z, v = now.a, now.s, now.z, now.v
+    dual = gradient(problem, lam, a) - now.y - z + v
+    short = a.sum() - 1.0
+    solve = _Newton(problem.rows, 2.0 * lam / problem.sizes + z / a + v / slack)
+    ones = solve(np.ones_like(a))
+
+    def direction(low: Floats, high: Floats) -> _Iterate:
+        x = solve(-dual - low / a + high / slack)
+        dy = (-short - x.sum()) / ones.sum()
+        da = x + dy * ones
+        return _Iterate(da, -da, (-low - z * da) / a, (-high + v * da) / slack, float(dy))
+
+    predictor = direction(a * z, slack * v)
+    here = now.complementarity
+    there = now.moved(predictor, now.length(predictor)).complementarity
+    target = (there / here) ** 3 * here / (2 * a.size)
+    corrector = direction(
+        a * z + predictor.a * predictor.z - target,
+        slack * v - predictor.a * predictor.v - target,
+    )
+    return now.moved(corrector, now.length(corrector))
+
+
+def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
+    """Weights near the optimum and the status (zero, free, at cap) that they suggest, [M] each.
+
+    Stops when the complementarity a.z + (u-a).v is 1e-8 of the regulariser's least value lam/N,
+    or when rounding keeps it from falling further.
+    """
+    now = _start(problem, lam)
+    wanted = 1e-8 * lam / problem.total
+    for _ in range(rounds):
+        before = now.complementarity
+        try:
+            following = _mehrotra_step(problem, lam, now)
+        except scipy.linalg.LinAlgError:
+            break
+        after = following.complementarity
+        if not np.isfinite(after) or after > 10.0 * before:
+            break
+        now = following
+        stalled = after > 0.9 * before and after < 1e-11
+        if after <= wanted or stalled or min(now.a.min(), now.s.min()) < VANISHED:
+            break
+    weights = allocate(now.a / problem.sizes, problem.sizes, problem.upper)
+    w = residual(problem, weights) / lam
+    theta = now.y / (2.0 * lam)
+    error = error_bound(problem, lam, weights, w, theta)
+    return Solution(weights, _guess(problem, lam, now), w, theta, error)
+
+
+def _guess(problem: Problem, lam: float, now: _Iterate) -> Codes:
+    """The status that one semismooth Newton step would give: where n h leaves [0, u]."""
+    pull = 2.0 * lam / problem.sizes
+    status = np.full(now.a.shape, FREE)
+    status[now.z > pull * now.a] = AT_ZERO
+    status[now.v > pull * now.s] = AT_CAP
+    return status
+
+
+# --------------------------------------------------------------------------- solvers
+
+
+def minimise(problem: Problem, lam: float, start: Codes | None = None) -> Solution:
+    """argmin f for lam > 0, with its proven L1 error; `start` is a neighbour's status [M]."""
+    if start is None and lam >= problem.total:
+        start = np.full(problem.sizes.shape, FREE)
+    if start is not None:
+        warm = polish(problem, lam, start, fallback=False)
+        if warm.error <= GOAL:
+            return warm
+    if too_large(problem):
+        return accelerated_gradient(problem, lam)
+    near = interior_point(problem, lam)
+    exact = polish(problem, lam, near.status)
+    return min(exact, near, key=lambda s: s.error)
+
+
+def too_large(problem: Problem) -> bool:
+    """Whether a Newton system costs more than `MAX_WORK` multiply-adds."""
+    return bool(problem.rows.size * min(problem.rows.shape) > MAX_WORK)
+
+
+def accelerated_gradient(problem: Problem, lam: float, rounds: int = 2000) -> Solution:
+    """Accelerated projected gradient in the metric sum a_i^2 / n_i, with restarts; error unknown.
+
+    One step costs O(M K + M log M). Nesterov (1983); restart rule of O'Donoghue & Candes (2015),
+    Found. Comput. Math. 15, 715-732, eq. 13. Stops at a Frank-Wolfe gap of 1e-12 * max(1, f).
+    """
+    steepest = 2.0 * (_curvature(problem) + lam)
+    now = allocate(np.zeros_like(problem.sizes), problem.sizes, problem.upper)
+    ahead, momentum = now, 1.0
+    for count in range(rounds):
+        scores = ahead / problem.sizes - gradient(problem, lam, ahead) / steepest
+        following = allocate(scores, problem.sizes, problem.upper)
+        if ((ahead - following) / problem.sizes) @ (following - now) > 0.0:
+            ahead, momentum = now, 1.0
+            continue
+        grown = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum**2))
+        ahead = following + (momentum - 1.0) / grown * (following - now)
+        now, momentum = following, grown
+        if count % 20 == 0 and _converged(problem, lam, now):
+            break
+    status = np.where(now > 0.0, FREE, AT_ZERO)
+    return Solution(now, status, residual(problem, now) / lam, 0.0, np.inf)
+
+
+def _converged(problem: Problem, lam: float, weights: Floats) -> bool:
+    gap = linear_gap(gradient(problem, lam, weights), weights, problem.upper)
+    return bool(gap <= 1e-12 * max(1.0, objective(problem, lam, weights)))
+
+
+def _curvature(problem: Problem, rounds: int = 30) -> float:
+    """An upper estimate of the largest eigenvalue of diag(sqrt n) R R^T diag(sqrt n)."""
+    root = np.sqrt(problem.sizes)
+    x, size = np.full_like(root, 1.0 / np.sqrt(root.size)), 0.0
+    for _ in range(rounds):
+        x = root * (problem.rows @ ((root * x) @ problem.rows))
+        size = float(np.linalg.norm(x))
+        if size == 0.0:
+            return 0.0
+        x = x / size
+    return 1.05 * size

@@ -1,0 +1,114 @@
+"""Problems on the capped simplex, sum a = 1 and 0 <= a <= u: types, objective, gap, projection.
+
+    f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i
+
+A problem stores the rows S_i - T, not S and T: on the simplex T - S^T a = -rows^T a, so that f has
+no linear term and a residual near zero is computed without cancellation between large terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int8]
+Flags = NDArray[np.bool_]
+
+# A weight on the simplex never exceeds one, so an upper bound of two is never active.
+NO_CAP = 2.0
+AT_ZERO, FREE, AT_CAP = np.int8(-1), np.int8(0), np.int8(1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Clients of positive size, seen from the target.
+
+    `rows` [M, K] holds S_i - T, `sizes` [M] the n_i, `upper` [M] the caps (`NO_CAP` for none).
+    """
+
+    rows: Floats
+    sizes: Floats
+    upper: Floats
+
+    @property
+    def total(self) -> float:
+        """N = sum_i n_i."""
+        return float(self.sizes.sum())
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Weights [M], their status (zero, free, at cap) [M], multipliers w [K] and theta, and a bound.
+
+    `error` is a proven bound on ||a - a*||_1, see `error_bound`.
+    """
+
+    weights: Floats
+    status: Codes
+    w: Floats
+    theta: float
+    error: float
+
+
+def residual(problem: Problem, weights: Floats) -> Floats:
+    """r = T - S^T a, [K]."""
+    r: Floats = -(weights @ problem.rows)
+    return r
+
+
+def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
+    """argmin_a sum_i a_i^2 / n_i - 2 scores . a over the capped simplex, exactly, [M].
+
+    a_i = clip(n_i (scores_i + theta), 0, u_i), where theta makes the sum one: the sum is piecewise
+    linear and increasing in theta, so theta follows from its 2M sorted breakpoints.
+    """
+    breaks = np.concatenate([-scores, upper / sizes - scores])
+    order = np.argsort(breaks, kind="stable")
+    at = breaks[order]
+    slope = np.cumsum(np.concatenate([sizes, -sizes])[order])
+    mass = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(at))])
+    k = max(int(np.searchsorted(mass, 1.0, side="left")) - 1, 0)
+    theta = at[k] + (1.0 - mass[k]) / slope[k] if slope[k] > 0.0 else at[k]
+    weights: Floats = np.clip(sizes * (scores + theta), 0.0, upper)
+    free = (weights > 0.0) & (weights < upper)
+    # One exact re-balance on the final support: cumulative sums over 2M terms lose a few digits.
+    short = 1.0 - weights.sum()
+    weights[free] += short * sizes[free] / max(sizes[free].sum(), np.finfo(float).tiny)
+    np.clip(weights, 0.0, upper, out=weights)
+    return weights
+
+
+def objective(problem: Problem, lam: float, weights: Floats) -> float:
+    """f(a) = ||T - S^T a||^2 + lam * sum_i a_i^2 / n_i."""
+    r = residual(problem, weights)
+    return float(r @ r + lam * np.sum(weights**2 / problem.sizes))
+
+
+def gradient(problem: Problem, lam: float, weights: Floats) -> Floats:
+    """g = -2 (S - 1 T^T) r + 2 lam a / n, [M]: the gradient of f up to a constant vector."""
+    g: Floats = 2.0 * lam * weights / problem.sizes
+    g -= 2.0 * (problem.rows @ residual(problem, weights))
+    return g
+
+
+def linear_minimiser(slopes: Floats, upper: Floats) -> Floats:
+    """argmin_s slopes . s over the capped simplex: fill the cheapest entries first, [M]."""
+    order = np.argsort(slopes, kind="stable")
+    before = np.cumsum(upper[order]) - upper[order]
+    filled = np.empty_like(slopes)
+    filled[order] = np.clip(1.0 - before, 0.0, upper[order])
+    return filled
+
+
+def linear_gap(slopes: Floats, weights: Floats, upper: Floats) -> float:
+    """max_s slopes . (a - s) over the capped simplex; with the gradient, the Frank-Wolfe gap.
+
+    Both a and s sum to one, so any constant may be taken off the slopes first; the slope at which
+    s stops filling makes every term non-negative, so that nothing cancels.
+    """
+    best = linear_minimiser(slopes, upper)
+    level = slopes[best > 0.0].max()
+    return float((slopes - level) @ (weights - best))
