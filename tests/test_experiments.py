@@ -81,7 +81,8 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
         assert len(rows(client.x)) == len(client.x)  # no example twice in one client
     held = ready.task.target_validation
     assert held is not None
-    assert not rows(held.x) & set().union(*(rows(c.x) for c in clients))
+    validated = rows(held.x).union(*(rows(v.x) for v in ready.task.validation))
+    assert not validated & set().union(*(rows(c.x) for c in clients))
     weights = recipes.fedpals(setting(FAST, ready), ess=0.3)
     federation = ready.federation(clients)
     server = weights.init(federation.params, federation.buffers, federation.table)

@@ -38,7 +38,7 @@ class Score:
     @property
     def accuracy(self) -> float:
         """Fraction right; NaN without examples."""
-        return float(self.correct.sum() / self.total.sum()) if self.n else float("nan")
+        return int(self.correct.sum()) / self.n if self.n else float("nan")
 
     @property
     def loss(self) -> float:

@@ -31,7 +31,7 @@ Indices = NDArray[np.int64]
 class Prepared:
     """A task, its first model, where its data came from, and the checksum of the split.
 
-    `pool` are the training rows that the oracle may draw from: all but the target's own.
+    `pool` are the training rows that the oracle may draw from: none that anybody validates on.
     """
 
     task: Task
@@ -72,7 +72,8 @@ def prepare(config: Config) -> Prepared:
     )
     model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init)
     check_classes(model, x[:2], len(data.classes))
-    pool = np.setdiff1d(np.arange(len(data.train.y)), [] if held is None else held)
+    kept_back = [*holdouts, *([] if held is None else [held])]
+    pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     return Prepared(task, model, seeds, data, pool, _digest([*trains, *holdouts, test]))
 
 
