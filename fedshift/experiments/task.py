@@ -125,8 +125,11 @@ class _Deck:
                 f"{len(self.cards)}; use fewer or smaller clients"
             )
         if count > len(self.left):
-            fresh = self.rng.permutation(np.setdiff1d(self.cards, self.left))
-            self.left = np.concatenate([self.left, fresh])
+            # Those still in hand come last in the next pass: no hand holds one twice, and every
+            # pass deals every card once.
+            others = np.setdiff1d(self.cards, self.left)
+            again = [self.rng.permutation(others), self.rng.permutation(self.left)]
+            self.left = np.concatenate([self.left, *again])
         hand, self.left = self.left[:count], self.left[count:]
         return hand
 
