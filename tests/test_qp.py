@@ -16,7 +16,6 @@ from fedshift.server.pals import pals_weights
 from fedshift.server.simplex import (
     FREE,
     NO_CAP,
-    Problem,
     allocate,
     gradient,
     linear_gap,
@@ -335,13 +334,6 @@ def test_too_large_a_problem_is_solved_by_gradients_and_never_certified(monkeypa
     assert not rough.certified
     error = np.abs(rough.weights - exact.weights).sum()
     assert error <= min(1e-3, rough.l1_bound)
-
-
-def test_degenerate_problems() -> None:
-    one = Problem(np.zeros((1, 1)), np.ones(1), np.full(1, NO_CAP))
-    np.testing.assert_array_equal(qp.minimise(one, 1.0).weights, [1.0])
-    same = Case(np.tile([[3, 1]], (5, 1)) * np.arange(1, 6)[:, None], np.array([0.5, 0.5]), 1, None)
-    np.testing.assert_allclose(same.solve().weights, np.arange(1, 6) / 15, rtol=1e-14)
 
 
 @pytest.mark.parametrize("clients", [200, 400])
