@@ -10,6 +10,7 @@ from report_fixtures import made, write_run
 
 from fedshift.errors import DataError
 from fedshift.report.csv_counts import read_counts, read_target
+from fedshift.report.figures import save_figures
 from fedshift.report.run_folder import read_run
 
 # --------------------------------------------------------------------------- run folder
@@ -168,3 +169,15 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(b"cat,d\xe9g\n1,2\n")
     with pytest.raises(DataError, match=r"b.csv is not UTF-8 text \(byte 5\)"):
         read_counts(tmp_path / "b.csv")
+
+
+def test_figures_are_written_twice_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `report`")
+    runs = [read_run(write_run(tmp_path / name)) for name in ("a", "b")]
+    first = save_figures(runs, tmp_path / "one")
+    second = save_figures(runs, tmp_path / "two")
+    names = {f"{n}.{s}" for n in ("accuracy", "weights", "ess-curve") for s in ("pdf", "png")}
+    assert {p.name for p in first} == names
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+    assert first[0].read_bytes().startswith(b"%PDF")

@@ -95,16 +95,20 @@ def run(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Run folders.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Folder for PDF and PNG figures (matplotlib).")
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Draw the report of one run, or one page that compares several."""
-    from fedshift.cli.results import draw
+    from fedshift.cli.results import draw, figure_files
 
     page = draw(folders, out)
+    drawn = [] if figures is None else [str(path) for path in figure_files(folders, figures)]
     if format is Format.json:
-        console.show_json({"report": str(page)})
+        console.show_json({"report": str(page), "figures": drawn})
     else:
-        print(page)
+        print("\n".join([str(page), *drawn]))
 
 
 @app.command()

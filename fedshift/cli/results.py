@@ -11,6 +11,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.experiment import Experiment
 from fedshift.experiments.summary import summary
 from fedshift.files import clean, write
+from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.run_folder import read_run
 
@@ -27,6 +28,11 @@ def draw(folders: Sequence[Path], out: Path | None) -> Path:
         target = target / "report.html"
     write(target, page([read_run(folder) for folder in folders]))
     return target
+
+
+def figure_files(folders: Sequence[Path], out: Path) -> tuple[Path, ...]:
+    """PDF and PNG figures of the given run folders."""
+    return save_figures([read_run(folder) for folder in folders], out)
 
 
 def comparison(done: Done) -> list[dict[str, Any]]:
