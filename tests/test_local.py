@@ -127,6 +127,19 @@ def test_a_client_without_examples_changes_nothing(mlp: Model) -> None:
     assert float(end.loss) == 0.0
 
 
+def test_relu_after_pooling_is_the_same_network() -> None:
+    x = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    nets = [build(lambda: LeNet(1, 28, 10), 0).net for _ in range(2)]
+    body = nets[1].body
+    body[1], body[2], body[4], body[5] = body[2], body[1], body[5], body[4]
+    assert isinstance(body[1], nn.ReLU)
+    grads = []
+    for net in nets:
+        loss = F.cross_entropy(net(x)["logits"], torch.arange(8))
+        grads.append(torch.autograd.grad(loss, list(net.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 @pytest.mark.parametrize("mu", [0.0, -1.0, float("nan"), float("inf")])
 def test_prox_refuses(mu: float) -> None:
     with pytest.raises(InputError, match="mu must be a positive number"):
