@@ -10,20 +10,47 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fedshift.algorithms.afl import Afl
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.feddyn import FedDyn
+from fedshift.algorithms.fednova import FedNova
+from fedshift.algorithms.scaffold import Option, Scaffold
 from fedshift.client.local import Local
-from fedshift.client.objectives import CrossEntropy, Proximal, Term
+from fedshift.client.objectives import (
+    Contrastive,
+    CrossEntropy,
+    Proximal,
+    RestrictedSoftmax,
+    Restriction,
+    Term,
+)
+from fedshift.client.oracles import Sam
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.server.combine import Mean
-from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals import Fidelity
 from fedshift.server.weights import Pals
 
-__all__ = ["fedavg", "fedpals", "fedprox", "oracle"]
+__all__ = [
+    "afl",
+    "fedadam",
+    "fedavg",
+    "fedavgm",
+    "feddyn",
+    "fednova",
+    "fedpals",
+    "fedprox",
+    "fedrs",
+    "fedsam",
+    "fedyogi",
+    "moon",
+    "oracle",
+    "scaffold",
+]
 
 
 @dataclass(frozen=True)
@@ -96,6 +123,133 @@ def oracle(setting: Setting) -> FedAvg:
     Note: the experiment draws the clients afresh with the target's marginal, as many and as large.
     """
     return fedavg(setting)
+
+
+def afl(setting: Setting, *, gamma: float = 0.1, domains: tuple[int, ...] | None = None) -> Afl:
+    """Weigh clients so that the largest of their losses becomes small.
+
+    Reference: Mohri, Sivek and Suresh 2019, "Agnostic federated learning", arXiv 1902.00146.
+    Note: gamma is in 1/loss, and 0 is FedAvg bit for bit; domains gives each client's domain.
+    """
+    return Afl(setting.model, gamma, domains, local=setting.local, server=setting.server)
+
+
+def fedrs(setting: Setting, *, alpha: float = 0.5, mode: Restriction = "indicator") -> FedAvg:
+    """FedAvg with the logits of labels that a client lacks scaled by alpha in training.
+
+    Reference: Li and Zhan 2021, "FedRS: federated learning with restricted softmax for label
+    distribution non-IID data", KDD.
+    Note: mode "frequency" scales by relative label frequency, as the authors' code does at its
+    first step; alpha = 1 is FedAvg bit for bit.
+    """
+    if alpha == 1:
+        return fedavg(setting)
+    restricted = RestrictedSoftmax(len(setting.target), alpha, mode)
+    return replace(fedavg(setting), objective=restricted)
+
+
+def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
+    """FedAvg with local steps along the gradient at the worst neighbour within rho.
+
+    Reference: Qu et al. 2022, "Generalized federated learning via sharpness aware minimization",
+    arXiv 2206.02618, Algorithm 1.
+    Note: two gradients per step; rho = 0 is FedAvg bit for bit.
+    """
+    local = setting.local
+    # Innermost: what else the setting does to gradients, it does to the one that is applied.
+    oracles = (Sam(rho), *local.oracles) if rho else local.oracles
+    return replace(fedavg(setting), local=replace(local, oracles=oracles))
+
+
+def moon(setting: Setting, *, mu: float = 1.0, tau: float = 0.5) -> FedAvg:
+    """FedAvg with features pulled to the global model's and away from the client's last model's.
+
+    Reference: Li, He and Song 2021, "Model-contrastive federated learning", arXiv 2103.16257.
+    Note: needs a model that returns "features"; mu = 0 is FedAvg bit for bit.
+    """
+    plain = fedavg(setting)
+    return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
+
+
+def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
+    """FedAvg with momentum on the server.
+
+    Reference: Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution
+    for federated visual classification", arXiv 1909.06335.
+    Note: theta <- theta + lr m, m <- momentum m + delta; momentum = 0 is FedAvg bit for bit.
+    """
+    if not isinstance(setting.server, Sgd) or setting.server.momentum:
+        raise InputError(f"fedavgm sets the server's momentum: leave it out of {setting.server}")
+    return replace(fedavg(setting), server=replace(setting.server, momentum=momentum))
+
+
+def _own_server(setting: Setting, name: str, server: ServerOptimizer) -> FedAvg:
+    if setting.server != Sgd():
+        raise InputError(f"{name} brings its own server step: leave out {setting.server}")
+    return replace(fedavg(setting), server=server)
+
+
+def fedadam(
+    setting: Setting,
+    *,
+    lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+) -> FedAvg:
+    """FedAvg with Adam on the server.
+
+    Reference: Reddi et al. 2021, "Adaptive federated optimization", arXiv 2003.00295, Algorithm 2.
+    Note: weights by sample size; v starts at tau squared, without bias correction.
+    """
+    return _own_server(setting, "fedadam", Adam(lr, beta1, beta2, tau))
+
+
+def fedyogi(
+    setting: Setting,
+    *,
+    lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+) -> FedAvg:
+    """FedAvg with Yogi on the server.
+
+    Reference: Reddi et al. 2021, "Adaptive federated optimization", arXiv 2003.00295, Algorithm 2.
+    Note: weights by sample size; v starts at tau squared, without bias correction.
+    """
+    return _own_server(setting, "fedyogi", Yogi(lr, beta1, beta2, tau))
+
+
+def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:
+    """Correct local steps by control variates that estimate the other clients' gradients.
+
+    Reference: Karimireddy et al. 2020, "SCAFFOLD: stochastic controlled averaging for federated
+    learning", arXiv 1910.06378, Algorithm 1.
+    Note: option II takes the control from the local steps and refuses momentum, option I from one
+    more pass over the data; uniform weights as in the paper.
+    """
+    return Scaffold(setting.model, option, local=setting.local, server=setting.server)
+
+
+def feddyn(setting: Setting, *, alpha: float = 0.1) -> FedDyn:
+    """Regularise local training so that the clients' optima agree with the global one.
+
+    Reference: Acar et al. 2021, "Federated learning based on dynamic regularization" (FedDyn),
+    arXiv 2111.04263, Algorithm 1.
+    Note: uniform weights as in the paper; alpha > 0, and alpha -> 0 is not FedAvg.
+    """
+    return FedDyn(setting.model, alpha, local=setting.local, server=setting.server)
+
+
+def fednova(setting: Setting) -> FedNova:
+    """FedAvg with every client's change divided by the number of steps behind it.
+
+    Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous
+    federated optimization" (FedNova), arXiv 2007.07481, Section 5.
+    Note: the same as FedAvg when all clients take equally many steps; handles local momentum.
+    """
+    return FedNova(setting.model, local=setting.local, server=setting.server)
 
 
 @dataclass(frozen=True)

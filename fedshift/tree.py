@@ -44,10 +44,10 @@ def zeros(a: Params) -> Params:
 
 
 def sq_norm(a: Params) -> Tensor:
-    """Sum of squares of all entries, a 0-d tensor."""
+    """Sum of squares of all entries, a 0-d tensor; in name order, which files do not keep."""
     if not a:
         return torch.zeros(())
-    return torch.stack([(v * v).sum() for v in a.values()]).sum()
+    return torch.stack([(a[name] * a[name]).sum() for name in sorted(a)]).sum()
 
 
 def split(a: Params, prefixes: Iterable[str]) -> tuple[Params, Params]:
@@ -78,11 +78,6 @@ def stack(many: Sequence[Parts]) -> Parts:
         part: {name: torch.stack([one[part][name] for one in many]) for name in first[part]}
         for part in first
     }
-
-
-def unstack(parts: Parts, count: int) -> list[Parts]:
-    """The inverse of `stack`: C trees from leaves [C, ...]."""
-    return [{p: {k: v[i] for k, v in d.items()} for p, d in parts.items()} for i in range(count)]
 
 
 def weighted_sum(weights: Tensor, stacked: Params) -> Params:

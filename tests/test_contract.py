@@ -5,25 +5,33 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import TARGET, double, make_clients, make_federation, one_job
+from conftest import CLASSES, TARGET, double, make_clients, make_federation, one_job
 from safetensors.torch import load, save
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.local import plan_all
+from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
+from fedshift.client.oracles import Sam
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
 from fedshift.engine.rounds import Round, run
 from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from fedshift.tree import Parts, flatten, unflatten
+from fedshift.server.combine import Mean
+from fedshift.server.weights import Pals
+from fedshift.tree import Parts, flatten, sub, unflatten
 
 Make = Callable[[Setting], Algorithm]
+PALS = Mean(Pals(TARGET, ess=0.6))
 MAKE: dict[str, Make] = {
     "fedavg": recipes.fedavg,
     "fedprox": lambda s: recipes.fedprox(s, mu=0.1),
@@ -31,6 +39,31 @@ MAKE: dict[str, Make] = {
     "fedpals sharp": lambda s: recipes.fedpals(s, lam=0.0),
     "fedprox + fedpals": lambda s: recipes.fedpals(s, lam=5.0, mu=0.1),
     "oracle": recipes.oracle,
+    "afl": lambda s: recipes.afl(s, gamma=0.1),
+    "afl with idle clients": lambda s: recipes.afl(s, gamma=3.0),
+    "fedrs": recipes.fedrs,
+    "fedrs by frequency": lambda s: recipes.fedrs(s, alpha=0.1, mode="frequency"),
+    "fedsam": recipes.fedsam,
+    "moon": recipes.moon,
+    "fedavgm": recipes.fedavgm,
+    "fedadam": recipes.fedadam,
+    "fedyogi": recipes.fedyogi,
+    "fedpals + fedsam": lambda s: FedAvg(
+        s.model, local=replace(s.local, oracles=(Sam(0.05),)), combine=PALS
+    ),
+    "fedpals + moon": lambda s: FedAvg(
+        s.model, objective=CrossEntropy() + Contrastive(1.0), local=s.local, combine=PALS
+    ),
+    "fedpals + fedrs": lambda s: FedAvg(
+        s.model, objective=RestrictedSoftmax(CLASSES, 0.5), local=s.local, combine=PALS
+    ),
+    "scaffold": recipes.scaffold,
+    "scaffold I": lambda s: recipes.scaffold(s, option="I"),
+    "scaffold + fedpals": lambda s: Scaffold(
+        s.model, local=s.local, combine=Mean(Pals(s.target, lam=0.0))
+    ),
+    "feddyn": recipes.feddyn,
+    "fednova": recipes.fednova,
 }
 ROUNDS = 3
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
@@ -135,7 +168,9 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
 
     def stretched(plan: Plan) -> Plan:
         rows = torch.cat([plan.rows, torch.zeros(3, plan.rows.shape[1]).long()])
-        return Plan(rows, torch.cat([plan.weight, torch.zeros(3, 8)]), plan.lr, None)
+        return Plan(
+            rows, torch.cat([plan.weight, torch.zeros(3, plan.rows.shape[1])]), plan.lr, None
+        )
 
     algorithm, federation = make(setting), double(federated())
     job = one_job(algorithm, federation)
@@ -194,18 +229,21 @@ def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated
         last(run(algorithm, federation, 1))
 
 
-@each
+# FedDyn's theta is the mean of the clients' models minus h / alpha, also for one client: its laws
+# are in test_feddyn_fednova.py.
+@pytest.mark.parametrize("make", [pytest.param(m, id=k) for k, m in MAKE.items() if k != "feddyn"])
 def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: Model) -> None:
-    """theta after each round equals plain training on the same batches, from the same start."""
-    algorithm = make(setting)
+    """theta after each round is plain training on the same batches, then the server's step."""
+    algorithm: Any = make(setting)
     federation = double(make_federation(mlp, make_clients(sizes=(37,))))
-    params, local = federation.params, setting.local
-    context: Parts
+    data, params = federation.clients[0], federation.params
+    memory, moments = algorithm.objective.remember(params, {}, data), algorithm.server.init(params)
     for t in (1, 2):
-        context = {"anchor": params, "anchor_buffers": {}}
-        plan = plan_all(algorithm.phases(), federation.clients[0], t, 0, 0)["train0"]
-        objective = algorithm.objective  # type: ignore[attr-defined]
-        params = local(mlp, objective, params, {}, context, federation.clients[0], plan).params
+        context = {**memory, "anchor": params, "anchor_buffers": {}}
+        plan = plan_all(algorithm.phases(), data, t, 0, 0)["train0"]
+        end = algorithm.local(mlp, algorithm.objective, params, {}, context, data, plan).params
+        memory = algorithm.objective.remember(end, {}, data)
+        params, moments = algorithm.server(params, sub(end, params), moments)
     got = last(run(algorithm, federation, 2)).server["params"]
     assert max(float((got[k] - params[k]).abs().max()) for k in params) < 1e-14
 
@@ -226,3 +264,37 @@ def test_targets_reach_the_weights(setting: Setting, federated: Any) -> None:
     gap = (weights @ rows - torch.tensor(TARGET).double()).abs().sum()
     by_size = federation.table["n"] / federation.table["n"].sum()
     assert gap < (by_size @ rows - torch.tensor(TARGET).double()).abs().sum() / 2
+
+
+def test_a_misshapen_reply_names_its_sender(setting: Setting, federated: Any) -> None:
+    """The first client too: replies are compared with the server's model, not with one another."""
+
+    def forged(client: int, value: torch.Tensor) -> Any:
+        def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+            for reply in loop(update, jobs):
+                if reply.client == client:
+                    reply.update["delta"]["head.bias"] = value
+                yield reply
+
+        return backend
+
+    for client in (0, 3):
+        with pytest.raises(TrainingError, match=f'client {client} sent "delta/head.bias" as'):
+            last(
+                run(recipes.fedavg(setting), federated(), 1, backend=forged(client, torch.ones(1)))
+            )
+
+
+def test_dropout_draws_from_the_plan(federated: Any) -> None:
+    """Two runs are equal, the global generator stays as it was, and dropout does drop."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 20), torch.nn.Dropout(0.5), torch.nn.Linear(20, 5))
+    results = []
+    for model in (Model(net), Model(net), Model(torch.nn.Sequential(net[0], net[2]))):
+        before = torch.random.get_rng_state()
+        federation = make_federation(model)
+        done = last(run(recipes.fedavg(Setting(model, TARGET)), federation, 2)).server["params"]
+        assert torch.equal(before, torch.random.get_rng_state())
+        torch.manual_seed(5)
+        results.append(list(done.values()))
+    assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
+    assert not torch.equal(results[0][0], results[2][0])

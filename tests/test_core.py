@@ -43,13 +43,12 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
     big = torch.tensor([[1e8], [1.0], [-1e8]])
     exact = tree.weighted_sum(torch.ones(3).double(), {"a": big})["a"]
     assert exact.item() == 1.0
-    assert big.sum().item() != 1.0 or (big[0] + big[1] + big[2]).item() == 0.0  # float32 loses it
+    assert (big[0] + big[1] + big[2]).item() == 0.0  # what float32 makes of it
 
 
 def test_stack_is_strict() -> None:
     a = {"p": {"x": torch.zeros(2)}}
-    back = tree.unstack(tree.stack([a, a]), 2)
-    assert torch.equal(back[1]["p"]["x"], a["p"]["x"])
+    assert torch.equal(tree.stack([a, a])["p"]["x"], torch.zeros(2, 2))
     for other in ({"p": {"x": torch.zeros(1)}}, {"p": {"y": torch.zeros(2)}}, {"q": {}}):
         with pytest.raises(InputError, match="cannot stack: "):
             tree.stack([a, other])  # type: ignore[list-item]
@@ -87,9 +86,11 @@ def test_epochs_use_every_example_once(n: int, batch: int, epochs: int, seed: in
 def test_steps_are_counted(n: int, batch: int, steps: int) -> None:
     plan = plan_phase(n, batch=batch, lr=0.1, generator=generator(0), steps=steps)
     assert plan.steps == steps
+    per_epoch = -(-n // batch)
     counts = plan.rows[plan.weight > 0].bincount(minlength=n)
-    assert int(counts.max() - counts.min()) <= 1 + steps * batch // n  # reshuffled epochs
-    assert int(counts.max()) - int(counts.min()) <= 1 or n % batch
+    # Whole epochs use every example; the begun one uses some of them once.
+    assert int(counts.min()) >= steps // per_epoch
+    assert int(counts.max()) <= -(-steps // per_epoch)
 
 
 def test_a_batch_holds_its_rows() -> None:

@@ -20,6 +20,8 @@ REVEALED = {
     "buffers": "running statistics of normalisation layers, where the model has them",
     "counters": "how many batches those statistics have seen, where the model has them",
     "report": "the client's id and its mean training loss (for monitoring only)",
+    "evaluation": "how many validation examples of each label it has and gets right (for metrics "
+    'and ess = "auto"; leave out both and nothing of it is sent)',
 }
 REGISTERED = {"n": "number of training examples, once", "labels": "examples per label, once"}
 
@@ -28,6 +30,11 @@ def revealed(needs: tuple[str, ...]) -> dict[str, str]:
     """What leaves a client of a method that registers `needs` and sends a plain update."""
     held = dict.fromkeys(("n", *needs))
     return REVEALED | {"register": "; ".join(REGISTERED[k] for k in held)}
+
+
+def context_of(start: Params, buffers: Params, state: Parts, data: ClientData) -> Parts:
+    """What terms see besides the model and the batch: the client's state, the anchor and the id."""
+    return {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
 
 
 def train_locally(
@@ -41,8 +48,8 @@ def train_locally(
     plans: Mapping[str, Plan],
     *extra: Oracle,
 ) -> Trained:
-    """All phases in turn from `start`; terms see the client's state, the anchor and the id."""
-    context = {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
+    """All phases in turn from `start`."""
+    context = context_of(start, buffers, state, data)
     end, after, losses = start, buffers, []
     for name, phase in phases.items():
         done = phase(model, objective, end, after, context, data, plans[name], *extra)

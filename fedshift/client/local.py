@@ -52,7 +52,7 @@ def gradient_of(
     def at(moving: Params) -> Gradient:
         leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
         params = leaves | frozen
-        out, after = model.train(params, buffers, batch.x)
+        out, after = model.train(params, buffers, batch.x, batch.seed)
         loss = objective(View(model, params, out, batch, context))
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         named = zip(leaves.items(), grads, strict=True)
@@ -131,6 +131,8 @@ class Local:
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, velocity included."""
         moving, frozen = split(params, self.only) if self.only else (params, {})
+        if not moving:
+            raise InputError(f"only={self.only} matches no parameter; there is nothing to train")
         velocity = zeros(moving)
         losses: list[Tensor] = []
         for s in range(plan.steps):
@@ -138,7 +140,7 @@ class Local:
             oracle = gradient_of(model, objective, frozen, buffers, batch, context)
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
-            step = oracle(moving)
+            step = _taken(oracle, moving, batch, data, plan)
             v = self._velocity(moving, velocity, step.grad)
             moved = map_(lambda p, u: torch.sub(p, u * plan.lr.to(p.dtype)), moving, v)
             live = None if plan.sizes is not None else plan.weight[s].sum() > 0
@@ -146,7 +148,8 @@ class Local:
             buffers = _keep(live, step.buffers, buffers)
             losses.append(step.loss)
         # A padding step has an empty batch, so its loss is the objective without data: masked.
-        return Trained(moving | frozen, buffers, _mean_loss(losses, plan))
+        nothing = next(iter(params.values())).new_zeros(())
+        return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
 
     def _velocity(self, params: Params, velocity: Params, grad: Params) -> Params:
         if self.decay:
@@ -156,14 +159,30 @@ class Local:
         return map_(lambda v, g: self.momentum * v + g, velocity, grad)
 
 
+def _taken(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:
+    """The gradient at a point; BatchNorm's refusal of a single example says what to do."""
+    try:
+        return oracle(at)
+    except ValueError as e:
+        if len(batch.x) != 1 or "more than 1 value" not in str(e):
+            raise
+        n, size = int((data.w != 0).sum()), plan.rows.shape[1]
+        raise InputError(
+            f"Expected more than 1 value per channel in training: client {int(data.id)} has "
+            f"n = {n} examples, which a batch size of {size} cuts so that one batch is a single "
+            "example, and BatchNorm cannot normalise that. Use another batch size (one that "
+            "leaves no remainder of 1), or GroupNorm in the network"
+        ) from e
+
+
 def _keep(live: Tensor | None, new: Params, old: Params) -> Params:
     """`new` where the step is live; `live` is None when that is sure."""
     return new if live is None else map_(lambda a, b: torch.where(live, a, b), new, old)
 
 
-def _mean_loss(losses: list[Tensor], plan: Plan) -> Tensor:
+def _mean_loss(losses: list[Tensor], plan: Plan, nothing: Tensor) -> Tensor:
     if not losses:
-        return torch.zeros(())
+        return nothing
     live = (plan.weight.sum(-1) > 0).to(losses[0].dtype)
     return (torch.stack(losses) * live).sum() / live.sum().clamp(min=1.0)
 

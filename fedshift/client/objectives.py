@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.data import Batch, ClientData
-from fedshift.errors import InputError
+from fedshift.data import Batch, ClientData, label_counts
+from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, sq_norm, sub
 
@@ -121,3 +121,105 @@ class Proximal(Term):
 
     def __call__(self, view: View) -> Tensor:
         return self.mu / 2 * sq_norm(sub(view.params, view.context["anchor"]))
+
+
+Restriction = Literal["indicator", "frequency"]
+
+
+@dataclass(frozen=True)
+class RestrictedSoftmax(Term):
+    """-(1/B) sum_b w_b log softmax(a * z_b)[y_b], with a [K] from the labels that a client holds.
+
+        "indicator"   a_c = 1 where the client has examples of c, else alpha
+        "frequency"   a_c = (1 - alpha) p_c / max p + alpha, p the client's label frequencies
+
+    Li and Zhan 2021, "FedRS: federated learning with restricted softmax for label distribution
+    non-IID data", KDD, whose text has the first; the authors' code (FedRepo) has the second and,
+    because it overwrites a at every step, 1 - a shrinks there by 1 - alpha per step. Ours stays.
+    The whole logit is scaled, bias included; the authors' classifier has none. A missing logit
+    becomes alpha z_c, not minus infinity. Takes the place of `CrossEntropy`, in training only.
+
+    classes is K. Raises InputError unless 0 <= alpha < 1: for alpha = 1 use `CrossEntropy`.
+    """
+
+    classes: int
+    alpha: float = 0.5
+    mode: Restriction = "indicator"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha < 1.0:
+            raise InputError(
+                f"RestrictedSoftmax alpha must be in [0, 1), got {self.alpha}; "
+                "alpha = 1 is CrossEntropy"
+            )
+        if self.mode not in ("indicator", "frequency"):
+            raise unknown("mode of RestrictedSoftmax", self.mode, ("indicator", "frequency"))
+
+    def scale(self, counts: Tensor) -> Tensor:
+        """a [K] for a client with these label counts [K]."""
+        if self.mode == "indicator":
+            return torch.where(counts > 0, 1.0, self.alpha).to(counts.dtype)
+        return (1.0 - self.alpha) * counts / counts.max().clamp(min=1.0) + self.alpha
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return {"softmax": {"scale": self.scale(label_counts(data, self.classes))}}
+
+    def __call__(self, view: View) -> Tensor:
+        logits = view.out["logits"]
+        scaled = logits * view.context["softmax"]["scale"].to(logits.dtype)
+        loss = F.cross_entropy(scaled, view.batch.y, reduction="none")
+        return batch_mean(loss, view.batch)
+
+
+@dataclass(frozen=True)
+class Contrastive(Term):
+    """(mu/B) sum_b w_b l_b,  l = -log(e^{s(z, z_g)/tau} / (e^{s(z, z_g)/tau} + e^{s(z, z_p)/tau})).
+
+    s is the cosine; z, z_g, z_p [B, d] are the "features" of the model in training, of the model
+    received and of the client's own model after its last round. Li, He and Song 2021,
+    "Model-contrastive federated learning" (MOON), arXiv 2103.16257, Section 3.3. There z is the
+    output of a projection head: a model that has one returns that as "features".
+
+    z_g and z_p are taken in evaluation mode, with their own buffers, without gradient. Before a
+    client's first round its previous model is the initial model; then z_g = z_p in round 1, and
+    the term is mu log 2 with gradient exactly 0. In the authors' code the term is 0 in round 1,
+    and a client drawn later for the first time has its own random network as previous model.
+    A client keeps one model (and buffers) from round to round; nothing more leaves it.
+
+    Raises InputError unless mu > 0 and tau > 0 (leave the term out for mu = 0), and for a model
+    without "features".
+    """
+
+    mu: float = 1.0
+    tau: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, v in (("mu", self.mu), ("tau", self.tau)):
+            if not 0.0 < v < float("inf"):
+                raise InputError(f"Contrastive {name} must be a positive number, got {v}")
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return {"previous": params, "previous_buffers": buffers}
+
+    def __call__(self, view: View) -> Tensor:
+        pull = _direction(view, "anchor") - _direction(view, "previous")
+        # log(1 + e^-x), x the difference of the cosines: exactly log 2 where z_g equals z_p.
+        closer = (_unit(view.out) * pull).sum(1) / self.tau
+        return self.mu * batch_mean(F.softplus(-closer), view.batch)
+
+
+def _direction(view: View, which: str) -> Tensor:
+    """z / ||z|| [B, d] of another model on the same batch."""
+    params, buffers = view.context[which], view.context[f"{which}_buffers"]
+    with torch.no_grad():
+        return _unit(view.model(params, buffers, view.batch.x))
+
+
+def _unit(out: Params) -> Tensor:
+    if "features" not in out:
+        raise InputError(
+            f'Contrastive compares "features", and this model returns {sorted(out)}; '
+            'let its forward return {"features": z, "logits": ...}'
+        )
+    # eps keeps a zero vector (all units off) at 0 in place of 0/0.
+    return F.normalize(out["features"].flatten(1), dim=1, eps=1e-8)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from fedshift.client.local import GradFn, Gradient
-from fedshift.tree import Params, add
+from fedshift.errors import InputError
+from fedshift.tree import Params, add, map_, sq_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,3 +28,62 @@ class Shift:
             return found._replace(grad=add(found.grad, {k: self.by[k] for k in found.grad}))
 
         return shifted
+
+
+@dataclass(frozen=True)
+class Sam:
+    """g(theta) -> g(theta + rho g(theta) / ||g(theta)||), both on the same batch.
+
+    Foret et al. 2021, "Sharpness-aware minimization", arXiv 2010.01412, Equations 2 and 3; in
+    federated learning Qu et al. 2022 (FedSAM), arXiv 2206.02618, Algorithm 1. The norm is over all
+    parameters that move, with 1e-12 added. Weight decay belongs to the step, not to the objective,
+    so it takes no part in the ascent; terms such as FedProx's do. rho is not scaled by the
+    learning rate. Running statistics and the reported loss are those of the first pass, at theta:
+    public codes update BatchNorm twice a step. Dropout draws anew in the second pass.
+    Raises InputError unless rho > 0: leave the oracle out for rho = 0.
+    """
+
+    rho: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rho < float("inf"):
+            raise InputError(f"Sam rho must be a positive number, got {self.rho}")
+
+    def __call__(self, gradient: GradFn) -> GradFn:
+        def ascended(params: Params) -> Gradient:
+            here = gradient(params)
+            reach = self.rho / (_norm(here.grad) + 1e-12)
+            return here._replace(grad=gradient(add(params, here.grad, reach)).grad)
+
+        return ascended
+
+
+@dataclass(frozen=True)
+class Clip:
+    """g -> g min(1, norm / ||g||), the norm over all parameters that move.
+
+    Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, Algorithm 1. Gradients within the bound are
+    unchanged bit for bit; `torch.nn.utils.clip_grad_norm_` adds 1e-6 to ||g|| and we do not.
+    With `Sam`, which needs only the direction of its first gradient, either order gives the same.
+    Raises InputError unless norm > 0.
+    """
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.norm < float("inf"):
+            raise InputError(f"Clip norm must be a positive number, got {self.norm}")
+
+    def __call__(self, gradient: GradFn) -> GradFn:
+        def clipped(params: Params) -> Gradient:
+            found = gradient(params)
+            factor = (self.norm / _norm(found.grad)).clamp(max=1.0)
+            return found._replace(grad=map_(lambda g: torch.mul(g, factor), found.grad))
+
+        return clipped
+
+
+def _norm(grad: Params) -> Tensor:
+    # By name: a model read from a file has its names in another order, and sums would round
+    # otherwise, so that a run taken up again would differ in the last bits.
+    return sq_norm(dict(sorted(grad.items()))).sqrt()

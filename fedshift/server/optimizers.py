@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from fedshift.errors import InputError
 from fedshift.tree import Params, add, map_, zeros
 
@@ -42,3 +44,90 @@ class Sgd:
             return add(params, delta, self.lr), {}
         moment = map_(lambda m, d: self.momentum * m + d, state, delta)
         return add(params, moment, self.lr), moment
+
+
+@dataclass(frozen=True)
+class Adam:
+    """theta <- theta + lr m / (sqrt(v) + tau), entry by entry, with moments
+
+        m <- beta1 m + (1 - beta1) delta,    v <- beta2 v + (1 - beta2) delta^2.
+
+    Reddi et al. 2021, "Adaptive federated optimization", arXiv 2003.00295, Algorithm 2 (FedAdam):
+    m starts at 0 and v at tau^2 (the paper asks for v >= tau^2), and there is no bias correction.
+    Flower's strategy starts v at 0. Raises InputError for lr or tau not positive, and for beta1 or
+    beta2 outside [0, 1).
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.beta1, self.beta2, self.tau)
+
+    def init(self, params: Params) -> Params:
+        return _first_moments(params, self.tau)
+
+    def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
+        m, v = _mixed(_held("m", state), delta, self.beta1), _held("v", state)
+        v = map_(lambda v, d: self.beta2 * v + (1.0 - self.beta2) * d * d, v, delta)
+        return _moved(params, m, v, self.lr, self.tau), _named("m", m) | _named("v", v)
+
+
+@dataclass(frozen=True)
+class Yogi:
+    """As `Adam`, with v <- v - (1 - beta2) delta^2 sign(v - delta^2).
+
+    Reddi et al. 2021, arXiv 2003.00295, Algorithm 2 (FedYogi). v changes by at most
+    (1 - beta2) delta^2 in a round, so that it forgets large changes slowly; it stays non-negative.
+    Flower's FedYogi starts v at 0. Raises InputError as `Adam` does.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_moments(self.lr, self.beta1, self.beta2, self.tau)
+
+    def init(self, params: Params) -> Params:
+        return _first_moments(params, self.tau)
+
+    def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
+        m, v = _mixed(_held("m", state), delta, self.beta1), _held("v", state)
+        v = map_(lambda v, d: v - (1.0 - self.beta2) * d * d * torch.sign(v - d * d), v, delta)
+        return _moved(params, m, v, self.lr, self.tau), _named("m", m) | _named("v", v)
+
+
+def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
+    for name, v in (("lr", lr), ("tau", tau)):
+        if not 0.0 < v < float("inf"):
+            raise InputError(f"server {name} must be a positive number, got {v}")
+    for name, v in (("beta1", beta1), ("beta2", beta2)):
+        if not 0.0 <= v < 1.0:
+            raise InputError(f"server {name} must be in [0, 1), got {v}")
+
+
+def _first_moments(params: Params, tau: float) -> Params:
+    v = map_(lambda p: torch.full_like(p, tau**2), params)
+    return _named("m", zeros(params)) | _named("v", v)
+
+
+def _mixed(m: Params, delta: Params, beta: float) -> Params:
+    return map_(lambda m, d: beta * m + (1.0 - beta) * d, m, delta)
+
+
+def _moved(params: Params, m: Params, v: Params, lr: float, tau: float) -> Params:
+    return map_(lambda p, m, v: torch.add(p, lr * m / (v.sqrt() + tau)), params, m, v)
+
+
+def _named(moment: str, tree: Params) -> Params:
+    """Two moments in one flat state: "m.<parameter>" and "v.<parameter>"."""
+    return {f"{moment}.{name}": x for name, x in tree.items()}
+
+
+def _held(moment: str, state: Params) -> Params:
+    prefix = f"{moment}."
+    return {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}

@@ -1,0 +1,215 @@
+"""Agnostic federated learning: weights that follow the clients' losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term, View
+from fedshift.data import ClientData, Plan, take
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.server.simplex import NO_CAP, allocate
+from fedshift.server.weights import BySize
+from fedshift.tree import Params, Parts, weighted_sum
+
+# Rows per pass when losses are measured; large, because no gradient is kept.
+RISK = Local(epochs=1, batch=1000)
+
+
+def project_simplex(v: Tensor, total: float = 1.0) -> Tensor:
+    """argmin_u ||u - v||^2 over u >= 0, sum u = total; v [D] -> u [D] in float64.
+
+    u = max(v - tau, 0) with the tau that makes the sum right, found exactly from the sorted
+    entries in O(D log D). The largest entry is taken off first: the result does not depend on a
+    common constant, and large losses would otherwise cost digits. Raises InputError for an empty
+    or non-finite v, or a total that is not positive.
+    """
+    if v.ndim != 1 or not len(v) or not bool(torch.isfinite(v).all()):
+        raise InputError(f"a projection needs a vector of finite numbers, got {v}")
+    if not 0.0 < total < math.inf:
+        raise InputError(f"the simplex's total must be a positive number, got {total}")
+    scores = v.double().numpy() / total
+    ones = np.ones(len(scores))
+    return total * torch.from_numpy(allocate(scores - scores.max(), ones, NO_CAP * ones))
+
+
+def mean_risk(
+    model: Model,
+    risk: Term,
+    params: Params,
+    buffers: Params,
+    context: Parts,
+    data: ClientData,
+    plan: Plan,
+) -> Tensor:
+    """F = (1/n) sum_j w_j l(theta; x_j, y_j) over all rows of the plan, a 0-d float64 tensor.
+
+    In evaluation mode and without gradient, so that clients are compared on the same footing. The
+    plan's batches cover every example once; a padding step counts nothing.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for s in range(plan.steps):
+            batch = take(data, plan, s)
+            out = model(params, buffers, batch.x)
+            loss = risk(View(model, params, out, batch, context))
+            total = total + plan.weight[s].sum().double() * loss.double()
+    return total / plan.weight.sum().double().clamp(min=1.0)
+
+
+@dataclass(frozen=True)
+class Afl:
+    """min_theta max_lambda sum_d lambda_d F_d(theta), lambda on the simplex over D domains.
+
+        theta <- server(theta, sum_i lambda_i (theta_i - theta))
+        lambda <- P(lambda + gamma F(theta)),    lambda at first n_d / n
+
+    Mohri, Sivek and Suresh 2019, "Agnostic federated learning", arXiv 1902.00146, with theta_i
+    after local SGD in place of one gradient step. P projects on the simplex; F_d is the mean loss
+    of the model *received*, over all local examples, in evaluation mode.
+
+    gamma      step of lambda, in 1/loss; 0 is FedAvg bit for bit
+    domains    the domain of each client; by default every client is one. F_d is then the mean over
+               the domain's examples, and its clients share lambda_d by their sizes
+    risk       the loss F that is reported; the objective may have regularising terms besides
+    Raises InputError for a negative gamma and for domains that are not numbered 0..D-1.
+
+    Paper: one gradient step at a time, the average of the iterates is returned. Public codes:
+    fair_flearn does the same from uniform lambda, FedTorch takes the last batch's loss. We keep
+    the last iterate. With a sampled cohort S, weights are lambda restricted to S and renormalised,
+    and P acts within S, whose sum of lambda stays: losses are positive, so that M/|S| F_i for the
+    sampled and 0 for the others would favour whoever was drawn.
+
+    A client with lambda_i = 0 has to report its loss, or it could never come back. Its message
+    has the (empty) part "idle", and then it measures without training.
+    """
+
+    model: Model
+    gamma: float = 0.1
+    domains: tuple[int, ...] | None = None
+    objective: Term = CrossEntropy()
+    risk: Term = CrossEntropy()
+    local: Local | tuple[Local, ...] = Local()
+    server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.gamma < math.inf:
+            raise InputError(f"gamma must be 0 or more, got {self.gamma}")
+        held = set(self.domains or (0,))
+        if held != set(range(len(held))):
+            raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(held)}")
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        return {
+            "params": params,
+            "buffers": buffers,
+            "optimizer": self.server.init(params),
+            "table": {"n": table["n"]},
+            # n lambda rather than lambda: it starts at the exact sizes, as FedAvg's weights do.
+            "mixture": {"mass": self._by_domain(table["n"], torch.arange(len(table["n"])), table)},
+        }
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return self.objective.remember(params, buffers, data)
+
+    def phases(self) -> Mapping[str, Local]:
+        return {**numbered(self.local), "risk": RISK}
+
+    def mixture(self, server: Parts) -> Tensor:
+        """lambda over the domains, [D] float64 on the simplex."""
+        mass = server["mixture"]["mass"]
+        return mass / mass.sum()
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        mass = self._client_mass(server)[ids]
+        # A cohort of idle clients moves nothing, whatever it is weighed by.
+        return BySize()({"n": mass} if bool(mass.any()) else rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        message = {"params": server["params"], "buffers": server["buffers"]}
+        idle = not bool(self._client_mass(server)[client])
+        return {**message, "idle": {}} if idle else message
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        params, buffers = message["params"], message["buffers"]
+        context = context_of(params, buffers, state, data)
+        risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
+        if "idle" in message:
+            idle = update_of(params, params, buffers, risk.to(data.w.dtype), data)
+            return idle | {"risk": {"loss": risk}}, {}
+        end, after, loss = train_locally(
+            self.model, self.objective, numbered(self.local), params, buffers, state, data, plans
+        )
+        update = update_of(params, end, after, loss, data)
+        return update | {"risk": {"loss": risk}}, self.objective.remember(end, after, data)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
+        return {
+            **fold(server, updates, delta, self.server),
+            "mixture": {"mass": self._ascend(server, updates)},
+        }
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return server["params"], server["buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        risk = "the mean loss of the model received, over the client's examples (sets its weight)"
+        return revealed(()) | {"risk": risk}
+
+    def at(self, t: int) -> Afl:
+        return self
+
+    def _index(self, clients: int) -> Tensor:
+        """The domain of each client, [M]."""
+        if self.domains is None:
+            return torch.arange(clients)
+        if len(self.domains) != clients:
+            raise InputError(
+                f"domains names {len(self.domains)} clients, the federation has {clients}; "
+                "give one number per client, in order of their ids"
+            )
+        return torch.tensor(self.domains)
+
+    def _by_domain(self, values: Tensor, ids: Tensor, table: Params) -> Tensor:
+        """Sums over the domains of values [C] that belong to the clients `ids`, [D]."""
+        index = self._index(len(table["n"]))
+        return values.new_zeros(int(index.max()) + 1).index_add(0, index[ids], values)
+
+    def _client_mass(self, server: Parts) -> Tensor:
+        """n lambda_i: what a domain has, by the sizes of its clients, [M]."""
+        table = server["table"]
+        n, index = table["n"], self._index(len(table["n"]))
+        sizes = self._by_domain(n, torch.arange(len(n)), table)
+        # Multiplied first: n_d n_i / n_d is exactly n_i, and the weights exactly FedAvg's.
+        return server["mixture"]["mass"][index] * n / sizes[index].clamp(min=1.0)
+
+    def _ascend(self, server: Parts, updates: Parts) -> Tensor:
+        """n lambda after the step, within the domains that the cohort has examples of, [D]."""
+        mass, table, ids = server["mixture"]["mass"], server["table"], updates["cohort"]["id"]
+        n = table["n"][ids]
+        sizes = self._by_domain(n, ids, table)
+        held = sizes > 0
+        total = float(mass[held].sum())
+        if not self.gamma or not total:
+            return mass
+        losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[held] / sizes[held]
+        moved = mass.clone()
+        step = self.gamma * float(table["n"].sum())
+        moved[held] = project_simplex(mass[held] + step * losses, total)
+        return moved

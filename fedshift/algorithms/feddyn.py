@@ -1,0 +1,104 @@
+"""FedDyn: a linear and a proximal term that make the clients' minima agree with the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Proximal, Term
+from fedshift.client.oracles import Shift
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.server.weights import Uniform
+from fedshift.tree import Params, Parts, add, map_, sub, weighted_sum, zeros
+
+
+@dataclass(frozen=True)
+class FedDyn:
+    """theta_i ~ argmin F_i(y) - <m_i, y> + (alpha/2) ||y - theta||^2, by local SGD from theta.
+
+    Acar et al. 2021, arXiv 2111.04263, Algorithm 1. With P the cohort, C of N clients, and
+    memories m_i (client) and h (server) of the parameters' shapes that start at zero,
+
+    client  m_i <- m_i - alpha (theta_i - theta)
+    server  h <- h - (alpha/N) sum_{i in P} (theta_i - theta)
+            theta <- (1/C) sum_{i in P} theta_i - h / alpha
+
+    so that h = (1/N) sum_i m_i always, and where the clients agree m_i = grad F_i and h = 0: a
+    minimiser of (1/N) sum_i F_i, however inexact local training is. The step to the new theta goes
+    through `server`, whose default Sgd(1) is the paper's. The authors' code divides alpha by n_i
+    over the mean size, clips gradients at norm 10 and reports the mean of the clients' models; we
+    follow the paper and serve theta. Raises InputError unless alpha > 0 (alpha -> 0 is not FedAvg).
+    """
+
+    model: Model
+    alpha: float = 0.1
+    objective: Term = CrossEntropy()
+    local: Local | tuple[Local, ...] = Local()
+    server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha < float("inf"):
+            raise InputError(f"FedDyn alpha must be a positive number, got {self.alpha}")
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        return {
+            "params": params,
+            "buffers": buffers,
+            "optimizer": self.server.init(params),
+            "memory": zeros(params),
+            "table": {"n": table["n"]},
+        }
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return {"memory": zeros(params), **self.objective.remember(params, buffers, data)}
+
+    def phases(self) -> Mapping[str, Local]:
+        return numbered(self.local)
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return Uniform()(rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return weights > 0
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {"params": server["params"], "buffers": server["buffers"]}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        start, buffers = message["params"], message["buffers"]
+        objective = self.objective + Proximal(self.alpha)
+        pull = Shift(map_(torch.neg, state["memory"]))
+        end, after, loss = train_locally(
+            self.model, objective, self.phases(), start, buffers, state, data, plans, pull
+        )
+        update = update_of(start, end, after, loss, data)
+        memory = add(state["memory"], sub(end, start), -self.alpha)
+        return update, {"memory": memory, **self.objective.remember(end, after, data)}
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        weights = updates["cohort"]["weight"]
+        mean = weighted_sum(weights, updates["delta"])
+        share = len(weights) / len(server["table"]["n"])
+        memory = add(server["memory"], mean, -self.alpha * share)
+        step = add(mean, memory, -1.0 / self.alpha)
+        return fold(server, updates, step, self.server) | {"memory": memory}
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return server["params"], server["buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        return revealed(("n",))
+
+    def at(self, t: int) -> FedDyn:
+        return self

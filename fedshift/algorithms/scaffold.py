@@ -1,0 +1,120 @@
+"""SCAFFOLD: local steps corrected by the difference between everybody's gradient and one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.client.gradients import pass_gradient, travelled_gradient
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.oracles import Shift
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError, unknown
+from fedshift.model import Model
+from fedshift.server.combine import Mean
+from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.server.weights import Uniform
+from fedshift.tree import Params, Parts, add, sub, weighted_sum, zeros
+
+Option = Literal["I", "II"]
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """y <- y - eta (g_i(y) - c_i + c), Q times; theta <- server(theta, sum_i a_i (y_i - theta)).
+
+    Karimireddy et al. 2020, arXiv 1910.06378, Algorithm 1. Controls have the parameters' shapes;
+    buffers have none.
+
+    option I   c_i <- grad F_i(theta), by one more pass over the client's data
+    option II  c_i <- c_i - c + (theta - y_i) / (eta Q), Q steps and not epochs
+    server     c <- c + sum over the clients trained of p_i (new c_i - old c_i)
+
+    a [C] are the cohort's weights, p [N] those that `combine` gives to the whole population before
+    round 1; the paper's (and our default) are 1/C and 1/N. With others (ours) c = sum_i p_i c_i
+    holds whoever takes part: who is not drawn, or skipped for a_i = 0, keeps c_i. Controls by 1/N
+    would lead to the minimiser of the *uniform* risk, whatever a is. Public codes differ, see
+    docs/methods/scaffold.md. Raises InputError for several local phases, for a `combine` that is
+    no weighted mean, and for momentum with option II.
+    """
+
+    model: Model
+    option: Option = "II"
+    objective: Term = CrossEntropy()
+    local: Local = Local()
+    combine: Mean = Mean(Uniform())
+    server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        if self.option not in ("I", "II"):
+            raise unknown("SCAFFOLD option", str(self.option), ("I", "II"))
+        if not isinstance(self.local, Local):
+            raise InputError("a SCAFFOLD control belongs to one local phase; give one Local")
+        if not isinstance(self.combine, Mean):
+            raise InputError(f"SCAFFOLD's c is a weighted mean; give a Mean, not {self.combine}")
+        if self.option == "II" and self.local.momentum:
+            raise InputError(
+                "SCAFFOLD option II takes (theta - y) / (lr * steps) for the mean gradient, wrong "
+                f'with momentum {self.local.momentum}; set momentum = 0, or use option="I"'
+            )
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        held = {k: table[k] for k in ("n", *self.combine.needs)}
+        model = {"params": params, "buffers": buffers, "optimizer": self.server.init(params)}
+        population = {"weight": self.combine.weigh(held)}
+        return model | {"control": zeros(params), "population": population, "table": held}
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return {"control": zeros(params), **self.objective.remember(params, buffers, data)}
+
+    def phases(self) -> Mapping[str, Local]:
+        one_pass = {"pass": replace(self.local, epochs=1, steps=None)}
+        return numbered(self.local) | (one_pass if self.option == "I" else {})
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.combine.weigh(rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return weights > 0
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {k: server[k] for k in ("params", "buffers", "control")}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        start, buffers, old = message["params"], message["buffers"], state["control"]
+        shift, phases = sub(message["control"], old), numbered(self.local)
+        end, after, loss = train_locally(
+            self.model, self.objective, phases, start, buffers, state, data, plans, Shift(shift)
+        )
+        if self.option == "I":
+            frame = (start, buffers, context_of(start, buffers, state, data), data, plans["pass"])
+            new = pass_gradient(self.local, self.model, self.objective, *frame)
+        else:
+            new = travelled_gradient(start, end, shift, plans["train0"])
+        update = update_of(start, end, after, loss, data) | {"control": sub(new, old)}
+        return update, {"control": new, **self.objective.remember(end, after, data)}
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        cohort = updates["cohort"]
+        delta = self.combine(cohort["weight"], updates["delta"], seed)
+        moved = weighted_sum(server["population"]["weight"][cohort["id"]], updates["control"])
+        control = add(server["control"], moved)
+        return fold(server, updates, delta, self.server) | {"control": control}
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return server["params"], server["buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        control = "the change of its control, an estimate of the gradient of all its data"
+        return revealed(self.combine.needs) | {"control": control}
+
+    def at(self, t: int) -> Scaffold:
+        return self
