@@ -20,9 +20,22 @@ class Model:
 
     The module's own tensors are never read after `init` and never written: parameters and buffers
     come from outside at each call. A module may return a tensor (its logits) or a dictionary.
+
+    freeze_norm: BatchNorm keeps to the running statistics that it was given, in training as well,
+    and leaves them as they are; its scale and shift are trained. (DomainBed's `freeze_bn`, which
+    the FedPALS authors' code uses with pretrained weights.)
+
+    Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
 
     net: nn.Module
+    freeze_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.freeze_norm and not any(_is_batch_norm(m) for m in self.net.modules()):
+            raise InputError(
+                "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
+            )
 
     def init(self) -> tuple[Params, Params]:
         """(parameters, buffers) as the module holds them now, copied."""
@@ -34,26 +47,49 @@ class Model:
         """The outputs in evaluation mode; buffers are read only."""
         return self._outputs(params, buffers, x, training=False)
 
-    def train(self, params: Params, buffers: Params, x: Tensor) -> tuple[Params, Params]:
+    def train(
+        self, params: Params, buffers: Params, x: Tensor, seed: int = 0
+    ) -> tuple[Params, Params]:
         """(outputs, buffers after the pass) in training mode; the given buffers stay as they are.
 
         Buffers are copied before the pass because BatchNorm writes into those that it is given.
+        Dropout knows no generator of its own: it draws from the global one, which is set to `seed`
+        for the pass and put back as it was.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        return self._outputs(params, after, x, training=True), after
+        if not any(map(_is_random, self.net.modules())):
+            return self._outputs(params, after, x, training=True), after
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._outputs(params, after, x, training=True), after
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
         if self.net.training != training:
             self.net.train(training)
+        # At each pass, because a module starts in training mode and others may switch it.
+        if training and self.freeze_norm:
+            for module in filter(_is_batch_norm, self.net.modules()):
+                module.eval()
         out = functional_call(self.net, (params, buffers), (x,))
         return out if isinstance(out, dict) else {"logits": out}
 
 
-def build(make: Callable[[], nn.Module], seed: int) -> Model:
+def _is_random(module: nn.Module) -> bool:
+    """Torch's dropout layers, and those of its layers that drop by a number (RNNs, attention)."""
+    rate = getattr(module, "dropout", 0.0)
+    drops = isinstance(rate, float) and rate > 0
+    return drops or isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:
     """A model whose first weights depend on `seed` alone; no global generator is left changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "init"))
-        return Model(make())
+        return Model(make(), freeze_norm)
 
 
 def is_counter(v: Tensor) -> bool:
@@ -69,15 +105,50 @@ def split_buffers(buffers: Params) -> tuple[Params, Params]:
     )
 
 
-def check_classes(model: Model, x: Tensor, classes: int) -> None:
-    """Refuse a model whose logits are not [n, classes] on a few inputs, before any training."""
-    params, buffers = model.init()
-    with torch.no_grad():
-        out = model(params, buffers, x)
+def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
+    """Logits [n, C] of a pass that leaves no trace: evaluation mode, random state put back.
+
+    Raises InputError for a model without parameters, one that fails on x, and one that returns
+    anything but logits with a row per input.
+    """
+    if not params:
+        raise InputError("the model has no parameters; there is nothing to train")
+    held = {k: v.clone() for k, v in buffers.items()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            out = model(params, held, x)
+    except Exception as e:
+        first = next(iter(params.values()))
+        raise InputError(
+            f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e} (its parameters are "
+            f"{first.dtype}; x must be what its forward takes, as x.to({first.dtype}) makes it)"
+        ) from e
     if "logits" not in out:
         raise InputError(f'the model returns {sorted(out)}; it must return "logits" [n, K]')
-    if out["logits"].shape != (len(x), classes):
+    logits = out["logits"]
+    if not isinstance(logits, Tensor):
         raise InputError(
-            f"the model gives logits {tuple(out['logits'].shape)} for {len(x)} inputs; "
-            f"the task has {classes} classes, so they must be ({len(x)}, {classes})"
+            f"the model's logits are a {type(logits).__name__}; its forward must return a tensor "
+            '[n, K], or a dictionary {"logits": ...}'
+        )
+    if logits.ndim != 2 or len(logits) != len(x):
+        raise InputError(
+            f"the model gives logits {tuple(logits.shape)} for {len(x)} inputs; they must be "
+            f"({len(x)}, K), a row per input and a column per class"
+        )
+    return logits
+
+
+def check_classes(model: Model, x: Tensor, classes: int) -> None:
+    """Refuse a model whose logits are not [n, classes] on a few inputs, before any training."""
+    check_columns(dry_logits(model, *model.init(), x), classes)
+
+
+def check_columns(logits: Tensor, classes: int) -> None:
+    """Raise InputError unless logits [n, C] have a column for each of K classes, and no other."""
+    n, columns = logits.shape
+    if columns != classes:
+        raise InputError(
+            f"the model gives logits ({n}, {columns}) for {n} inputs; "
+            f"the task has {classes} classes, so they must be ({n}, {classes})"
         )

@@ -9,7 +9,7 @@ from fedshift.datasets.base import (
 )
 from fedshift.datasets.fetch import fetch
 from fedshift.datasets.gaussians import Gaussians, gaussians
-from fedshift.datasets.registry import Known, known, load
+from fedshift.datasets.registry import Known, find, known, load
 
 __all__ = [
     "Dataset",
@@ -19,6 +19,7 @@ __all__ = [
     "cache_folder",
     "content_sha256",
     "fetch",
+    "find",
     "gaussians",
     "known",
     "load",

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedshift.datasets import cifar, idx
+from fedshift.datasets import cifar, idx, iwildcam, pacs
 from fedshift.datasets.base import Samples
 from fedshift.errors import unknown
 
@@ -51,8 +51,9 @@ class Entry:
     `folders` are the sub-folder names tried in each search folder; a download goes to the first.
     `missing` lists what a folder lacks, `read` gives (train, test), `examples` their right sizes
     and `content` their right digest. `content` is None where the order of the examples depends on
-    the layout on disk (CIFAR-10); there the sizes per class are checked alone. `built_in` says why
-    a set needs no download, `package` names a Debian package that holds it.
+    the layout on disk (CIFAR-10); there the sizes per class are checked alone, or by `read` where
+    it is `self_checked`. `built_in` says why a set needs no download, `package` names a Debian
+    package that holds it, `by_hand` says how to get a set that is not downloaded.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Entry:
     page: str
     built_in: str = ""
     package: str = ""
+    by_hand: str = ""
+    self_checked: bool = False
     folders: tuple[str, ...] = ()
     missing: Callable[[Path], tuple[str, ...]] = idx.missing
     read: Callable[[Path], tuple[Samples, Samples]] | None = None
@@ -73,8 +76,8 @@ class Entry:
     @property
     def how(self) -> str:
         """How to get the set, in a few words."""
-        if self.built_in:
-            return self.built_in
+        if self.built_in or self.by_hand:
+            return self.built_in or self.by_hand
         debian = f"apt-get install {self.package}, or " if self.package else ""
         return f"{debian}fedshift datasets fetch {self.name}"
 
@@ -225,4 +228,40 @@ _GAUSSIANS = Entry(
     built_in="generated",
 )
 
-ENTRIES = (_MINI, _FASHION_MNIST, _MNIST, _CIFAR_10, _GAUSSIANS)
+_PACS = Entry(
+    name="pacs",
+    summary="seven kinds of things as photo, art painting, cartoon and sketch",
+    classes=pacs.CLASSES,
+    examples=(5_683, 1_670),
+    shape=f"3 x {pacs.SIZE} x {pacs.SIZE}",
+    licence="none stated; the authors ask to cite Li et al. (2017)",
+    page="https://dali-dl.github.io/project_iccv2017.html",
+    by_hand=(
+        "follow the download link of https://dali-dl.github.io/project_iccv2017.html and put the "
+        "tree DOMAIN/CLASS/name.jpg into pacs/, or an uncompressed tar of it, pacs.tar"
+    ),
+    self_checked=True,
+    folders=("pacs_v1.0", "pacs", "PACS", "pacs96", "pacs.tar", "pacs96.tar"),
+    missing=pacs.missing,
+    read=pacs.read,
+)
+
+_IWILDCAM = Entry(
+    name="iwildcam",
+    summary="animals seen by 323 camera traps, WILDS v2.0",
+    classes=tuple(str(y) for y in range(iwildcam.CLASSES)),
+    examples=(129_809, 42_791),
+    shape=f"3 x {iwildcam.SIZE} x {iwildcam.SIZE}",
+    licence="CDLA-Permissive 1.0 (Beery et al.)",
+    page="https://wilds.stanford.edu/datasets/#iwildcam",
+    by_hand=(
+        "12 GB; download it with the `wilds` package (its get_dataset with dataset="
+        '"iwildcam" and download=True) and put its iwildcam_v2.0/ into a search folder'
+    ),
+    self_checked=True,
+    folders=("iwildcam_v2.0",),
+    missing=iwildcam.missing,
+    read=iwildcam.read,
+)
+
+ENTRIES = (_MINI, _FASHION_MNIST, _MNIST, _CIFAR_10, _PACS, _IWILDCAM, _GAUSSIANS)

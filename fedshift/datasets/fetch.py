@@ -55,12 +55,14 @@ def fetch(
     in bytes.
 
     Raises:
-        InputError: unknown name, or a set that needs no download.
+        InputError: unknown name, a set that needs no download, or one to be got by hand.
         NetworkError: no connection, an error of the server, a truncated or wrong download; the
             message says where to put the files by hand.
         DataError: the folder cannot be written.
     """
     one = entry(name)
+    if one.by_hand:
+        raise InputError(f'"{name}" has no official file to fetch directly. To get it: {one.how}.')
     if not one.remotes:
         raise InputError(f'"{name}" needs no download ({one.how}); load it by its name.')
     target = (cache_folder() if folder is None else Path(folder).expanduser()) / one.folders[0]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
-from fedshift.data import ClientData
+from fedshift.data import ClientData, check_clients
 from fedshift.engine.backends import Backend, Job, Reply, loop
 from fedshift.errors import InputError, TrainingError
+from fedshift.model import Model, check_columns, dry_logits, split_buffers
 from fedshift.seeds import Seeds, generator, key
 from fedshift.server.combine import check_weights
 from fedshift.tree import Params, Parts, stack
@@ -38,6 +39,8 @@ class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]).
+    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
+    table of other clients.
     """
 
     clients: Sequence[ClientData]
@@ -45,6 +48,15 @@ class Federation:
     buffers: Params
     table: Params
     seeds: Seeds
+
+    def __post_init__(self) -> None:
+        check_clients(self.clients)
+        for name, column in self.table.items():
+            if len(column) != len(self.clients):
+                raise InputError(
+                    f'{len(self.clients)} clients and {len(column)} rows of "{name}" in the '
+                    "table; make it with fedshift.data.register(clients, classes)"
+                )
 
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
@@ -57,10 +69,17 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     return chosen.sort().values
 
 
-def check_reply(reply: Reply, first: Reply) -> None:
+def expected_update(server: Parts, first: Parts) -> Parts:
+    """What an update must look like: the server's model for what mirrors it, else the first."""
+    floats, counters = split_buffers(server["buffers"])
+    mirrors = {"delta": server["params"], "buffers": floats, "counters": counters}
+    return {part: mirrors.get(part, tree) for part, tree in first.items()}
+
+
+def check_reply(reply: Reply, expected: Parts) -> None:
     """Raise TrainingError, naming the client, for a misshapen or non-finite update."""
-    for part in first.update | reply.update:
-        ours, theirs = reply.update.get(part), first.update.get(part)
+    for part in expected | reply.update:
+        ours, theirs = reply.update.get(part), expected.get(part)
         if ours is None or theirs is None or ours.keys() != theirs.keys():
             raise TrainingError(f'client {reply.client} sent an update with a different "{part}"')
         for name, v in ours.items():
@@ -96,9 +115,8 @@ def play_round(
     active = stage.trains(weights)
 
     def state_of(i: int) -> Parts:
-        kept = states.get(i)
-        if kept is not None:
-            return kept
+        if i in states:
+            return states[i]
         return algorithm.init_client(federation.params, federation.buffers, clients[i])
 
     def jobs() -> Iterator[Job]:
@@ -107,8 +125,9 @@ def play_round(
             yield Job(i, stage.broadcast(server, i), state_of(i), clients[i], plans)
 
     replies = sorted(backend(stage.client_update, jobs()), key=lambda reply: reply.client)
+    expected = expected_update(server, replies[0].update)
     for reply in replies:
-        check_reply(reply, replies[0])
+        check_reply(reply, expected)
     updates = stack([reply.update for reply in replies])
     updates["cohort"] = {"id": ids[active], "weight": weights[active]}
     changed = stage.server_update(server, updates, key(federation.seeds.batch, "server", t))
@@ -121,6 +140,27 @@ def play_round(
         tuple(r.client for r in replies),
         float(weights[active] @ updates["report"]["loss"].double()),
     )
+
+
+def check_model(model: Model, federation: Federation) -> None:
+    """Try the network on two examples: InputError unless it has an output for every class.
+
+    K is the table's where it has labels [N, K]; else the largest label says how many outputs there
+    must be at least. A network of one output is let through where all labels are 0: then they are
+    no classes, and the objective is not a classifier's.
+    """
+    held = [c for c in federation.clients if len(c.y)]
+    if not held:
+        return
+    logits = dry_logits(model, federation.params, federation.buffers, held[0].x[:2])
+    largest, columns = max(int(c.y.max()) for c in held), logits.shape[1]
+    if "labels" in federation.table and (largest or columns > 1):
+        check_columns(logits, federation.table["labels"].shape[1])
+    if columns <= largest:
+        raise InputError(
+            f"the model has {columns} outputs, and clients hold label {largest}; "
+            f"give it one output per class, at least {largest + 1}"
+        )
 
 
 def start(algorithm: Algorithm, federation: Federation) -> Round:
@@ -141,13 +181,15 @@ def run(
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and
-    TrainingError when a client's update cannot be used.
+    cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and a
+    network that does not fit the clients' examples, both before the first round, and TrainingError
+    when a client's update cannot be used.
     """
     total = len(federation.clients)
     size = total if cohort is None else cohort
     if rounds < 0:
         raise InputError(f"rounds must be 0 or more, got {rounds}")
+    check_model(algorithm.model, federation)
     current = start(algorithm, federation) if after is None else after
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)

@@ -41,42 +41,72 @@ class Split(Section):
     """[shift]: how examples are dealt to the training clients, and what the target is.
 
     target: "drawn" (by the same machinery, as one client more), "uniform", or K numbers.
-    Other keys depend on `kind`; see `fedshift.shifts`.
+    target_noise: the server is told normalise(T + target_noise * max(eps, 0)), eps ~ N(0, I_K);
+    test and validation examples follow T all the same.
+    Kind "natural" takes the data set's own clients and target. Other keys depend on `kind`; see
+    `fedshift.shifts`.
     """
 
     kind: Literal[
-        "sparsity", "dirichlet-per-client", "dirichlet-per-class", "shards", "iid", "quantity"
+        "sparsity",
+        "dirichlet-per-client",
+        "dirichlet-per-class",
+        "shards",
+        "iid",
+        "quantity",
+        "natural",
     ] = "sparsity"
     clients: Count = 9
     target: Literal["drawn", "uniform"] | tuple[float, ...] = "drawn"
     normalise_target: bool = False
+    target_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     labels_per_client: Count | None = None
     beta: Positive | None = None
     shards_per_client: Count | None = None
     min_size: Annotated[int, Field(ge=0)] | None = None
     capacity: bool | None = None
     rule: Literal["exact", "fill"] | None = None
+    delta: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="after")
     def _options_of_kind(self) -> Split:
-        self.shift()
+        options = self._given()
+        if self.kind != "natural":
+            _KINDS[self.kind][0](**options)
+        elif self.target != "drawn":
+            raise ValueError('kind "natural" has its own target; leave target out')
         return self
 
     def shift(self) -> shifts.Shift:
-        """The shift that `kind` and its options name. Raises ValueError for a foreign option."""
-        make, names = _KINDS[self.kind]
+        """The shift that `kind` and its options name. Raises ValueError for kind "natural"."""
+        if self.kind == "natural":
+            raise ValueError('kind "natural" deals nothing: the data set has its own clients')
+        return _KINDS[self.kind][0](**self._given())  # type: ignore[no-any-return]
+
+    def _given(self) -> dict[str, Any]:
+        """The options of `kind` under their names there. Raises ValueError for a foreign one."""
+        names = _KINDS[self.kind][1]
         given = {k: getattr(self, k) for k in _OPTIONS if getattr(self, k) is not None}
         for key in given:
             if key not in names:
                 allowed = ", ".join(names) or "none"
                 raise ValueError(f'"{key}" is not an option of kind "{self.kind}" ({allowed})')
-        required = {"labels_per_client", "beta"} & names.keys() - given.keys()
-        for key in required:
-            raise ValueError(f'kind "{self.kind}" needs {key}')
-        return make(**{names[k]: v for k, v in given.items()})  # type: ignore[no-any-return]
+        if "labels_per_client" in names:
+            given.setdefault("labels_per_client", 3)
+        if "beta" in names and "beta" not in given:
+            raise ValueError(f'kind "{self.kind}" needs beta')
+        return {names[k]: v for k, v in given.items()}
 
 
-_OPTIONS = ("labels_per_client", "beta", "shards_per_client", "min_size", "capacity", "rule")
+_OPTIONS = (
+    "labels_per_client",
+    "beta",
+    "shards_per_client",
+    "min_size",
+    "capacity",
+    "rule",
+    "delta",
+)
 _KINDS: dict[str, tuple[Any, dict[str, str]]] = {
     "sparsity": (shifts.Sparsity, {"labels_per_client": "labels_per_client"}),
     "dirichlet-per-client": (
@@ -90,14 +120,28 @@ _KINDS: dict[str, tuple[Any, dict[str, str]]] = {
     "shards": (shifts.Shards, {"shards_per_client": "per_client"}),
     "iid": (shifts.Iid, {}),
     "quantity": (shifts.QuantitySkew, {"beta": "beta", "min_size": "min_size"}),
+    "natural": (None, {"delta": "delta"}),
 }
 
 
 class Network(Section):
-    """[model]: "lenet", "mlp" (with `hidden`) or "linear"."""
+    """[model]: "lenet", "mlp" (with `hidden`), "linear", or a ResNet.
 
-    name: Literal["lenet", "mlp", "linear"] = "lenet"
+    "resnet18-gn" has group normalisation, the other ResNets batch normalisation, which may start
+    from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm).
+    """
+
+    name: Literal["lenet", "mlp", "linear", "resnet18-gn", "resnet18", "resnet50"] = "lenet"
     hidden: tuple[Count, ...] = (200,)
+    pretrained: bool = False
+    freeze_norm: bool = False
+
+    @model_validator(mode="after")
+    def _batch_norm(self) -> Network:
+        for key in ("pretrained", "freeze_norm"):
+            if getattr(self, key) and self.name not in ("resnet18", "resnet50"):
+                raise ValueError(f'{key} is for "resnet18" and "resnet50", not for "{self.name}"')
+        return self
 
 
 class Method(Section):
@@ -105,7 +149,7 @@ class Method(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: str = "fedpals"
+    name: str = "fedavg"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -182,7 +226,7 @@ class Config(Section):
 
     name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.+= -]+$")] = "run"
     data: Data = Data()
-    shift: Split = Split(labels_per_client=3)
+    shift: Split = Split()
     model: Network = Network()
     method: Method = Method()
     training: Training = Training()

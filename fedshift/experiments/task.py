@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,12 @@ from fedshift.datasets import Dataset, Samples
 from fedshift.engine.rounds import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Network, Split
+from fedshift.experiments.natural import Dealt, natural
 from fedshift.model import Model, build, check_classes
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
+from fedshift.models.pretrained import imagenet
+from fedshift.models.resnet import Norm, ResNet, stem_for
 from fedshift.seeds import Seeds, numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
@@ -32,6 +36,7 @@ class Prepared:
     """A task, its first model, where its data came from, and the checksum of the split.
 
     `pool` are the training rows that the oracle may draw from: none that anybody validates on.
+    `told` is what the server takes for T: T itself unless shift.target_noise is set.
     """
 
     task: Task
@@ -40,6 +45,7 @@ class Prepared:
     data: Dataset
     pool: Indices
     split_sha256: str
+    told: tuple[float, ...]
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""
@@ -56,12 +62,10 @@ def scaled(x: Tensor) -> Tensor:
 
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
-    data = datasets.load(config.data.name)
     seeds = config.seeds.resolved()
-    parts, target, held = _deal(data.train, len(data.classes), config.shift, seeds.split)
+    data, parts, target, held, test = _dealt(config, seeds.split)
     trains, holdouts = _hold_out(data.train.y, parts, config.data.validation, seeds.split)
     x = scaled(data.train.x)
-    test = _target_test(data, target, seeds.split)
     task = Task(
         clients=tuple(client_data(x[i], data.train.y[i], c) for c, i in enumerate(trains)),
         validation=tuple(Examples(x[i], data.train.y[i]) for i in holdouts),
@@ -74,7 +78,20 @@ def prepare(config: Config) -> Prepared:
     check_classes(model, x[:2], len(data.classes))
     kept_back = [*holdouts, *([] if held is None else [held])]
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
-    return Prepared(task, model, seeds, data, pool, _digest([*trains, *holdouts, test]))
+    told = tuple(noisy(target, config.shift.target_noise, seeds.split).tolist())
+    return Prepared(task, model, seeds, data, pool, _digest([*trains, *holdouts, test]), told)
+
+
+def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.float64]:
+    """T_p = normalise(T + noise * max(eps, 0)), eps ~ N(0, I_K): a target known with error.
+
+    FedPALS, Table 2. `target` [K]; T itself where noise is 0.
+    """
+    if not noise:
+        return target
+    eps = numpy_generator(seed, "target noise").standard_normal(len(target))
+    moved = target + noise * np.maximum(eps, 0.0)
+    return np.asarray(moved / moved.sum())
 
 
 def network(config: Network, shape: tuple[int, ...], classes: int, seed: int) -> Model:
@@ -83,13 +100,28 @@ def network(config: Network, shape: tuple[int, ...], classes: int, seed: int) ->
         "lenet": lambda: LeNet(shape[0], shape[-1], classes),
         "mlp": lambda: Mlp(shape, config.hidden, classes),
         "linear": lambda: Mlp(shape, (), classes),
+        "resnet18-gn": lambda: _resnet(18, "group", config, shape, classes),
+        "resnet18": lambda: _resnet(18, "batch", config, shape, classes),
+        "resnet50": lambda: _resnet(50, "batch", config, shape, classes),
     }
-    if config.name == "lenet" and (len(shape) != 3 or shape[1] != shape[2]):
+    vectors = config.name in ("mlp", "linear")
+    if not vectors and (len(shape) != 3 or shape[1] != shape[2]):
         raise InputError(
-            f'model.name "lenet" needs square images [channels, size, size], the data are {shape}; '
-            'use "mlp" or "linear"'
+            f'model.name "{config.name}" needs square images [channels, size, size], the data are '
+            f'{shape}; use "mlp" or "linear"'
         )
-    return build(makers[config.name], seed)
+    return build(makers[config.name], seed, freeze_norm=config.freeze_norm)
+
+
+def _resnet(
+    depth: int, norm: Norm, config: Network, shape: tuple[int, ...], classes: int
+) -> ResNet:
+    """A ResNet with the stem for the images' size, or ImageNet's with ImageNet weights."""
+    if not config.pretrained:
+        stem = stem_for(shape[-1])
+        return ResNet(depth, classes, norm=norm, stem=stem, channels=shape[0])
+    net = ResNet(depth, classes, norm=norm, channels=shape[0], colours="imagenet")
+    return imagenet(net, depth)
 
 
 def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
@@ -134,6 +166,15 @@ class _Deck:
         return hand
 
 
+def _dealt(config: Config, seed: int) -> Dealt:
+    """The data set with its rows dealt: by the configured shift, or as they came."""
+    if config.shift.kind == "natural":
+        return natural(config.data.name, config.shift, seed)
+    data = datasets.load(config.data.name)
+    parts, target, held = _deal(data.train, len(data.classes), config.shift, seed)
+    return Dealt(data, parts, target, held, _target_test(data, target, seed))
+
+
 def _deal(
     train: Samples, classes: int, split: Split, seed: int
 ) -> tuple[list[Indices], NDArray[np.float64], Indices | None]:
@@ -147,6 +188,8 @@ def _deal(
         raise InputError(f"[shift]: {e}") from None
     if drawn:
         counts = np.bincount(labels[parts[-1]], minlength=classes)
+        if not counts.sum():
+            raise InputError("[shift]: the target drew no example; raise min_size or beta")
         return list(parts[:-1]), counts / counts.sum(), parts[-1]
     return list(parts), _given_target(split, classes), None
 
@@ -167,15 +210,23 @@ def _given_target(split: Split, classes: int) -> NDArray[np.float64]:
 def _hold_out(
     y: Tensor, parts: Sequence[Indices], share: float, seed: int
 ) -> tuple[list[Indices], list[Indices]]:
-    """Each client's part cut label by label: floor(share * count) examples for validation."""
+    """Each client's part cut label by label: share * count examples for validation.
+
+    What rounding down leaves is carried to the next client with that label, so that small clients
+    together hold out their share too; a client keeps at least one example of each of its labels.
+    """
     trains, holdouts = [], []
+    carried: dict[int, float] = {}
     for client, part in enumerate(parts):
         order = numpy_generator(seed, "validation", client).permutation(part)
         labels = y.numpy()[order]
         held = np.zeros(len(order), dtype=bool)
         for label in np.unique(labels):
             rows = np.flatnonzero(labels == label)
-            held[rows[: int(share * len(rows))]] = True
+            owed = carried.get(label, 0.0) + share * len(rows)
+            taken = min(math.floor(owed + 1e-9), len(rows) - 1)
+            carried[label] = owed - taken
+            held[rows[:taken]] = True
         trains.append(np.sort(order[~held]))
         holdouts.append(np.sort(order[held]))
     return trains, holdouts

@@ -68,6 +68,8 @@ class Pals:
 
     def __post_init__(self) -> None:
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
+        if any(not 0.0 <= t <= 1.0 for t in self.target):
+            raise InputError(f"the target must hold shares from 0 to 1, got {self.target}")
         if not math.isclose(sum(self.target), 1.0, abs_tol=1e-6):
             raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
 

@@ -10,7 +10,9 @@ from fedshift.shifts.base import (
     label_counts,
     marginals,
 )
+from fedshift.shifts.groups import whole_groups
 from fedshift.shifts.label import DirichletPerClass, DirichletPerClient, Iid, Shards, Sparsity
+from fedshift.shifts.pacs import Imbalanced
 from fedshift.shifts.quantity import QuantitySkew
 from fedshift.shifts.target import dirichlet_marginal, resample_to, sparse_marginal
 
@@ -18,6 +20,7 @@ __all__ = [
     "DirichletPerClass",
     "DirichletPerClient",
     "Iid",
+    "Imbalanced",
     "Partition",
     "QuantitySkew",
     "Shards",
@@ -29,4 +32,5 @@ __all__ = [
     "marginals",
     "resample_to",
     "sparse_marginal",
+    "whole_groups",
 ]
