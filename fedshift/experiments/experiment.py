@@ -38,7 +38,7 @@ def setting(config: Config, prepared: Prepared) -> recipes.Setting:
     t = config.training
     return recipes.Setting(
         prepared.model,
-        tuple(prepared.task.target.tolist()),
+        prepared.told,
         Local(
             lr=t.lr,
             epochs=t.local_epochs,
@@ -83,7 +83,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
     options = {k: v for k, v in config.method.options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
     grid = candidates(
-        federation.table["labels"].numpy(), ready.task.target.tolist(), config.selection.grid,
+        federation.table["labels"].numpy(), ready.told, config.selection.grid,
         **solver,
     )  # fmt: skip
     made: dict[str, Algorithm] = {}
@@ -99,20 +99,34 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 
 
 def reasons(
-    classes: Sequence[str], target: Sequence[float], mixed: Sequence[float], used: Sequence[float]
+    classes: Sequence[str],
+    target: Sequence[float],
+    mixed: Sequence[float],
+    used: Sequence[float],
+    unmeasured: float = 0.0,
 ) -> list[str]:
     """Why weights matter here: which of the target's labels sample-size weights train too little.
 
     `mixed` [K] is the label mix that sample-size weights train on, `used` [K] the mix of the
-    weights in use. Labels are named where sample-size weights miss more than 0.02 of T.
+    weights in use. Labels are named where sample-size weights miss more than 0.02 of T; those that
+    no client has are named apart, since no weights can help there. `unmeasured` is the mass of T
+    whose recall no validation example measures.
     """
-    short = [y for y in range(len(classes)) if target[y] - mixed[y] > 0.02]
+    absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
+    short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
     surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
     said = []
+    if absent:
+        mass = 100 * math.fsum(target[y] for y in absent)
+        named = ", ".join(f'"{classes[y]}"' for y in absent)
+        said.append(
+            f"No client has any example of {named}, {mass:.0f} % of the target: no weights can "
+            "make up for that."
+        )
     if short:
         named = ", ".join(
-            f"{classes[y]} ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in FedAvg"
-            f", {100 * used[y]:.0f} % here)"
+            f'"{classes[y]}" ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in '
+            f"FedAvg, {100 * used[y]:.0f} % here)"
             for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
         )
         said.append(f"Sample-size weights train too little on {named}.")
@@ -120,8 +134,9 @@ def reasons(
         said.append(
             f"{100 * surplus:.0f} % of what FedAvg trains on are labels that the target never sees."
         )
-    if not said:
+    if unmeasured > 0:
         said.append(
-            "Sample-size weights already mix to the target's labels; there is little to gain."
+            f"The estimate leaves out {100 * unmeasured:.0f} % of the target: labels of which no "
+            "client holds a validation example; it counts them as wrong."
         )
-    return said
+    return said or ["Sample-size weights already mix to the target's labels: little to gain."]

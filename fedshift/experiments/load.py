@@ -32,8 +32,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise InputError(f"{path}: not valid TOML: {e}") from None
+    written = _method_name(tables)
     for override in overrides:
-        _apply(tables, override)
+        apply_override(tables, override)
+    if _method_name(tables) != written:
+        _drop_foreign_options(tables, overrides)
     return validate(tables, text=text, origin=str(path), overrides=overrides)
 
 
@@ -55,8 +58,29 @@ def validate(
     return config
 
 
-def _apply(tables: Tables, override: str) -> None:
-    """Set one `section.key=value`; the value is TOML, or text where it is not valid TOML."""
+def _method_name(tables: Tables) -> Any:
+    method = tables.get("method")
+    return method.get("name") if isinstance(method, dict) else None
+
+
+def _drop_foreign_options(tables: Tables, overrides: Sequence[str]) -> None:
+    """After `-c method.name=...`, forget the file's options that the new method does not have.
+
+    So one file serves to compare methods. Options given by `-c` stay, and are judged.
+    """
+    name = _method_name(tables)
+    if name not in recipes.__all__:
+        return
+    kept = {"name", *recipes.recipe(name).options}
+    kept |= {o.partition("=")[0].strip().removeprefix("method.") for o in overrides}
+    tables["method"] = {k: v for k, v in tables["method"].items() if k in kept}
+
+
+def apply_override(tables: Tables, override: str) -> None:
+    """Set one `section.key=value` in place; the value is TOML, or else text; none removes the key.
+
+    Raises InputError for what is not of this form.
+    """
     path, equals, value = override.partition("=")
     keys = [k.strip() for k in path.split(".")]
     if not equals or not all(keys):
@@ -73,7 +97,10 @@ def _apply(tables: Tables, override: str) -> None:
         if not isinstance(inner, dict):
             raise InputError(f'-c "{override}": "{k}" is a value, not a section')
         table = inner
-    table[keys[-1]] = parsed
+    if value.strip():
+        table[keys[-1]] = parsed
+    else:
+        table.pop(keys[-1], None)
 
 
 def _tuples(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from numpy.typing import ArrayLike
 
 from fedshift.data import Task
@@ -77,14 +78,23 @@ def candidates(
     cap: float | None = None,
     fidelity: Fidelity = "squared",
 ) -> list[tuple[str, float, PalsWeights]]:
-    """(label, fraction, weights) for each fraction; those that lambda = 0 already reaches, once."""
+    """(label, fraction, weights) for each fraction; those that lambda = 0 already reaches, once.
+
+    Fractions that no weights under the cap reach are left out.
+    """
     found: list[tuple[str, float, PalsWeights]] = []
-    for fraction in sorted(set(grid)):
+    largest = pals_weights(label_counts, target, lam=math.inf, cap=cap).ess_fraction
+    for fraction in sorted(f for f in set(grid) if f <= largest + 1e-9):
         lam, ess = (0.0, None) if fraction == 0 else (None, fraction)
         solved = pals_weights(label_counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
         label = "lambda=0" if fraction == 0 else f"ess={100 * fraction:g}%"
         if not any(solved.lam == other.lam for _, _, other in found):
             found.append((label, fraction, solved))
+    if not found:
+        raise InputError(
+            f"no fraction of selection.grid can be reached: under this cap the largest ESS is "
+            f"{largest:.3g}; add a smaller one, or 0 for lambda = 0"
+        )
     return found
 
 
@@ -103,6 +113,11 @@ def choose(
             'selection.rule = "validation" needs examples that follow the target, and with '
             'shift.target given by numbers there are none; use "estimate", or target = "drawn"'
         )
+    if selection.rule == "estimate" and not _measured(task):
+        raise InputError(
+            'selection.rule = "estimate" needs validation examples of the target\'s labels, and no '
+            "client holds any out; raise data.validation, or give method.ess a number"
+        )
     done = tuple(Candidate(label, f, solved, train_one(label, f)) for label, f, solved in grid)
     scores: dict[str, Callable[[Candidate], float]] = {
         "estimate": lambda c: c.outcome.final.estimated_accuracy,
@@ -115,9 +130,10 @@ def choose(
         known = [c for c in done if not math.isnan(value(c))]
         if known:
             picks[rule] = max(known, key=lambda c: (value(c), c.solved.ess)).label
-    if selection.rule not in picks:
-        raise InputError(
-            f'selection.rule = "{selection.rule}" has nothing to look at: '
-            "raise data.validation, so that clients hold out examples"
-        )
     return Choice(selection.rule, done, picks)
+
+
+def _measured(task: Task) -> bool:
+    """Whether any client validates any label that the target has."""
+    wanted = torch.nonzero(task.target).flatten()
+    return any(bool(torch.isin(held.y, wanted).any()) for held in task.validation)

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
 
+Floats = NDArray[np.float64]
 PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
-CURVE = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
+CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
 def lock(experiment: Experiment) -> dict[str, Any]:
@@ -57,12 +59,17 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "l1_distance": float(np.abs(residual).sum()),
         "hull_distance": hull.distance,
         "certified": None if solved is None else solved.certified,
-        "curve": [_curve_point(p) for p in (*ess_curve(counts, target, CURVE), hull)],
+        "curve": _curve(experiment, counts, target),
+        "unmeasured_mass": outcome.estimate.unmeasured_mass,
         "final": _final(outcome),
         "best": None if outcome.best is None else vars(outcome.best),
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
         "why": reasons(
-            task.classes, target.tolist(), (by_size @ rows).tolist(), (weights @ rows).tolist()
+            task.classes,
+            target.tolist(),
+            (by_size @ rows).tolist(),
+            (weights @ rows).tolist(),
+            outcome.estimate.unmeasured_mass,
         ),
     }
 
@@ -92,7 +99,18 @@ def _solved(experiment: Experiment) -> PalsWeights | None:
         return None
     table = experiment.outcome.federation.table
     chosen = {k: options[k] for k in ("lam", "ess", "cap", "fidelity") if k in options}
-    return pals_weights(table["labels"].numpy(), experiment.prepared.task.target.numpy(), **chosen)
+    return pals_weights(table["labels"].numpy(), experiment.prepared.told, **chosen)
+
+
+def _curve(experiment: Experiment, counts: Floats, target: Floats) -> list[dict[str, float]]:
+    """The ESS-gap curve under the method's cap and fidelity, from the largest ESS down."""
+    options = experiment.config.method.options
+    form = {k: options[k] for k in ("cap", "fidelity") if k in options}
+    ends = [pals_weights(counts, target, lam=lam, **form) for lam in (np.inf, 0.0)]
+    largest, smallest = (end.ess_fraction for end in ends)
+    inner = [f for f in CURVE if smallest < f < largest - 1e-9]
+    points = (ends[0], *ess_curve(counts, target, inner, **form), ends[1])
+    return [_curve_point(point) for point in points]
 
 
 def _curve_point(solved: PalsWeights) -> dict[str, float]:

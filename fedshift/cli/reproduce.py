@@ -1,0 +1,168 @@
+"""`fedshift reproduce`: progress while runs go on, the table beside the paper's, exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedshift.cli.console import show_json, show_report_table
+from fedshift.experiments.reproduce.catalogue import studies
+from fedshift.experiments.reproduce.output import document
+from fedshift.experiments.reproduce.reproduce import (
+    Reproduced,
+    Request,
+    parse_seeds,
+    reproduce,
+)
+from fedshift.experiments.reproduce.tables import cell_table, paper_table
+
+MISSING, FAILED, INTERRUPTED = 3, 4, 130
+
+
+def reproduce_target(
+    target: str | None,
+    *,
+    datasets: Sequence[str],
+    splits: Sequence[str],
+    methods: str | None,
+    seeds: str | None,
+    rounds: int | None,
+    overrides: Sequence[str],
+    jobs: int,
+    tune: bool,
+    train: bool,
+    out: Path,
+    publish: Path | None,
+    as_json: bool,
+) -> None:
+    """Reproduce the target and print it; without one, list what there is."""
+    if target is None:
+        _list(as_json)
+        return
+    request = Request(
+        target,
+        out,
+        tuple(datasets),
+        tuple(splits),
+        tuple(m.strip() for m in methods.split(",")) if methods else (),
+        None if seeds is None else parse_seeds(seeds),
+        rounds,
+        tuple(overrides),
+        jobs,
+        tune,
+        train,
+        publish,
+    )
+    with LiveRuns() if sys.stderr.isatty() else PlainRuns() as listen:
+        done = reproduce(request, listen)
+    _show(done, as_json)
+    _leave(done)
+
+
+def _list(as_json: bool) -> None:
+    found = studies()
+    if as_json:
+        show_json([{"name": s.name, "title": s.title} for s in found.values()])
+        return
+    for study in found.values():
+        print(f"{study.name}: {study.title}")
+
+
+def _show(done: Reproduced, as_json: bool) -> None:
+    outcome = done.outcome
+    for problem in outcome.problems:
+        print(f"not run: {problem}", file=sys.stderr)
+    for name, message in done.report.failures.items():
+        print(f"failed: {name}: {message}", file=sys.stderr)
+    if as_json:
+        state = {"trained": done.report.trained, "failures": done.report.failures}
+        show_json(document(outcome) | state | {"page": str(done.page)})
+        return
+    study = outcome.plan.study
+    show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
+    print(f"{len(done.report.trained)} runs trained now. Chosen, tuned and changed: see the page.")
+    print(f"Page: {done.page}")
+
+
+def _leave(done: Reproduced) -> None:
+    """The exit code: interrupted, failed, something missing, or 0."""
+    if done.report.interrupted:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+    if done.report.failures:
+        raise typer.Exit(FAILED)
+    if done.outcome.problems:
+        raise typer.Exit(MISSING)
+
+
+class PlainRuns:
+    """A line when a run begins or ends."""
+
+    def __init__(self) -> None:
+        self.total = self.over = 0
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "queue":
+            self.total, self.over = event["runs"], 0
+            _say(f"{event['runs']} runs to do, {event['complete']} complete")
+        elif event["event"] == "start":
+            _say(f"{event['run']}: {event['rounds']} rounds")
+        elif event["event"] == "over":
+            self.over += 1
+            _say(f"[{self.over}/{self.total}] {_ended(event)}")
+
+    def __enter__(self) -> PlainRuns:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class LiveRuns:
+    """On a terminal: a bar for all runs, and one for each under way."""
+
+    def __init__(self) -> None:
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+        )
+        self.whole = self.bars.add_task("runs", total=0)
+        self.tasks: dict[str, Any] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "queue":
+            self.bars.reset(self.whole, total=event["runs"])
+        elif kind == "start":
+            self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["rounds"])
+        elif kind == "round":
+            self.bars.update(self.tasks[event["run"]], completed=event["round"])
+        elif kind == "over":
+            self.bars.remove_task(self.tasks.pop(event["run"]))
+            self.bars.advance(self.whole)
+            self.bars.console.print(_ended(event), markup=False, highlight=False)
+
+    def __enter__(self) -> LiveRuns:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bars.stop()
+
+
+def _ended(event: dict[str, Any]) -> str:
+    end = f"failed: {event['error']}" if event["error"] else "done"
+    return f"{event['run']}: {end} ({event['seconds']:.0f} s)"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""One file per paper: its protocols and printed numbers as data."""

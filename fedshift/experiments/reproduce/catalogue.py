@@ -1,0 +1,29 @@
+"""The tables and figures that can be reproduced, by name."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from fedshift.errors import unknown
+from fedshift.experiments.papers import fedpals
+from fedshift.experiments.reproduce.study import Study
+
+
+def studies() -> dict[str, Study]:
+    """Every study of every paper, by name."""
+    return fedpals.studies()
+
+
+def study(name: str) -> Study:
+    """The study of a name like "fedpals/table1". Raises InputError with the nearest match."""
+    found = studies()
+    if name not in found:
+        raise unknown("table or figure", name, found)
+    return found[name]
+
+
+def shipped_tuning(study: Study) -> Path:
+    """The tuned hyper-parameters that come with the paper's protocol."""
+    paper = study.name.partition("/")[0]
+    return Path(str(files("fedshift.experiments.papers"))) / f"{paper}_tuned.json"

@@ -1,0 +1,149 @@
+"""Doing the runs of a table: one after the other here, or several in processes of their own.
+
+Each process does one run with the run's own number of torch threads, so that results do not depend
+on how many run at once, and a run that takes its process down takes nothing else with it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.experiments.reproduce.worker import perform, reason, work
+from fedshift.experiments.training import Listener, silent
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of doing runs: who was trained, what failed and why, and whether it was stopped."""
+
+    trained: tuple[str, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def execute(
+    runs: Mapping[str, Run], store: Store, *, jobs: int = 1, listen: Listener = silent
+) -> Report:
+    """Do the runs that are not complete, in order, at most `jobs` at once.
+
+    A failure is kept and the others go on. SIGINT stops: complete runs stay, those under way are
+    begun anew next time.
+    """
+    todo = [run for run in runs.values() if not store.done(run)]
+    listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
+    progress = _Progress(listen)
+    try:
+        (_one_by_one if jobs == 1 else _at_once)(todo, store, jobs, progress)
+    except KeyboardInterrupt:
+        return Report(tuple(progress.trained), progress.failures, interrupted=True)
+    return Report(tuple(progress.trained), progress.failures)
+
+
+class _Progress:
+    """Who began when, and how each run ended."""
+
+    def __init__(self, listen: Listener) -> None:
+        self.listen = listen
+        self.began: dict[str, float] = {}
+        self.trained: list[str] = []
+        self.failures: dict[str, str] = {}
+
+    def start(self, run: Run) -> None:
+        self.began[run.name] = time.monotonic()
+        self.listen({"event": "start", "run": run.name, "rounds": run.config.training.rounds})
+
+    def round(self, run: Run, event: dict[str, Any]) -> None:
+        if event["event"] == "round":
+            self.listen({"event": "round", "run": run.name, "round": event["round"]})
+
+    def over(self, run: Run, error: str | None) -> None:
+        seconds = time.monotonic() - self.began[run.name]
+        if error is None:
+            self.trained.append(run.name)
+        else:
+            self.failures[run.name] = error
+        self.listen({"event": "over", "run": run.name, "error": error, "seconds": seconds})
+
+
+def _one_by_one(todo: list[Run], store: Store, jobs: int, progress: _Progress) -> None:
+    for run in todo:
+        progress.start(run)
+        try:
+            perform(run, store, partial(progress.round, run))
+        except Exception as e:
+            progress.over(run, reason(e))
+        else:
+            progress.over(run, None)
+
+
+def _at_once(todo: list[Run], store: Store, jobs: int, progress: _Progress) -> None:
+    queue = deque(todo)
+    active: dict[Connection, tuple[Run, SpawnProcess]] = {}
+    try:
+        while queue or active:
+            while queue and len(active) < jobs:
+                run = queue.popleft()
+                channel, process = _spawn(run, store)
+                active[channel] = run, process
+                progress.start(run)
+            ready = wait(list(active))
+            for channel in [c for c in active if c in ready]:
+                if _heard(channel, *active[channel], progress):
+                    del active[channel]
+    finally:
+        for _, process in active.values():
+            process.terminate()
+        for _, process in active.values():
+            process.join()
+
+
+def _heard(channel: Connection, run: Run, process: SpawnProcess, progress: _Progress) -> bool:
+    """Take one event of a process; True when it is over."""
+    try:
+        event = channel.recv()
+    except (EOFError, ConnectionError):
+        process.join()
+        event = {"event": "over", "error": _death(process.exitcode)}
+    if event["event"] != "over":
+        progress.round(run, event)
+        return False
+    process.join()
+    channel.close()
+    progress.over(run, event["error"])
+    return True
+
+
+def _death(code: int | None) -> str:
+    killed = " (killed from outside: perhaps out of memory; try fewer --jobs)" if code == -9 else ""
+    return f"the process ended without a result, exit code {code}{killed}"
+
+
+def _spawn(run: Run, store: Store) -> tuple[Connection, SpawnProcess]:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(run, store, theirs), daemon=True)
+    with _interrupts_held():
+        process.start()
+    theirs.close()
+    return ours, process
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """SIGINT waits, and processes started inside never see it: only this one decides to stop."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

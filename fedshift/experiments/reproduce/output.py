@@ -1,0 +1,218 @@
+"""What a reproduced table leaves on disk: Markdown, HTML, LaTeX, CSV, drawings and results.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedshift import __version__
+from fedshift.experiments.reproduce.charts import charts
+from fedshift.experiments.reproduce.plan import Plan
+from fedshift.experiments.reproduce.results import Cell, Value
+from fedshift.experiments.reproduce.store import Store
+from fedshift.experiments.reproduce.tables import (
+    cell_table,
+    numbers_table,
+    paper_table,
+    run_links,
+    seeds_table,
+)
+from fedshift.files import clean, write
+from fedshift.report.layout import figure, html_page, items, note, section, table
+from fedshift.report.shapes import escape
+from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
+
+RUNS = "../runs"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that is known when the runs are over.
+
+    notes   what was chosen, tuned or changed, one sentence each
+    """
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...]
+    command: str
+
+    @property
+    def folder(self) -> str:
+        """The name of the table's folder: "table1" for "fedpals/table1"."""
+        return self.plan.study.name.rpartition("/")[2]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why some cells could not be run, each once."""
+        return tuple(dict.fromkeys(c.problem for c in self.cells if c.problem))
+
+
+def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
+    """The foot of the table: what the paper leaves open, what was tuned, what was changed."""
+    open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
+    said = [f"Chosen: {text}" for text in dict.fromkeys(open_)]
+    for cell in cells:
+        record = tuned.get((cell.column.key, cell.row.label))
+        values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
+        where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
+        if cell.row.grid and record is not None:
+            said.append(
+                f"Tuned on validation: {where} (seed {record['seed']}, {record['rounds']} rounds)."
+            )
+        elif cell.row.grid and cell.problem is None:
+            said.append(f"Chosen: {where}, a default (--tune has not been run).")
+    said += [f"Changed from the protocol: {override}." for override in plan.overrides]
+    said += [f"Run with: {text}." for text in _versions(cells)]
+    return tuple(said)
+
+
+def _versions(cells: Sequence[Cell]) -> list[str]:
+    """The distinct environments that the values come from, one line each."""
+    found: dict[str, None] = {}
+    for value in (v for c in cells for v in c.values):
+        packages = value.lock.get("packages", {})
+        named = ", ".join(f"{k} {v}" for k, v in sorted(packages.items()))
+        lock = value.lock
+        found[f"Python {lock.get('python')}, {named}; {lock.get('platform')}"] = None
+    return list(found)
+
+
+def write_outcome(folder: Path, outcome: Outcome, store: Store) -> Path:
+    """Write every file of the table into `folder` and return the page."""
+    study, cells = outcome.plan.study, outcome.cells
+    drawn = charts(study, cells, store)
+    for name, drawing in drawn.items():
+        write(folder / name, drawing)
+    write(folder / "table.md", markdown_page(outcome, list(drawn)))
+    write(folder / "table.tex", _latex(outcome))
+    write(folder / "table.csv", csv_text(numbers_table(cells)))
+    write(folder / "seeds.csv", csv_text(seeds_table(cells)))
+    write(folder / "results.json", json.dumps(document(outcome), indent=1) + "\n")
+    write(folder / "index.html", _html(outcome, drawn))
+    return folder / "index.html"
+
+
+def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
+    """The table once more in another folder, with what it reads of each run but no models.
+
+    Drawn from there without training, the table comes out the same.
+    """
+    small = Store(folder / "runs")
+    curves = outcome.plan.study.plot == "curves"
+    for value in (v for cell in outcome.cells for v in cell.values):
+        for run in (value.run, *value.others):
+            store.copy_to(small, run, metrics=curves)
+    return write_outcome(folder / outcome.folder, outcome, small)
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """The table as one JSON value: small, and all that its other forms show."""
+    plan = outcome.plan
+    value: dict[str, Any] = clean(
+        {
+            "study": plan.study.name,
+            "title": plan.study.title,
+            "metric": asdict(plan.study.metric),
+            "fedshift": __version__,
+            "command": outcome.command,
+            "changed": plan.overrides,
+            "cells": [_cell(c) for c in outcome.cells],
+            "notes": outcome.notes,
+            "problems": outcome.problems,
+        }
+    )
+    return value
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    return {
+        "dataset": cell.column.dataset,
+        "split": cell.column.split,
+        "row": cell.row.label,
+        "method": cell.row.method,
+        "options": dict(cell.options),
+        "paper": cell.printed and asdict(cell.printed),
+        "here": cell.moments and asdict(cell.moments),
+        "difference": cell.difference and asdict(cell.difference),
+        "rounds": cell.rounds,
+        "paper_rounds": cell.column.rounds,
+        "paper_seeds": cell.column.seeds,
+        "note": cell.note,
+        "failures": cell.failures,
+        "seeds": [_value(v) for v in cell.values],
+    }
+
+
+def _value(value: Value) -> dict[str, Any]:
+    return {
+        "seed": value.seed,
+        "value": value.value,
+        "round": value.round,
+        "chosen": value.chosen,
+        "validation_accuracy": value.validation,
+        "ess_fraction": value.ess_fraction,
+        "hull_distance": value.distance,
+        "run": value.run.name,
+        "config_sha256": value.config_sha256,
+        "data_sha256": value.lock.get("data_sha256"),
+        "split_sha256": value.lock.get("split_sha256"),
+        "other_runs": [run.name for run in value.others],
+    }
+
+
+def markdown_page(outcome: Outcome, drawings: Sequence[str]) -> str:
+    """The tables, links to runs, drawings and the foot."""
+    study = outcome.plan.study
+    parts = [f"# {study.name}: {escape_markdown(study.title)}\n", f"`{outcome.command}`\n"]
+    like = paper_table(study, outcome.cells)
+    parts += [markdown(like)] if like else []
+    parts += [_linked_markdown(cell_table(study, outcome.cells), outcome.cells)]
+    parts += [f"![{name}]({name})\n" for name in drawings]
+    parts += ["".join(f"- {escape_markdown(n)}\n" for n in (*outcome.problems, *outcome.notes))]
+    return "\n".join(parts)
+
+
+def _linked_markdown(cells: Table, found: Sequence[Cell]) -> str:
+    lines = ["| " + " | ".join((*map(escape_markdown, cells.header), "Runs by seed")) + " |"]
+    lines.append("|" + "---|" * (len(cells.header) + 1))
+    for row, cell in zip(shown(cells), found, strict=True):
+        links = " ".join(f"[{s}]({url})" for s, url in run_links(cell, RUNS).items())
+        lines.append("| " + " | ".join((*map(escape_markdown, row), links)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _latex(outcome: Outcome) -> str:
+    like = paper_table(outcome.plan.study, outcome.cells)
+    tables = [latex(like)] if like else []
+    tables.append(latex(cell_table(outcome.plan.study, outcome.cells)))
+    return "\n".join([*tables, *(f"% {said}" for said in (*outcome.problems, *outcome.notes)), ""])
+
+
+def _html(outcome: Outcome, drawn: Mapping[str, str]) -> str:
+    study = outcome.plan.study
+    like = paper_table(study, outcome.cells)
+    parts = [note(study.title), f"<p><code>{escape(outcome.command)}</code></p>"]
+    parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
+    parts += [section("table", "Beside the paper", table(like))] if like else []
+    parts += [section("plots", "Drawings", *(figure(svg, "") for svg in drawn.values()))]
+    linked = _linked_html(cell_table(study, outcome.cells), outcome.cells)
+    parts += [section("cells", "Every cell, with its runs", linked)]
+    parts += [section("notes", "What was chosen, tuned or changed", items(outcome.notes))]
+    return html_page(study.name, parts)
+
+
+def _linked_html(cells: Table, found: Sequence[Cell]) -> str:
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in (*cells.header, "Runs by seed"))
+    body = []
+    for row, cell in zip(shown(cells), found, strict=True):
+        links = " ".join(
+            f'<a href="{escape(url)}">{s}</a>' for s, url in run_links(cell, RUNS).items()
+        )
+        data = "".join(f"<td>{escape(text)}</td>" for text in row)
+        body.append(f"<tr>{data}<td>{links}</td></tr>")
+    table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return f'<div class="wide">{table_}</div>'

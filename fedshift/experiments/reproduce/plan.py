@@ -1,0 +1,192 @@
+"""From a study to the runs that it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.config import Config
+from fedshift.experiments.load import apply_override, validate
+from fedshift.experiments.reproduce.store import Run, Store, run_of
+from fedshift.experiments.reproduce.study import Column, Options, Row, Study
+from fedshift.experiments.selection import candidates
+from fedshift.experiments.training import Metrics
+
+# Sections of an experiment file that a table sets itself, and what to use instead of -c.
+TAKEN = {
+    "name": "no name is needed",
+    "data": "use --dataset",
+    "shift": "use --split",
+    "method": "use --methods",
+    "selection": "the table selects by validation",
+    "seeds": "use --seeds",
+    "training.rounds": "use --rounds",
+    "training.evaluate_every": "the table sets it",
+}
+LAMBDA_0: Options = {"lam": 0.0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for: a study, perhaps at other rounds, seeds or settings than the paper's.
+
+    tuned     (column key, row label) -> hyper-parameters in place of the row's own
+    """
+
+    study: Study
+    seeds: tuple[int, ...] | None = None
+    rounds: int | None = None
+    overrides: tuple[str, ...] = ()
+    tuned: Mapping[tuple[str, str], Options] = field(default_factory=dict)
+
+    def seeds_of(self, column: Column) -> tuple[int, ...]:
+        """The seeds asked for, or as many as the paper has, from 0."""
+        return tuple(range(column.seeds)) if self.seeds is None else self.seeds
+
+    def rounds_of(self, column: Column) -> int:
+        """The column's rounds; --rounds N scales a column of fewer or more rounds alike."""
+        if self.rounds is None:
+            return column.rounds
+        return max(1, self.rounds * column.rounds // self.study.rounds)
+
+    def options_of(self, row: Row, column: Column) -> Options:
+        """The row's options with what was tuned for this column."""
+        return {**row.options, **self.tuned.get((column.key, row.label), {})}
+
+    def problem(self, row: Row, column: Column) -> str | None:
+        """Why this cell cannot be run here, or None."""
+        if not row.available:
+            return f'this version has no method "{row.method}"'
+        absent = column.missing()
+        if absent:
+            return absent
+        if self.study.metric.key not in {f.name for f in fields(Metrics)}:
+            return f"this version does not measure {self.study.metric.name}"
+        try:
+            config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
+        except InputError as e:
+            return f"cannot be configured in this version: {' '.join(str(e).splitlines())}"
+        return None
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise InputError for a `-c` that no experiment has, or that the table sets itself."""
+    tables: dict[str, Any] = {}
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        for taken, instead in TAKEN.items():
+            if key == taken or key.startswith(f"{taken}."):
+                raise InputError(f"-c {key}: reproduce sets it itself; {instead}")
+        apply_override(tables, override)
+    validate(tables | {"method": {"name": "fedavg"}}, overrides=overrides)
+
+
+def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int) -> Config:
+    """The experiment of one cell and seed; `options` go on top of the cell's own.
+
+    One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
+    """
+    rounds = plan.rounds_of(column)
+    best = plan.study.metric.stop == "best"
+    tables: dict[str, Any] = {name: dict(table) for name, table in column.settings.items()}
+    tables["method"] = {"name": row.method, **plan.options_of(row, column), **options}
+    tables["seeds"] = {"run": seed}
+    for override in plan.overrides:
+        apply_override(tables, override)
+    tables["training"] |= {"rounds": rounds, "evaluate_every": 1 if best else rounds}
+    origin = f"{plan.study.name}, {column.key}, {row.label}"
+    return validate(tables, origin=origin, overrides=plan.overrides)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One run that a cell's value may be taken from, and what sets it apart from the others."""
+
+    label: str
+    options: Options
+    run: Run
+
+
+def runs_of(
+    plan: Plan, row: Row, column: Column, seed: int, store: Store
+) -> tuple[tuple[Candidate, ...], bool]:
+    """The candidates of one cell and seed, and whether these are all.
+
+    Which ESS fractions make sense depends on the split, which the run at lambda = 0 reports; until
+    it is complete, it is the only candidate.
+    """
+
+    def one(label: str, options: Options) -> Candidate:
+        return Candidate(label, options, run_of(config_of(plan, row, column, options, seed)))
+
+    if not row.ess:
+        return (one("", {}),), True
+    first = one("lambda=0", LAMBDA_0)
+    if not store.done(first.run):
+        return (first,), False
+    summary = store.read(first.run).summary
+    grid = candidates(summary["label_counts"], summary["target"], row.ess)
+    others = [one(label, {"ess": f}) for label, f, _ in grid if f]
+    return (first, *others), True
+
+
+def cells(plan: Plan) -> Iterator[tuple[Row, Column]]:
+    """The cells that can be run here, column by column."""
+    for column in plan.study.columns:
+        for row in plan.study.rows:
+            if plan.problem(row, column) is None:
+                yield row, column
+
+
+def wanted(plan: Plan, store: Store) -> dict[str, Run]:
+    """Every run known to be needed, by name, in the order to do them: seed by seed, then column.
+
+    Runs that depend on others appear once those are complete; ask again after doing these.
+    """
+    known = list(cells(plan))
+    most = [plan.seeds_of(column) for _, column in known]
+    seeds = list(dict.fromkeys(s for seeds in most for s in seeds))
+    found: dict[str, Run] = {}
+    for seed in seeds:
+        for (row, column), own in zip(known, most, strict=True):
+            if seed in own:
+                for candidate in runs_of(plan, row, column, seed, store)[0]:
+                    found[candidate.run.name] = candidate.run
+    return found
+
+
+def grid_of(row: Row) -> tuple[Options, ...]:
+    """Every combination of the row's hyper-parameters, in the order of the grid."""
+    names = list(row.grid)
+    combinations = product(*row.grid.values())
+    return tuple(dict(zip(names, values, strict=True)) for values in combinations)
+
+
+def tunable(plan: Plan) -> Iterator[tuple[Row, Column]]:
+    """The cells that have a grid."""
+    return ((row, column) for row, column in cells(plan) if row.grid)
+
+
+def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candidate, ...]:
+    """One run per point of the grid."""
+    found = []
+    for options in grid_of(row):
+        label = ", ".join(f"{k}={v:g}" for k, v in options.items())
+        found.append(Candidate(label, options, run_of(config_of(plan, row, column, options, seed))))
+    return tuple(found)
+
+
+def read_tuned(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """tuned.json as (column key, row label) -> its record; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+        return {(r["column"], r["row"]): r for r in records}
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise DataError(f"{path}: {e!r}. Delete it to tune again.") from None

@@ -1,0 +1,151 @@
+"""A printed table again: plan, tune where asked, train what is missing, set beside, write."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedshift.errors import InputError
+from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
+from fedshift.experiments.reproduce.execute import Report, execute
+from fedshift.experiments.reproduce.output import Outcome, notes_of, publish, write_outcome
+from fedshift.experiments.reproduce.plan import Plan, check_overrides, read_tuned, wanted
+from fedshift.experiments.reproduce.results import collect
+from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.experiments.reproduce.study import narrowed
+from fedshift.experiments.reproduce.tuning import (
+    Records,
+    choose_tuned,
+    grid_runs,
+    options_of,
+    write_tuned,
+)
+from fedshift.experiments.training import Listener, silent
+
+TUNED = "tuned.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
+
+    train   False draws the table from what is there
+    publish another folder for the table, with the runs' summaries alone
+    """
+
+    target: str
+    out: Path
+    datasets: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    rounds: int | None = None
+    overrides: tuple[str, ...] = ()
+    jobs: int = 1
+    tune: bool = False
+    train: bool = True
+    publish: Path | None = None
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for the same, without where and how fast."""
+        words = ["fedshift", "reproduce", self.target]
+        for option, values in (("dataset", self.datasets), ("split", self.splits)):
+            words += [w for value in values for w in (f"--{option}", value)]
+        words += ["--methods", ",".join(self.methods)] if self.methods else []
+        words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds is not None else []
+        words += ["--rounds", str(self.rounds)] if self.rounds is not None else []
+        words += [w for o in self.overrides for w in ("-c", o)]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """The table, what was done for it, and where its page is."""
+
+    outcome: Outcome
+    report: Report
+    page: Path
+
+
+def reproduce(request: Request, listen: Listener = silent) -> Reproduced:
+    """Do what is asked and write the table's files.
+
+    Complete runs are never trained again. Raises InputError for names that are not there, before
+    anything is trained or written, and DataError for damaged run folders.
+    """
+    plan = make_plan(request)
+    store = Store(request.out / "runs")
+    records: Records = {
+        **read_tuned(shipped_tuning(plan.study)),
+        **read_tuned(request.out / TUNED),
+    }
+    report, do = Report(), _executor(request, store, listen)
+    if request.tune and request.train:
+        report = do(grid_runs(plan))
+        records = choose_tuned(plan, store, records)
+        write_tuned(request.out / TUNED, records)
+    plan = replace(plan, tuned=options_of(records))
+    report = _all_wanted(plan, store, do, report) if request.train else report
+    cells = collect(plan, store, report.failures)
+    outcome = Outcome(plan, cells, notes_of(plan, cells, records), request.command)
+    page = write_outcome(request.out / outcome.folder, outcome, store)
+    if request.publish is not None:
+        page = publish(request.publish, outcome, store)
+        write_tuned(request.publish / TUNED, records)
+    return Reproduced(outcome, report, page)
+
+
+def make_plan(request: Request) -> Plan:
+    """The plan without tuned values. Raises InputError for what cannot be asked."""
+    if request.jobs < 1:
+        raise InputError(f"--jobs {request.jobs}; give 1 or more")
+    if request.rounds is not None and request.rounds < 1:
+        raise InputError(f"--rounds {request.rounds}; give 1 or more")
+    check_overrides(request.overrides)
+    chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
+    return Plan(chosen, request.seeds, request.rounds, request.overrides)
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """ "0-2,5" as (0, 1, 2, 5). Raises InputError for anything else."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last <= first + 999:
+            raise InputError(
+                f'--seeds "{text}": write numbers and ascending ranges, as in 0-7 or 0,2,5'
+            )
+        seeds += range(first, last + 1)
+    return tuple(dict.fromkeys(seeds))
+
+
+Do = Callable[[Mapping[str, Run]], Report]
+
+
+def _executor(request: Request, store: Store, listen: Listener) -> Do:
+    def do(runs: Mapping[str, Run]) -> Report:
+        return execute(runs, store, jobs=request.jobs, listen=listen)
+
+    return do
+
+
+def _all_wanted(plan: Plan, store: Store, do: Do, report: Report) -> Report:
+    """Runs until no more are wanted: some appear only when those before them are complete."""
+    tried: set[str] = set(report.failures)
+    while not report.interrupted:
+        runs = {n: r for n, r in wanted(plan, store).items() if n not in tried}
+        if not any(not store.done(run) for run in runs.values()):
+            break
+        report = _joined(report, do(runs))
+        tried |= set(report.failures)
+    return report
+
+
+def _joined(one: Report, other: Report) -> Report:
+    failures = {**one.failures, **other.failures}
+    return Report((*one.trained, *other.trained), failures, one.interrupted or other.interrupted)

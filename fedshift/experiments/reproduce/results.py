@@ -1,0 +1,177 @@
+"""From complete run folders to cells: ours beside the paper's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedshift.errors import DataError
+from fedshift.experiments.reproduce.plan import Candidate, Plan, runs_of
+from fedshift.experiments.reproduce.statistics import Moments, moments, paired
+from fedshift.experiments.reproduce.store import Finished, Run, Store
+from fedshift.experiments.reproduce.study import Column, Metric, Options, Printed, Row
+
+
+@dataclass(frozen=True)
+class Value:
+    """One seed of a cell, in the paper's unit, with the run it comes from.
+
+    chosen     the candidate's label where there were several, as in "ess=25%"
+    others     the candidates that validation did not choose
+    distance   of T from the hull of the clients' marginals
+    """
+
+    seed: int
+    value: float
+    round: int
+    run: Run
+    lock: Mapping[str, Any]
+    config_sha256: str
+    chosen: str = ""
+    others: tuple[Run, ...] = ()
+    validation: float | None = None
+    ess_fraction: float | None = None
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: what the paper printed, what we have, and what is not as in the paper.
+
+    options      the method's, tuned ones included
+    problem      why it cannot be run here
+    failures     messages of runs that failed just now
+    difference   to the baseline of the column over the seeds that both have
+    """
+
+    row: Row
+    column: Column
+    rounds: int
+    options: Options
+    printed: Printed | None
+    problem: str | None = None
+    values: tuple[Value, ...] = ()
+    failures: tuple[str, ...] = ()
+    moments: Moments | None = None
+    difference: Moments | None = None
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The values by seed."""
+        return {v.seed: v.value for v in self.values}
+
+    @property
+    def note(self) -> str:
+        """All in which the cell is not the paper's, in a few words; empty where it is."""
+        if self.problem:
+            return self.problem
+        said = ["not in the paper"] if self.column.extra else []
+        said += [self.column.differs] if self.column.differs else []
+        if self.rounds != self.column.rounds:
+            said.append(f"{self.rounds} of {self.column.rounds} rounds")
+        if len(self.values) != self.column.seeds:
+            said.append(f"{len(self.values)} of {self.column.seeds} seeds")
+        if self.failures:
+            said.append(f"{len(self.failures)} failed")
+        return ", ".join(said)
+
+
+def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell, ...]:
+    """Every cell of the study from what is complete. Raises DataError for a damaged run folder."""
+    study, found = plan.study, []
+    for column in study.columns:
+        cells = [_cell(plan, row, column, store, failures) for row in study.rows]
+        base = next((c for c in cells if c.row.label == study.baseline), None)
+        for cell in cells:
+            if base is not None and cell is not base:
+                cell = replace(cell, difference=paired(cell.by_seed, base.by_seed))
+            found.append(cell)
+    return tuple(found)
+
+
+def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[str, str]) -> Cell:
+    cell = Cell(
+        row,
+        column,
+        plan.rounds_of(column),
+        plan.options_of(row, column),
+        plan.study.printed.get((column.title, column.split, row.label)),
+        plan.problem(row, column),
+    )
+    if cell.problem is not None:
+        return cell
+    values, failed = [], []
+    for seed in plan.seeds_of(column):
+        options, whole = runs_of(plan, row, column, seed, store)
+        failed += [failures[c.run.name] for c in options if c.run.name in failures]
+        if whole and all(store.done(c.run) for c in options):
+            values.append(_value(seed, options, store, plan.study.metric))
+    summed = moments([v.value for v in values]) if values else None
+    return replace(cell, values=tuple(values), failures=tuple(failed), moments=summed)
+
+
+def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> Value:
+    done = [store.read(c.run) for c in options]
+    best = pick(done, metric) if len(done) > 1 else 0
+    chosen, seen = done[best], scores(done[best], metric)
+    if not isinstance(seen.get(metric.key), int | float):
+        raise DataError(
+            f"{store.path(chosen.run)}: its summary has no {metric.key}; was it trained by another "
+            "version? Delete the folder to train it again."
+        )
+    return Value(
+        seed,
+        metric.scale * float(seen[metric.key]),
+        int(seen["round"]),
+        chosen.run,
+        chosen.lock,
+        chosen.config_sha256,
+        options[best].label,
+        tuple(c.run for i, c in enumerate(options) if i != best),
+        seen.get("validation_accuracy"),
+        chosen.summary.get("ess_fraction"),
+        chosen.summary.get("hull_distance"),
+    )
+
+
+def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:
+    """What a summary says of the round that counts. Raises DataError where it says nothing."""
+    seen = finished.summary.get(metric.stop)
+    if not isinstance(seen, dict):
+        raise DataError(
+            f"{finished.run.name}: its summary has no {metric.stop} round; without examples that "
+            "follow the target there is no early stopping"
+        )
+    return seen
+
+
+def pick(done: Sequence[Finished], metric: Metric) -> int:
+    """The candidate of highest validation accuracy at the round that counts.
+
+    Ties go to the larger effective sample size, then to the lower validation loss, then to the
+    first.
+    """
+
+    def merit(i: int) -> tuple[float, float, float]:
+        seen = scores(done[i], metric)
+        loss = seen.get("validation_loss")
+        ess = float(done[i].summary.get("ess") or 0.0)
+        accuracy = seen.get("validation_accuracy")
+        return (
+            -math.inf if accuracy is None else float(accuracy),
+            ess,
+            -float(loss) if isinstance(loss, int | float) else -math.inf,
+        )
+
+    return max(range(len(done)), key=merit)
+
+
+def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, float]:
+    """Per round, the mean of the metric over the cell's seeds, for rounds that all have."""
+    curves = [store.curve(v.run, metric.key) for v in cell.values]
+    if not curves:
+        return {}
+    common = sorted(set(curves[0]).intersection(*curves[1:]))
+    return {t: metric.scale * math.fsum(c[t] for c in curves) / len(curves) for t in common}

@@ -1,0 +1,161 @@
+"""Where runs are kept: one folder each, named by what it is and by a hash of its configuration."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedshift.errors import DataError
+from fedshift.experiments.config import Config
+from fedshift.experiments.load import dumps
+from fedshift.files import write
+
+SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
+CONFIG = "config.resolved.toml"
+HASH = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: its folder's name and its configuration. Equal configurations share it."""
+
+    name: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a complete run folder says, and the checksum of its configuration file."""
+
+    run: Run
+    summary: Mapping[str, Any]
+    lock: Mapping[str, Any]
+    config_sha256: str = ""
+
+
+def run_of(config: Config) -> Run:
+    """The run of a configuration. Its own `name` does not count; it is set to the folder's name.
+
+    The hash is that of the keys that differ from their defaults, so that runs outlive new keys;
+    `Store.read` refuses runs whose other keys have changed since.
+    """
+    given = config.model_dump(exclude_defaults=True, exclude={"name"})
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:HASH]
+    name = f"{_readable(config)}-{digest}"
+    return Run(name, config.model_copy(update={"name": name}))
+
+
+def _readable(config: Config) -> str:
+    """ "fashion-mnist_C=3_fedprox_mu=0.1_150r_s0": enough to find a folder by eye."""
+    shift, options = config.shift, config.method.options
+    split = {
+        "C": shift.labels_per_client,
+        "beta": shift.beta,
+        "delta": shift.delta,
+        "noise": shift.target_noise or None,
+        "clients": shift.clients,
+        "E": config.training.epochs,
+    }
+    parts = [
+        config.data.name,
+        *(f"{k}={v:g}" for k, v in split.items() if v is not None),
+        config.method.name,
+        *(f"{k}={v:g}" for k, v in options.items() if isinstance(v, int | float)),
+        f"{config.training.rounds}r",
+        f"s{config.seeds.run}",
+    ]
+    return re.sub(r"[^\w.+=-]", "", "_".join(parts))[: 79 - HASH]
+
+
+@dataclass(frozen=True)
+class Store:
+    """Run folders under one folder. A folder with a summary is complete."""
+
+    folder: Path
+
+    def path(self, run: Run) -> Path:
+        """The run's folder, whether it exists or not."""
+        return self.folder / run.name
+
+    def done(self, run: Run) -> bool:
+        """Whether the run is complete."""
+        return (self.path(run) / SUMMARY).is_file()
+
+    def read(self, run: Run) -> Finished:
+        """A complete run's summary and lock.
+
+        Raises DataError for a damaged file, and for a run of another configuration.
+        """
+        path = self.path(run) / CONFIG
+        try:
+            text = path.read_text(encoding="utf-8")
+            trained = tomllib.loads(text)
+        except (OSError, ValueError) as e:
+            raise _damaged(path, e) from None
+        changed = _changed(trained, tomllib.loads(dumps(run.config)))
+        if changed:
+            raise _damaged(path, ValueError(f"{changed} is not what the table needs today"))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Finished(run, self._json(run, SUMMARY), self._json(run, LOCK), digest)
+
+    def curve(self, run: Run, column: str) -> dict[int, float]:
+        """One column of the run's metrics by round. Raises DataError where it is not there."""
+        path = self.path(run) / METRICS
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            return {int(r["round"]): float(r[column]) for r in rows if r[column]}
+        except (OSError, ValueError, KeyError) as e:
+            raise _damaged(path, e) from None
+
+    def copy_to(self, other: Store, run: Run, *, metrics: bool) -> None:
+        """Copy what a table reads of a complete run, a few kilobytes; the model stays."""
+        for name in (CONFIG, LOCK, *([METRICS] if metrics else []), SUMMARY):
+            source, place = self.path(run) / name, other.path(run) / name
+            try:
+                write(place, source.read_bytes())
+            except OSError as e:
+                raise _damaged(source, e) from None
+
+    def clear(self, run: Run) -> Path:
+        """The run's folder without what an unfinished attempt may have left in it."""
+        folder = self.path(run)
+        for left in folder.glob("*"):
+            if left.is_file():
+                left.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _json(self, run: Run, name: str) -> dict[str, Any]:
+        path = self.path(run) / name
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise _damaged(path, e) from None
+        if not isinstance(value, dict):
+            raise _damaged(path, ValueError("not a JSON object"))
+        return value
+
+
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """The first key of `then` that `now` has otherwise, with both values; empty if none is."""
+    for key, value in then.items():
+        present = now.get(key)
+        if isinstance(value, dict) and isinstance(present, dict):
+            inner = _changed(value, present, f"{prefix}{key}.")
+            if inner:
+                return inner
+        elif value != present:
+            return f"{prefix}{key} = {value!r} (now {present!r})"
+    return ""
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: {error}. Delete the folder {path.parent} to train this run again.")

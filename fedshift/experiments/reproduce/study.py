@@ -1,0 +1,160 @@
+"""A printed table or figure as data: what is compared with what, where, and what was printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fedshift import recipes
+from fedshift.datasets import known
+from fedshift.errors import InputError, unknown
+
+Options = Mapping[str, Any]
+Plot = Literal["bars", "sweep", "distance", "curves"]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A cell of the paper, in the paper's unit; sd is None where none is printed."""
+
+    mean: float
+    sd: float | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a cell holds: `scale` times the key of a run's summary, with so many digits.
+
+    `stop` says which round counts: "best" is the one of lowest loss on validation examples that
+    follow the target, "final" the last.
+    """
+
+    name: str = "accuracy, %"
+    key: str = "target_accuracy"
+    scale: float = 100.0
+    digits: int = 1
+    stop: Literal["best", "final"] = "best"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of the table: a recipe and its options.
+
+    key     what --methods takes; rows may share one (FedPALS at four lambdas)
+    grid    hyper-parameters that --tune chooses, each with its values
+    ess     ESS fractions to try for every seed (0 is lambda = 0), the best on validation counts
+    """
+
+    label: str
+    key: str
+    method: str
+    options: Options = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ess: tuple[float, ...] = ()
+
+    @property
+    def available(self) -> bool:
+        """Whether this version has the recipe."""
+        return self.method in recipes.__all__
+
+
+@dataclass(frozen=True)
+class Column:
+    """A data set under one split, and the experiment file's tables that make it.
+
+    split   "name=value"; its value is where the column stands in a sweep
+    seeds   how many the paper has
+    extra   not in the paper: only used where --dataset names it
+    differs in what the column departs from the paper as it stands, in a few words
+    chosen  what the paper leaves open for this column, and what we took
+    """
+
+    dataset: str
+    title: str
+    split: str
+    settings: Mapping[str, Options]
+    rounds: int
+    seeds: int = 8
+    extra: bool = False
+    differs: str = ""
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name that tuned values and results use: "fashion-mnist C=3"."""
+        return f"{self.dataset} {self.split}"
+
+    @property
+    def axis(self) -> str:
+        """What the split varies: "C" for "C=3"."""
+        return self.split.partition("=")[0]
+
+    @property
+    def x(self) -> float | None:
+        """Where the column stands along its axis, None for a split without a number."""
+        try:
+            return float(self.split.partition("=")[2])
+        except ValueError:
+            return None
+
+    def missing(self) -> str | None:
+        """What to do about data that are not there; None where they are."""
+        sets = {one.name: one for one in known()}
+        if self.dataset not in sets:
+            return f'this version cannot load the data set "{self.dataset}"'
+        one = sets[self.dataset]
+        if one.available:
+            return None
+        return (
+            f'data set "{self.dataset}" was not found. Get it: {one.how}; or name the folder above '
+            "it in $FEDSHIFT_DATA."
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table or figure of a paper.
+
+    printed   (column title, split, row label) -> the printed cell
+    chosen    what the paper leaves open everywhere, and what we took
+    rounds    of the usual column; --rounds scales the others alike
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    rounds: int
+    chosen: tuple[str, ...]
+    metric: Metric = Metric()
+    printed: Mapping[tuple[str, str, str], Printed] = field(default_factory=dict)
+    plot: Plot = "bars"
+    baseline: str = "FedAvg"
+
+
+def narrowed(
+    study: Study, datasets: Sequence[str], splits: Sequence[str], methods: Sequence[str]
+) -> Study:
+    """The study with the named columns and rows only; nothing named keeps all but the extra ones.
+
+    Raises InputError, with what there is and the nearest match, for a name that is not there.
+    """
+    _check("data set", datasets, [c.dataset for c in study.columns], study)
+    columns = [c for c in study.columns if c.dataset in datasets or not (datasets or c.extra)]
+    _check("split", splits, [c.split for c in columns], study)
+    columns = [c for c in columns if c.split in splits or not splits]
+    _check("method", methods, [r.key for r in study.rows], study)
+    rows = tuple(r for r in study.rows if r.key in methods or not methods)
+    absent = [r.method for r in rows if methods and not r.available]
+    if absent:
+        raise InputError(
+            f'this version has no method "{absent[0]}"; `fedshift methods` lists what it has'
+        )
+    return replace(study, rows=rows, columns=tuple(columns))
+
+
+def _check(what: str, given: Sequence[str], allowed: Sequence[str], study: Study) -> None:
+    for name in given:
+        if name not in allowed:
+            raise unknown(f"{what} of {study.name}", name, set(allowed))

@@ -1,0 +1,158 @@
+"""The cells as tables: one like the paper's, one line per cell, and one line per seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedshift.experiments.reproduce.results import Cell
+from fedshift.experiments.reproduce.statistics import Moments
+from fedshift.experiments.reproduce.study import Metric, Printed, Study
+from fedshift.report.tables import MISSING, Table
+
+WIDEST = 6
+NUMBERS = (
+    "dataset", "split", "method", "seeds", "mean", "sd", "low95", "high95", "difference",
+    "difference_low95", "difference_high95", "paired_seeds", "paper_mean", "paper_sd",
+    "paper_seeds", "rounds", "paper_rounds", "note",
+)  # fmt: skip
+SEEDS = (
+    "dataset", "split", "method", "seed", "value", "round", "chosen", "validation_accuracy",
+    "ess_fraction", "hull_distance", "run", "config_sha256", "other_runs",
+)  # fmt: skip
+
+
+def paper_table(study: Study, cells: Sequence[Cell]) -> Table | None:
+    """Methods by data sets, each cell ours with the paper's behind; None where it is too wide."""
+    columns = study.columns
+    if not 0 < len(columns) <= WIDEST:
+        return None
+    at = {(c.column.key, c.row.label): c for c in cells}
+    rows = tuple(
+        (row.label, *(_short(at[c.key, row.label], study.metric) for c in columns))
+        for row in study.rows
+    )
+    header = ("Method", *(f"{c.title} {c.split}" for c in columns))
+    return Table(header, rows, ("",) * len(header), f"{study.title} ({study.metric.name})")
+
+
+def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
+    """One line per cell: ours, the paper's, interval, difference, what is not the same."""
+    header = (
+        "Data",
+        "Split",
+        "Method",
+        "Here",
+        "Paper",
+        "95 % interval",
+        f"Minus {study.baseline}, paired",
+        "Differs from the paper",
+    )
+    rows = tuple(
+        (
+            c.column.title,
+            c.column.split,
+            c.row.label,
+            spread(c.moments, study.metric),
+            printed_text(c.printed, study.metric),
+            interval(c.moments, study.metric),
+            difference(c.difference, study.metric),
+            c.note,
+        )
+        for c in cells
+    )
+    return Table(header, rows, ("",) * len(header), f"{study.name}: {study.metric.name}")
+
+
+def numbers_table(cells: Sequence[Cell]) -> Table:
+    """One line per cell with full-precision numbers, for CSV."""
+    rows = []
+    for c in cells:
+        m, d, p = c.moments, c.difference, c.printed
+        rows.append(
+            (
+                c.column.dataset,
+                c.column.split,
+                c.row.label,
+                len(c.values),
+                *((m.mean, m.sd, m.low, m.high) if m else (None,) * 4),
+                *((d.mean, d.low, d.high, d.n) if d else (None, None, None, 0)),
+                *((p.mean, p.sd) if p else (None, None)),
+                c.column.seeds,
+                c.rounds,
+                c.column.rounds,
+                c.note,
+            )
+        )
+    return Table(NUMBERS, tuple(rows), ("",) * 3 + ("g",) * 14 + ("",))
+
+
+def seeds_table(cells: Sequence[Cell]) -> Table:
+    """One line per seed, with the run it comes from, for CSV."""
+    rows = tuple(
+        (
+            c.column.dataset,
+            c.column.split,
+            c.row.label,
+            v.seed,
+            v.value,
+            v.round,
+            v.chosen,
+            v.validation,
+            v.ess_fraction,
+            v.distance,
+            v.run.name,
+            v.config_sha256,
+            " ".join(run.name for run in v.others),
+        )
+        for c in cells
+        for v in c.values
+    )
+    formats = ("", "", "", "d", "g", "d", "", "g", "g", "g", "", "", "")
+    return Table(SEEDS, rows, formats)
+
+
+def run_links(cell: Cell, runs: str) -> Mapping[str, str]:
+    """Seed -> address of the run folder that its value comes from, under the address `runs`."""
+    return {str(v.seed): f"{runs}/{v.run.name}" for v in cell.values}
+
+
+def spread(found: Moments | None, metric: Metric) -> str:
+    """ "92.4 ± 2.1", without a deviation for a single seed."""
+    if found is None:
+        return MISSING
+    mean = f"{found.mean:.{metric.digits}f}"
+    return mean if found.sd is None else f"{mean} ± {found.sd:.{metric.digits}f}"
+
+
+def printed_text(cell: Printed | None, metric: Metric) -> str:
+    """The printed cell with the digits of the table (a mean with more keeps them)."""
+    if cell is None:
+        return MISSING
+    mean = max(f"{cell.mean:.{metric.digits}f}", f"{cell.mean:g}", key=len)
+    return mean if cell.sd is None else f"{mean} ± {cell.sd:.{metric.digits}f}"
+
+
+def interval(found: Moments | None, metric: Metric) -> str:
+    """ "90.3 to 94.5"."""
+    if found is None or found.low is None or found.high is None:
+        return MISSING
+    return f"{found.low:.{metric.digits}f} to {found.high:.{metric.digits}f}"
+
+
+def difference(found: Moments | None, metric: Metric) -> str:
+    """ "+25.3 (+20.1 to +30.5)", the interval only where there is one."""
+    if found is None:
+        return MISSING
+    mean = f"{found.mean:+.{metric.digits}f}"
+    if found.low is None or found.high is None:
+        return mean
+    return f"{mean} ({found.low:+.{metric.digits}f} to {found.high:+.{metric.digits}f})"
+
+
+def _short(cell: Cell, metric: Metric) -> str:
+    note = "not run" if cell.problem else cell.note
+    behind = [note] if note else []
+    if cell.printed is not None:
+        behind.append(f"paper {printed_text(cell.printed, metric)}")
+    text = spread(cell.moments, metric)
+    return f"{text} ({'; '.join(behind)})" if behind else text
