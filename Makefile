@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSHIFT_DATA ?= ../shared/data
 endif
 
-.PHONY: demo test test-slow lint format bench docs clean
+.PHONY: demo test test-slow lint format bench clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \

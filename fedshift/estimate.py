@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +40,9 @@ def estimate_target_accuracy(
 
     Standard error: sqrt(sum_y T(y)^2 r(1 - r) / n_y) with r = (correct_y + 1) / (n_y + 2), so that
     a label with all right (or all wrong) out of few examples does not claim certainty.
-    A label with mass in T that no client validates counts as recall 0 in the estimate (chosen: no
-    client trains on it either) and its mass is returned.
+    A label with mass in T that no client validates counts as recall 0 in the estimate (chosen: the
+    lower end of what is possible); its mass is returned and widens the interval upwards. Where
+    nothing of T is measured, estimate and error are NaN.
 
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     and a target that is not a distribution.
@@ -61,9 +63,10 @@ def estimate_target_accuracy(
     recall = np.divide(right, seen, out=np.full_like(right, np.nan), where=known)
     smoothed = (right + 1.0) / (seen + 2.0)
     variance = t[known] ** 2 * (smoothed * (1.0 - smoothed))[known] / seen[known]
+    measured = bool(t[known].sum() > 0)
     return AccuracyEstimate(
-        accuracy=float(t[known] @ recall[known]),
-        standard_error=float(np.sqrt(variance.sum())),
+        accuracy=float(t[known] @ recall[known]) if measured else math.nan,
+        standard_error=float(np.sqrt(variance.sum())) if measured else math.nan,
         recall=recall,
         unmeasured_mass=float(t[~known].sum()),
     )

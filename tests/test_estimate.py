@@ -93,3 +93,10 @@ def test_bad_counts_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         estimate_target_accuracy(correct, total, target)  # type: ignore[arg-type]
+
+
+def test_nothing_measured_is_no_estimate() -> None:
+    found = estimate_target_accuracy([0, 3], [0, 4], [1.0, 0.0])
+    assert math.isnan(found.accuracy)
+    assert math.isnan(found.standard_error)
+    assert found.unmeasured_mass == 1.0

@@ -210,9 +210,15 @@ def test_seeds_can_be_set_apart() -> None:
 
 def test_reasons_name_what_is_missing() -> None:
     said = reasons(("a", "b", "c"), [0.6, 0.4, 0.0], [0.2, 0.4, 0.4], [0.5, 0.4, 0.1])
-    assert said[0] == ("Sample-size weights train too little on a (60 % of the target, 20 % in "
-                       "FedAvg, 50 % here).")  # fmt: skip
+    assert said[0] == (
+        'Sample-size weights train too little on "a" (60 % of the target, 20 % in FedAvg, '
+        "50 % here)."
+    )
     assert "40 % of what FedAvg trains on are labels that the target never sees" in said[1]
+    gone = reasons(("a", "b"), [0.5, 0.5], [0.0, 1.0], [0.0, 1.0], unmeasured=0.5)
+    assert gone[0].startswith('No client has any example of "a", 50 % of the target')
+    assert gone[1].startswith("The estimate leaves out 50 % of the target")
+    assert not any("too little" in sentence for sentence in gone)
     assert "little to gain" in reasons(("a", "b"), [0.5, 0.5], [0.49, 0.51], [0.5, 0.5])[0]
 
 
@@ -258,3 +264,50 @@ def test_the_shipped_data_are_what_the_digest_says() -> None:
     assert datasets.load("fashion-mnist-mini").sha256 == prepare(FAST).data.sha256
     assert isinstance(prepare(FAST).task.clients[0], ClientData)
     assert isinstance(prepare(FAST).task.test, Examples)
+
+
+def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
+    """Another method forgets the file's foreign options; what -c gives stays, and is judged."""
+    path = tmp_path / "c.toml"
+    path.write_text('[method]\nname = "fedpals"\ness = 0.5\nmu = 0.2\n')
+    assert load_config(path, ["method.name=fedavg"]).method.options == {}
+    assert load_config(path, ["method.name=fedprox"]).method.options == {"mu": 0.2}
+    with pytest.raises(InputError, match='unknown key "method.ess" for fedavg'):
+        load_config(path, ["method.name=fedavg", "method.ess=0.5"])
+    assert load_config(path, ["method.ess=", "method.lam=3.0"]).method.options == {
+        "lam": 3.0,
+        "mu": 0.2,
+    }
+    path.write_text("")
+    assert load_config(path).method.name == "fedavg"
+
+
+def test_small_clients_hold_out_their_share_together() -> None:
+    ready = prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, clients=600)}))
+    held = sum(len(v) for v in ready.task.validation)
+    total = held + sum(len(c.y) for c in ready.task.clients)
+    assert abs(held / total - 0.2) < 0.02
+    assert all(len(c.y) > 0 for c in ready.task.clients)
+
+
+def test_choosing_without_validation_examples_is_refused() -> None:
+    method = Method.model_validate({"name": "fedpals", "ess": "auto"})
+    config = FAST.model_copy(update={"data": Data(validation=0.0), "method": method})
+    with pytest.raises(InputError, match="raise data.validation"):
+        run_experiment(config)
+    alone = run_experiment(config.model_copy(update={"method": Method()}))
+    assert math.isnan(alone.outcome.final.estimated_accuracy)
+
+
+def test_an_empty_target_is_refused() -> None:
+    split = Split(kind="quantity", beta=0.02, min_size=0)
+    with pytest.raises(InputError, match="the target drew no example"):
+        prepare(FAST.model_copy(update={"shift": split}))
+
+
+def test_a_cap_leaves_out_what_it_cannot_reach() -> None:
+    counts = [[400, 0], [0, 400], [10, 10], [10, 10]]
+    found = candidates(counts, [0.5, 0.5], (0.25, 0.5, 0.9), cap=0.3)
+    assert 0 < len(found) < 3
+    with pytest.raises(InputError, match=r"no fraction of selection\.grid can be reached"):
+        candidates(counts, [0.5, 0.5], (0.9,), cap=0.3)

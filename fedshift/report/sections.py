@@ -161,7 +161,8 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     parts = [table(Table(head, tuple(rows), formats))]
     parts.append(
         note(
-            "Accuracy of the final model on each client's own validation data. Bottom decile: "
+            "Accuracy of the final model on the validation data of each of the task's clients (for "
+            "the oracle too, which trains on others). Bottom decile: "
             "mean of the lowest tenth of the clients. Gini: 0 when all clients are served alike."
         )
     )
