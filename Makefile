@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Torch's default wheels bring several GB of CUDA; the CPU build is asked for where the index has it.
+# torch is pinned in constraints.txt. Where only its CUDA build is to be had, install the CPU build
+# into .venv first; pip then keeps it.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ifneq ($(wildcard ../shared/data),)
 export FEDSHIFT_DATA ?= ../shared/data
@@ -14,7 +15,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
 	  "fedshift needs Python 3.11 or newer, this is %d.%d; try: make PYTHON=python3.12 demo" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing fedshift and what it needs into $(VENV) (torch is about 200 MB)"
+	@echo "installing fedshift and what it needs into $(VENV) (torch is the largest: 200 MB for the CPU build)"
 	$(PIP) -e .
 	@touch $@
 

@@ -8,13 +8,14 @@ from conftest import CLASSES, FEATURES, make_clients
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.client.local import Local, gradient_of, plan_all
+from fedshift.client.local import GradFn, Gradient, Local, gradient_of, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
 from fedshift.data import Batch, client_data, take
 from fedshift.errors import InputError
 from fedshift.model import Model, build, check_classes
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
+from fedshift.tree import add, sq_norm, sub
 
 
 class Quadratic(Term):
@@ -69,6 +70,37 @@ def test_prox_reaches_its_fixed_point() -> None:
         "weight"
     ]
     assert float((free.flatten() - exact).abs().max()) > 1e-2
+
+
+class Recorder:
+    """An oracle that changes nothing and keeps each point and gradient."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def __call__(self, gradient: GradFn) -> GradFn:
+        def watched(params: dict[str, Tensor]) -> Gradient:
+            found = gradient(params)
+            self.seen.append((params, found.grad))
+            return found
+
+        return watched
+
+
+def test_prox_holds_clients_near(mlp: Model) -> None:
+    """||theta - theta_t|| <= max ||grad CE|| / mu along the whole path, for lr <= 1/mu."""
+    mu, client, watch = 5.0, make_clients()[3], Recorder()
+    params = {k: v.double() for k, v in mlp.init()[0].items()}
+    data = client._replace(x=client.x.double(), w=client.w.double())
+    local = Local(lr=0.15, epochs=20, batch=8)
+    plan = plan_all({"t": local}, data, 1, 0, 3)["t"]
+    local(mlp, CrossEntropy() + Proximal(mu), params, {}, {"anchor": params}, data, plan, watch)
+    away = [sub(p, params) for p, _ in watch.seen]
+    plain = [add(g, d, -mu) for (_, g), d in zip(watch.seen, away, strict=True)]
+    bound = max(float(sq_norm(g)) ** 0.5 for g in plain) / mu
+    assert max(float(sq_norm(d)) ** 0.5 for d in away) <= bound
+    free = local(mlp, CrossEntropy(), params, {}, {}, data, plan).params
+    assert float(sq_norm(sub(free, params))) ** 0.5 > bound  # without the pull it is passed
 
 
 def test_terms_agree_with_finite_differences(mlp: Model) -> None:

@@ -79,7 +79,7 @@ def prepare(config: Config) -> Prepared:
     kept_back = [*holdouts, *([] if held is None else [held])]
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     told = tuple(noisy(target, config.shift.target_noise, seeds.split).tolist())
-    return Prepared(task, model, seeds, data, pool, _digest([*trains, *holdouts, test]), told)
+    return Prepared(task, model, seeds, data, pool, _digest([*trains, *kept_back, test]), told)
 
 
 def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.float64]:
