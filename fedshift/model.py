@@ -118,11 +118,9 @@ def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tens
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             out = model(params, held, x)
     except Exception as e:
-        first = next(iter(params.values()))
-        raise InputError(
-            f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e} (its parameters are "
-            f"{first.dtype}; x must be what its forward takes, as x.to({first.dtype}) makes it)"
-        ) from e
+        own = next(iter(params.values())).dtype
+        hint = f" (its parameters are {own}: give it x.to({own}))" if x.dtype != own else ""
+        raise InputError(f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e}{hint}") from e
     if "logits" not in out:
         raise InputError(f'the model returns {sorted(out)}; it must return "logits" [n, K]')
     logits = out["logits"]
