@@ -1,7 +1,7 @@
 """Federated learning under distribution shift.
 
 The names below are the library's front door; everything else is imported from its module. Names
-that need torch are loaded on first use, so that `fedshift diagnose` starts at once.
+are loaded on first use, so that `fedshift diagnose` starts at once.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
-from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
-from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
 
 if TYPE_CHECKING:
     from fedshift.algorithms.fedavg import FedAvg
     from fedshift.client.local import Local
     from fedshift.data import Task
     from fedshift.engine.rounds import Federation, run
+    from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
     from fedshift.model import Model
+    from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
 
 _LAZY = {
+    "AccuracyEstimate": "fedshift.estimate",
+    "PalsWeights": "fedshift.server.pals",
+    "ess_curve": "fedshift.server.pals",
+    "estimate_target_accuracy": "fedshift.estimate",
+    "pals_weights": "fedshift.server.pals",
     "FedAvg": "fedshift.algorithms.fedavg",
     "Federation": "fedshift.engine.rounds",
     "Local": "fedshift.client.local",

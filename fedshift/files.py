@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -24,9 +25,28 @@ def write(path: Path, content: bytes | str) -> None:
             f.flush()
             os.fsync(f.fileno())
         partial.replace(path)
+    except BaseException as e:
+        # On a read-only file system removing fails as writing did.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            raise InputError(f"{path}: cannot be written: {e.strerror}") from None
+        raise
+
+
+def check_page(path: Path) -> None:
+    """Refuse, with InputError, a place for an HTML page that holds something else."""
+    if path.suffix.lower() != ".html":
+        raise InputError(f"{path}: the report is an HTML page; give it a name that ends in .html")
+    try:
+        with path.open("rb") as f:
+            start = f.read(200)
+    except FileNotFoundError:
+        return
     except OSError as e:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written: {e.strerror}") from None
+        raise InputError(f"{path}: cannot be replaced: {e.strerror}") from None
+    if not start.lstrip().lower().startswith(b"<!doctype html"):
+        raise InputError(f"{path}: exists and is not an HTML page; give another name")
 
 
 def clean(value: Any) -> Any:

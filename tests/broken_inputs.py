@@ -116,10 +116,10 @@ CASES = (
         'f.toml:5: shift.kind = "sparsty": allowed are sparsity, dirichlet-per-client, dirichlet-per-class, shards, iid, quantity, natural. Did you mean "sparsity"?',
     ),
     config(
-        "no labels per client",
-        "labels_per_client = 3\n",
-        "",
-        'f.toml:4: shift: kind "sparsity" needs labels_per_client',
+        "no beta",
+        'kind = "sparsity"\nlabels_per_client = 3\n',
+        'kind = "dirichlet-per-class"\n',
+        'f.toml:4: shift: kind "dirichlet-per-class" needs beta',
     ),
     config(
         "more labels than exist",
@@ -191,7 +191,7 @@ CASES = (
         "unknown data",
         '"fashion-mnist-mini"',
         '"fashion-mnst"',
-        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, gaussians, mnist. Did you mean "fashion-mnist"?',
+        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, gaussians, iwildcam, mnist, pacs. Did you mean "fashion-mnist"?',
     ),
     config(
         "all for validation",
@@ -362,7 +362,12 @@ CASES = (
         'c.csv, line 1: label "cat" is given 2 times',
         counts="client,cat,cat,owl\na,1,2,3\n",
     ),
-    Broken("diagnose empty file", 3, "c.csv is empty; the first row must hold the label names", counts=""),
+    Broken(
+        "diagnose empty file",
+        3,
+        "c.csv is empty; the first row must hold the label names",
+        counts="",
+    ),
     Broken(
         "diagnose header only",
         3,

@@ -51,7 +51,7 @@ def test_wrong_input_gets_one_clear_message(case: Broken, call: Any, tmp_path: P
     inputs = set(tmp_path.iterdir())
     command = ["run", "f.toml", "--out", "o"]
     if case.toml is None:
-        command = ["diagnose", "--counts", "c.csv", "--target", "t.csv", "--report", "o"]
+        command = ["diagnose", "--counts", "c.csv", "--target", "t.csv", "--report", "o.html"]
     code, out, err = call(*command, *case.args)
     message = case.message.replace("{methods}", ", ".join(sorted(recipes.__all__)))
     assert err[err.index("error: ") :] == f"error: {message}\n"
@@ -212,7 +212,9 @@ def test_wrong_usage_is_code_2(args: list[str], call: Any) -> None:
 def test_the_default_configuration_rebuilds_equal(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(dumps(Config()))
-    assert load_config(path, ["method.ess=0.5"]).training == Config().training
+    assert (
+        load_config(path, ["method.name=fedpals", "method.ess=0.5"]).training == Config().training
+    )
 
 
 def test_as_a_process(tmp_path: Path) -> None:

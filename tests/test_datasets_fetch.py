@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import http.server
 import io
+import os
 import re
 import socket
 import tarfile
@@ -207,8 +209,38 @@ def test_sets_that_need_no_download_and_unknown_ones() -> None:
 def test_a_folder_that_cannot_be_written(serve: Any, tmp_path: Path) -> None:
     serve()
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"file/mnist: cannot be written \(Not a directory\)"):
+    with pytest.raises(
+        DataError,
+        match=r"file/mnist: cannot be written \(Not a directory\)\. No folder can be made",
+    ):
         fetch("mnist", tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free some space there or name another folder"),
+        (errno.EROFS, "It is closed to you; name a folder that you may write to"),
+        (errno.ENOENT, "No folder can be made there; name another"),
+    ],
+)
+def test_the_advice_fits_the_reason(
+    number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(DataError, match=advice):
+        fetch("mnist", tmp_path)
+
+
+def test_a_failure_leaves_no_new_folder(serve: Any, tmp_path: Path) -> None:
+    serve("gone")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(NetworkError):
+        fetch("mnist", tmp_path / "mine" / "a" / "b")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
 
 
 # -------------------------------------------------------------------------------------- archives

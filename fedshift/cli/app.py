@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-import traceback
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import fedshift
 from fedshift.cli import console
-from fedshift.errors import FedshiftError
+from fedshift.cli.ending import perform
 
 app = typer.Typer(
     name="fedshift",
     help="Federated learning under distribution shift.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done, 2 wrong input, 3 missing or damaged data, 4 training diverged, "
-    "5 download failed, 70 internal error, 130 interrupted.",
+    epilog="Exit codes: 0 done, 2 wrong input or options, 3 missing or damaged data (also CSV "
+    "tables), 4 training diverged, 5 download failed, 70 internal error, 130 interrupted (Ctrl-C), "
+    "143 terminated (SIGTERM).",
 )
 datasets_app = typer.Typer(
     help="List the known data sets, or fetch one.", invoke_without_command=True
@@ -46,16 +45,39 @@ Overrides = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results (new or empty).")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedshift {fedshift.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Federated learning under distribution shift."""
+
+
 @app.command()
 def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.table) -> None:  # noqa: B006
     """Train FedAvg, FedPALS and the oracle on data that ship with the package."""
     from fedshift.cli.results import demo_json, draw, show_demo
-    from fedshift.experiments.demo import demo_config, run_demo
-    from fedshift.experiments.folder import reserved
+    from fedshift.experiments.demo import demo_config, method_configs
+    from fedshift.experiments.folder import check_unused, record, reserved
+    from fedshift.experiments.task import prepare
 
     loaded = demo_config(config)
+    console.warn_of_data_folders()
+    check_unused(out)
+    prepared = prepare(loaded)
     with reserved(out, "demo") as folder, console.progress() as listen:
-        done = run_demo(loaded, folder, listen)
+        done = [
+            (folder / one.name, record(folder / one.name, one, prepared, listen))
+            for one in method_configs(loaded)
+        ]
     page = draw([place for place, _ in done], folder)
     if format is Format.json:
         console.show_json(demo_json(done, page))
@@ -65,25 +87,26 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
     out: Out = None,
     config: Overrides = [],  # noqa: B006
     format: FormatOption = Format.table,
 ) -> None:
-    """Run one experiment and leave a run folder with its numbers, model and report."""
+    """Run one experiment and leave a run folder with its numbers, model and report.
+
+    FILE.toml: the experiment's data, shift, method and training.
+    """
     from fedshift.cli.results import draw, run_json, show_run
-    from fedshift.experiments.experiment import run_experiment
-    from fedshift.experiments.folder import EventLog, reserved, write_run
+    from fedshift.experiments.folder import check_unused, record, reserved
     from fedshift.experiments.load import load_config
     from fedshift.experiments.task import prepare
-    from fedshift.experiments.training import listeners
 
     loaded = load_config(file, config)
+    console.warn_of_data_folders()
+    check_unused(out)
     prepared = prepare(loaded)
     with reserved(out, loaded.name) as folder, console.progress() as listen:
-        heard = listeners(EventLog(folder), listen)
-        experiment = run_experiment(loaded, listen=heard, prepared=prepared)
-        write_run(folder, experiment)
+        experiment = record(folder, loaded, prepared, listen)
     page = draw([folder], None)
     if format is Format.json:
         console.show_json(run_json(folder, experiment, page))
@@ -93,14 +116,19 @@ def run(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Run folders.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write the page: a folder or NAME.html.")
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for PDF and PNG figures (matplotlib).")
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Draw the report of one run, or one page that compares several."""
+    """Draw the report of one run, or one page that compares several.
+
+    FOLDER...: run folders, as left by `fedshift run` and `fedshift demo`.
+    """
     from fedshift.cli.results import draw, figure_files
 
     page = draw(folders, out)
@@ -124,7 +152,7 @@ def diagnose(
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Draws for an interval of the hull distance; 0: none.")
     ] = 0,
-    report: Annotated[Path | None, typer.Option("--report", help="Write a page here.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write NAME.html.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """From label histograms alone: is the target covered, and at what cost in sample size?"""
@@ -134,6 +162,41 @@ def diagnose(
         counts, target, lam=lam, ess=ess, cap=cap, normalise=normalise, bootstrap=bootstrap,
         page=report,
         as_json=format is Format.json,
+    )  # fmt: skip
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str | None, typer.Argument()] = None,
+    dataset: Annotated[list[str], typer.Option(help="Only this data set; may be repeated.")] = [],  # noqa: B006
+    split: Annotated[list[str], typer.Option(help="Only this split, as in C=3.")] = [],  # noqa: B006
+    methods: Annotated[str | None, typer.Option(help="Only these, as in fedpals,fedavg.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="As in 0-7 or 0,2,5.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
+    tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="Draw the table from what is there.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Runs and tables; what is there is used.")] = Path(
+        "reproduced"
+    ),
+    publish: Annotated[
+        Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
+    ] = None,
+    config: Overrides = [],  # noqa: B006
+    format: FormatOption = Format.table,
+) -> None:
+    """Train a paper's table or figure again, and set it beside what was printed.
+
+    TARGET: as in fedpals/table1; leave out to list all.
+    """
+    from fedshift.cli.reproduce import reproduce_target
+
+    reproduce_target(
+        target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
+        overrides=config, jobs=jobs, tune=tune, train=not no_train, out=out,
+        publish=publish, as_json=format is Format.json,
     )  # fmt: skip
 
 
@@ -151,16 +214,20 @@ def datasets(context: typer.Context, format: FormatOption = Format.table) -> Non
     if context.invoked_subcommand is None:
         from fedshift.cli.listings import datasets_listed
 
+        console.warn_of_data_folders()
         datasets_listed(as_json=format is Format.json)
 
 
 @datasets_app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A name from `fedshift datasets`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
     folder: Annotated[Path | None, typer.Option(help="Where to; default: the cache.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Download a data set from its official place, with checksums."""
+    """Download a data set from its official place, with checksums.
+
+    NAME: as listed by `fedshift datasets`.
+    """
     from fedshift.cli.listings import fetch_dataset
 
     fetch_dataset(name, folder, as_json=format is Format.json)
@@ -168,30 +235,6 @@ def fetch(
 
 def main() -> None:
     """Entry point: every failure becomes one message and a documented exit code."""
-    as_json = "--format=json" in sys.argv or ("--format", "json") in pairwise(sys.argv)
-    try:
-        app()
-    except FedshiftError as e:
-        console.show_error(e, as_json)
-        sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
-    except Exception as e:
-        console.show_error(_internal(e), as_json)
-        sys.exit(FedshiftError.exit_code)
-
-
-def _internal(error: Exception) -> FedshiftError:
-    """An unforeseen failure: the traceback goes to a file, its place to the user."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="fedshift-", suffix=".log", delete=False, encoding="utf-8"
-    ) as log:
-        traceback.print_exception(error, file=log)
-    kind = type(error).__name__
-    return FedshiftError(
-        f"internal error ({kind}: {error}). This is a defect of fedshift; please report it with "
-        f"{log.name}"
-    )
+    code = perform(app, sys.argv[1:])
+    if code:
+        sys.exit(code)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +28,29 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
 
 
+def width() -> int:
+    """Columns for text: $COLUMNS, or the terminal's, or 100."""
+    return max(40, shutil.get_terminal_size((100, 24)).columns)
+
+
+def say(text: str, indent: int = 2) -> None:
+    """A paragraph on stdout, wrapped; all lines but the first are indented."""
+    print(
+        textwrap.fill(
+            text, width(), subsequent_indent=" " * indent,
+            break_long_words=False, break_on_hyphens=False,
+        )
+    )  # fmt: skip
+
+
+def warn_of_data_folders() -> None:
+    """A line on stderr for parts of $FEDSHIFT_DATA that are not folders."""
+    named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
+    lost = [part for part in named if part.strip() and not Path(part).expanduser().is_dir()]
+    if lost:
+        print(f"warning: $FEDSHIFT_DATA: no such folder: {', '.join(lost)}", file=sys.stderr)
+
+
 def show_json(value: Any) -> None:
     """One JSON document on stdout."""
     print(json.dumps(value, indent=1))
@@ -33,10 +60,13 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     """A table on stdout; columns after the first are right-aligned."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right")
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 110, soft_wrap=False).print(table)
+    console = Console(width=width())
+    with console.capture() as drawn:
+        console.print(table)
+    print(drawn.get(), end="")
 
 
 def show_report_table(table: ReportTable) -> None:
@@ -53,45 +83,51 @@ def show_error(error: FedshiftError, as_json: bool) -> None:
 
 
 class PlainProgress:
-    """A line when a run starts, and one about every ten seconds and at its end."""
+    """A line when a run starts, one about every ten seconds, and one when it ends."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
+        self.rounds: dict[str, int] = {}
         self.seen: dict[str, str] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         run = event["run"]
         if event["event"] == "start":
-            print(f"{run}: {event['rounds']} rounds", file=sys.stderr, flush=True)
+            self.rounds[run] = event["rounds"]
+            self._line(f"{run}: {counted(event['rounds'], 'round')}")
         elif event["event"] == "evaluation":
             self.seen[run] = _scores(event)
-        elif event["event"] == "round":
-            over = event["round"] == event["rounds"]
-            if not over and time.monotonic() - self.last > 10:
-                self.last = time.monotonic()
-                done = f"{run}: round {event['round']}/{event['rounds']}"
-                print(f"{done}  {self.seen.get(run, '')}", file=sys.stderr, flush=True)
+            # The last round's evaluation is the last that is heard of a run.
+            if event["round"] == self.rounds[run]:
+                self._line(f"{run}: done  {self.seen[run]}")
+        elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
+            self.last = time.monotonic()
+            where = f"{run}: round {event['round']}/{event['rounds']}"
+            self._line("  ".join([where, *filter(None, [self.seen.get(run)])]))
+
+    def _line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> PlainProgress:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for run, scores in self.seen.items():
-            print(f"{run}: {scores}", file=sys.stderr, flush=True)
+        pass
 
 
 class LiveProgress:
     """One bar per run on a terminal, with loss and accuracies as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
+        drawn_on = console or Console(stderr=True)
         self.bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=max(6, min(24, drawn_on.width - 72))),
             TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[scores]}"),
-            console=Console(stderr=True),
+            console=drawn_on,
         )
         self.tasks: dict[str, Any] = {}
 
@@ -119,6 +155,11 @@ def progress() -> PlainProgress | LiveProgress:
 
 def _scores(event: dict[str, Any]) -> str:
     return (
-        f"loss {event['train_loss']:.3f}  target {percent(event['target_accuracy'])} %  "
-        f"estimated {percent(event['estimated_accuracy'])} %"
+        f"loss {event['train_loss']:.3f} target {percent(event['target_accuracy'])}% "
+        f"est. {percent(event['estimated_accuracy'])}%"
     )
+
+
+def counted(number: int, thing: str) -> str:
+    """As in "1 round", "2 rounds"."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

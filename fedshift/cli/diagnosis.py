@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedshift.cli.console import show_json, show_report_table
+from fedshift.cli.console import say, show_json, show_report_table
 from fedshift.diagnose import diagnose
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError
-from fedshift.files import write
+from fedshift.files import check_page, write
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.diagnosis_page import (
     carrier_table,
@@ -34,6 +34,8 @@ def diagnose_files(
     as_json: bool,
 ) -> None:
     """Read, diagnose, warn about uncovered labels on stderr, print."""
+    if page is not None:
+        _check(page)
     table = read_counts(counts)
     found = diagnose(
         table.counts,
@@ -50,8 +52,6 @@ def diagnose_files(
         named = ", ".join(f'"{name}"' for name in found.missing)
         print(f"warning: no client holds {named}; no weights can cover the target", file=sys.stderr)
     if page is not None:
-        if page.is_dir():
-            raise InputError(f"{page}: is a folder; give the page a file name")
         write(page, diagnosis_page(found, title=f"{counts.name} for {target.name}"))
     if as_json:
         show_json(found.to_json())
@@ -59,9 +59,15 @@ def diagnose_files(
         _print(found, page)
 
 
+def _check(page: Path) -> None:
+    if page.is_dir():
+        raise InputError(f"{page}: is a folder; give the page a file name")
+    check_page(page)
+
+
 def _print(found: Diagnosis, page: Path | None) -> None:
     for sentence in found.verdict:
-        print(sentence)
+        say(sentence)
     show_report_table(label_table(found))
     show_report_table(curve_table(found))
     _plot(found)

@@ -11,10 +11,11 @@ from torch import nn
 from fedshift import datasets, recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.cli.console import show_json
+from fedshift.cli.console import say, show_json
 from fedshift.client.sharing import Share
 from fedshift.model import Model
 
+HANG = len("    reference  ")
 AXES = ("objective", "local", "share", "combine", "server")
 
 
@@ -76,18 +77,19 @@ def methods_listed(*, as_json: bool) -> None:
         return
     for row in rows:
         options = ", ".join(f"{k} = {v}" for k, v in row["options"].items())
-        print(f"{row['name']}: {row['summary']}")
-        print(f"    reference  {row['reference']}")
-        print(f"    options    {options or 'none'}")
-        print(f"    axes       {'; '.join(row['axes'])}")
-        print(f"    leaves     registers {row['reveals']['register']}; each round {_leaves(row)}")
+        say(f"{row['name']}: {row['summary']}")
+        say(f"    reference  {row['reference']}", HANG)
+        say(f"    options    {options or 'none'}", HANG)
+        say(f"    axes       {'; '.join(row['axes'])}", HANG)
+        leaves = f"registers {row['reveals']['register']}; each round {_leaves(row)}"
+        say(f"    leaves     {leaves}", HANG)
         if row["note"]:
-            print(f"    note       {row['note']}")
+            say(f"    note       {row['note']}", HANG)
 
 
 def _leaves(row: dict[str, Any]) -> str:
     parts = row["reveals"]
-    return "; ".join(parts[k] for k in parts if k not in ("register", "buffers", "counters"))
+    return "; ".join(parts[k] for k in parts if k != "register")
 
 
 def datasets_listed(*, as_json: bool) -> None:
@@ -100,12 +102,12 @@ def datasets_listed(*, as_json: bool) -> None:
         return
     for r in rows:
         place = f"found in {r.found}" if r.found else ("generated" if r.available else "not found")
-        print(f"{r.name}: {r.summary}")
+        say(f"{r.name}: {r.summary}")
         print(f"    {place}")
-        print(f"    size     {r.size}; {len(r.classes)} classes")
-        print(f"    licence  {r.licence}")
+        say(f"    size     {r.size}; {len(r.classes)} classes", HANG - 2)
+        say(f"    licence  {r.licence}", HANG - 2)
         if not r.available:
-            print(f"    get it   {r.how}")
+            say(f"    get it   {r.how}", HANG - 2)
 
 
 def fetch_dataset(name: str, folder: Path | None, *, as_json: bool) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli.console import percent, show_table
+from fedshift.cli.console import percent, say, show_table
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Experiment
 from fedshift.experiments.summary import summary
-from fedshift.files import clean, write
+from fedshift.files import check_page, clean, write
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.run_folder import read_run
@@ -26,6 +26,7 @@ def draw(folders: Sequence[Path], out: Path | None) -> Path:
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     if target.is_dir():
         target = target / "report.html"
+    check_page(target)
     write(target, page([read_run(folder) for folder in folders]))
     return target
 
@@ -72,9 +73,12 @@ def show_comparison(title: str, done: Done) -> None:
         for r in comparison(done)
     ]
     show_table(title, header, rows)
-    print("gap to T: L2 distance of the label mix that the weights train on to the target's;")
-    print("hull dist.: the smallest that any weights could reach. Estimated: from clients' own")
-    print("validation counts, without target examples, ± one standard error.")
+    say(
+        "gap to T: L2 distance of the label mix that the weights train on to the target's; "
+        "hull dist.: the smallest that any weights could reach. Estimated: from clients' own "
+        "validation counts, without target examples, ± one standard error.",
+        indent=0,
+    )
 
 
 def show_choice(experiment: Experiment) -> None:
@@ -99,15 +103,7 @@ def show_choice(experiment: Experiment) -> None:
         )
         for c in choice.candidates
     ]
-    header = (
-        "FedPALS candidate",
-        "ESS %",
-        "estimate",
-        "validation",
-        "source",
-        "target",
-        "picked by",
-    )
+    header = ("candidate", "ESS %", "estim.", "valid.", "source", "target", "picked by")
     show_table("How much sample size to give up: one model per candidate", header, rows)
     print("* the rule in use.")
 
@@ -122,7 +118,7 @@ def show_demo(done: Done, page_path: Path) -> None:
     pals = next(e for _, e in done if e.config.method.name not in ("fedavg", "oracle"))
     show_choice(pals)
     for sentence in summary(pals)["why"]:
-        print(f"Why: {sentence}")
+        say(f"Why: {sentence}", indent=5)
     print(f"Report: {page_path}")
 
 
@@ -131,7 +127,7 @@ def show_run(folder: Path, experiment: Experiment, page_path: Path) -> None:
     show_comparison(experiment.config.name, [(folder, experiment)])
     show_choice(experiment)
     for sentence in summary(experiment)["why"]:
-        print(f"Why: {sentence}")
+        say(f"Why: {sentence}", indent=5)
     print(f"Run folder: {folder}")
     print(f"Report: {page_path}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import hashlib
 import http.client
@@ -67,13 +69,27 @@ def fetch(
         raise InputError(f'"{name}" needs no download ({one.how}); load it by its name.')
     target = (cache_folder() if folder is None else Path(folder).expanduser()) / one.folders[0]
     total, done = sum(remote.size for remote in one.remotes), 0
-    for remote in one.remotes:
-        if not _present(target, remote):
-            _fetch_one(one, remote, target, _shifted(progress, done, total), opener)
-        done += remote.size
-        if progress is not None:
-            progress(done, total)
+    with _new_folders(target):
+        for remote in one.remotes:
+            if not _present(target, remote):
+                _fetch_one(one, remote, target, _shifted(progress, done, total), opener)
+            done += remote.size
+            if progress is not None:
+                progress(done, total)
     return target
+
+
+@contextmanager
+def _new_folders(target: Path) -> Iterator[None]:
+    """Folders that are made on the way and stay empty are gone after a failure."""
+    made = [path for path in (target, *target.parents) if not os.path.exists(path)]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
 
 
 def _shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
@@ -122,9 +138,16 @@ def _fetch_one(
         raise
     except OSError as error:
         raise DataError(
-            f"{target}: cannot be written ({error.strerror or error}). Free some space there or "
-            "name another folder to download to."
+            f"{target}: cannot be written ({error.strerror or error}). {_advice(error)}"
         ) from error
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space there or name another folder to download to."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "It is closed to you; name a folder that you may write to."
+    return "No folder can be made there; name another to download to."
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
+import platform
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,31 +18,55 @@ import torch
 from safetensors.torch import save
 
 from fedshift.errors import InputError
-from fedshift.experiments.experiment import Experiment
+from fedshift.experiments.config import Config
+from fedshift.experiments.experiment import Experiment, run_experiment
 from fedshift.experiments.load import dumps
-from fedshift.experiments.summary import lock, summary
-from fedshift.experiments.training import Metrics, Outcome
+from fedshift.experiments.summary import PACKAGES, package_version, summary
+from fedshift.experiments.task import Prepared
+from fedshift.experiments.training import Listener, Metrics, Outcome, listeners
 from fedshift.files import clean, write
 from fedshift.tree import flatten
 
 
-@contextmanager
+@contextlib.contextmanager
 def reserved(out: Path | None, name: str) -> Iterator[Path]:
     """A new folder for results: `out`, which must be empty, or runs/NAME, runs/NAME-2, ...
 
     If nothing was written when the work fails, the folder is removed; otherwise what is there is
-    kept and the failure is the last event.
+    kept and the failure is the last event. An interruption gets a note on what was left.
     """
     folder = _numbered(Path("runs"), name) if out is None else _empty(out)
     try:
         yield folder
     except BaseException as e:
-        if not any(folder.iterdir()):
-            folder.rmdir()
-        elif (folder / EVENTS).exists():
-            said = str(e) or type(e).__name__
-            EventLog(folder)({"event": "failed", "error": said})
+        with contextlib.suppress(OSError, InputError):
+            _close(folder, e)
         raise
+
+
+def _close(folder: Path, error: BaseException) -> None:
+    interrupted = isinstance(error, KeyboardInterrupt)
+    logs = sorted(folder.rglob(EVENTS))
+    for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
+        if interrupted:
+            error.add_note(
+                f"{place} holds only the run's configuration and events. A run cannot be resumed "
+                f"yet: delete {folder} to use its name again"
+            )
+        said = "interrupted" if interrupted else str(error) or type(error).__name__
+        EventLog(place)({"event": "failed", "error": said})
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def check_unused(out: Path | None) -> None:
+    """Refuse, with InputError, a folder for results that holds something, or is a file."""
+    try:
+        used = out is not None and out.exists() and (not out.is_dir() or any(out.iterdir()))
+    except OSError as e:
+        raise InputError(f"{out}: cannot be looked into: {e.strerror}") from None
+    if used:
+        raise InputError(f"{out}: exists and is not an empty folder; give another --out")
 
 
 def _numbered(parent: Path, name: str) -> Path:
@@ -58,8 +83,7 @@ def _numbered(parent: Path, name: str) -> Path:
 
 
 def _empty(path: Path) -> Path:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path}: exists and is not an empty folder; give another --out")
+    check_unused(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -67,7 +91,9 @@ def _empty(path: Path) -> Path:
     return path
 
 
-EVENTS = "events.jsonl"
+CONFIG, LOCK, EVENTS, SUMMARY = (
+    "config.resolved.toml", "lock.json", "events.jsonl", "summary.json",
+)  # fmt: skip
 
 
 class EventLog:
@@ -78,15 +104,50 @@ class EventLog:
 
     def __call__(self, event: dict[str, Any]) -> None:
         line = json.dumps({"time": round(time.time(), 3), **clean(event)})
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(line + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(line + "\n")
+        except OSError as e:
+            raise InputError(f"{self.path}: cannot be written: {e.strerror}") from None
+
+
+def record(folder: Path, config: Config, prepared: Prepared, listen: Listener) -> Experiment:
+    """Run an experiment and leave it in `folder`, which is made when training starts."""
+
+    def begin(event: dict[str, Any]) -> None:
+        if event["event"] == "start" and not (folder / LOCK).exists():
+            write_start(folder, config, prepared)
+
+    heard = listeners(begin, EventLog(folder), listen)
+    experiment = run_experiment(config, listen=heard, prepared=prepared)
+    write_run(folder, experiment)
+    return experiment
+
+
+def write_start(folder: Path, config: Config, prepared: Prepared) -> None:
+    """What is known before training: the configuration, and what it takes to run it again."""
+    write(folder / CONFIG, dumps(config))
+    write(folder / LOCK, _json(lock(config, prepared)))
+
+
+def lock(config: Config, prepared: Prepared) -> dict[str, Any]:
+    """What is needed to get the same numbers again: versions, threads, checksums, seeds."""
+    return {
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "threads": config.training.threads,
+        "data": config.data.name,
+        "data_sha256": prepared.data.sha256,
+        "split_sha256": prepared.split_sha256,
+        "seeds": vars(prepared.seeds),
+    }
 
 
 def write_run(folder: Path, experiment: Experiment) -> None:
     """All files of a run but events.jsonl (written on the way) and report.html (drawn later)."""
     outcome = experiment.outcome
-    write(folder / "config.resolved.toml", dumps(experiment.config))
-    write(folder / "lock.json", _json(lock(experiment)))
+    write_start(folder, experiment.config, experiment.prepared)
     write(folder / "metrics.csv", metrics_csv(outcome.metrics))
     write(folder / "clients.csv", _clients_csv(experiment))
     tensors = {k: v.contiguous() for k, v in flatten(_model(outcome)).items()}
@@ -97,7 +158,7 @@ def write_run(folder: Path, experiment: Experiment) -> None:
             name = c.label.replace("=", "-").replace("%", "")
             write(folder / "candidates" / f"{name}.csv", metrics_csv(c.outcome.metrics))
     # Last: a folder with a summary is complete.
-    write(folder / "summary.json", _json(summary(experiment)))
+    write(folder / SUMMARY, _json(summary(experiment)))
 
 
 def metrics_csv(metrics: Sequence[Metrics]) -> str:

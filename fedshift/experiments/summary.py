@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedshift.experiments.experiment import Experiment, reasons
@@ -17,20 +15,6 @@ from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, 
 Floats = NDArray[np.float64]
 PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
 CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
-
-
-def lock(experiment: Experiment) -> dict[str, Any]:
-    """What is needed to get the same numbers again: versions, threads, checksums, seeds."""
-    return {
-        "packages": {name: package_version(name) for name in PACKAGES},
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "data": experiment.config.data.name,
-        "data_sha256": experiment.prepared.data.sha256,
-        "split_sha256": experiment.prepared.split_sha256,
-        "seeds": vars(experiment.prepared.seeds),
-    }
 
 
 def summary(experiment: Experiment) -> dict[str, Any]:

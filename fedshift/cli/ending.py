@@ -1,0 +1,145 @@
+"""How a command ends: whatever happens, one message and a documented exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import IO, Any
+
+import typer
+
+from fedshift.cli.console import show_error
+from fedshift.errors import FedshiftError, InputError
+
+INTERRUPTED, TERMINATED = 130, 143
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code; every failure becomes one message."""
+    _prepare_streams()
+    as_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+    try:
+        code = _told(app, arguments, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough, as `head` does: no failure of ours.
+        _discard(sys.stdout, sys.stderr)
+        return 0
+    except OSError as e:
+        _discard(sys.stdout)
+        why = InputError(f"the output cannot be written: {e.strerror}; send it elsewhere")
+        show_error(why, as_json)
+        return why.exit_code
+    return code
+
+
+def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
+    try:
+        with _termination():
+            return _invoke(app, arguments)
+    except FedshiftError as e:
+        return _error(e, as_json)
+    except KeyboardInterrupt as e:
+        return _interrupted(e, as_json)
+    except Exception as e:
+        # Usage errors, told by what they can do: recent typers have a click of their own.
+        if hasattr(e, "format_message"):
+            return _usage(e, as_json)
+        if isinstance(e, BrokenPipeError) or (
+            isinstance(e, OSError) and e.filename is None and e.errno in FULL
+        ):
+            raise
+        return _error(_internal(e), as_json)
+
+
+def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """As `app()`, but with exceptions left as they are."""
+    if "_FEDSHIFT_COMPLETE" in os.environ:
+        app()
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("fedshift", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as e:
+        return e.exit_code
+    except SystemExit as e:
+        # rich leaves this way when its pipe is closed.
+        if isinstance(e.__context__, BrokenPipeError):
+            raise e.__context__ from None
+        raise
+    return 0
+
+
+def _error(error: FedshiftError, as_json: bool) -> int:
+    show_error(error, as_json)
+    return error.exit_code
+
+
+def _usage(error: Any, as_json: bool) -> int:
+    if as_json:
+        return _error(InputError(error.format_message()), as_json)
+    error.show()
+    return int(error.exit_code)
+
+
+def _interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
+    code = TERMINATED if TERMINATED in error.args else INTERRUPTED
+    told = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
+    if as_json:
+        failure = FedshiftError(told)
+        failure.exit_code = code
+        return _error(failure, as_json)
+    print(told, file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[None]:
+    """SIGTERM ends the work as Ctrl-C does, with folders left in order."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _prepare_streams() -> None:
+    """Signs that the terminal's encoding lacks become "?"; a closed stream swallows all."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _discard(*streams: IO[str]) -> None:
+    """Send what is still buffered nowhere, so that the interpreter's last flush succeeds."""
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _internal(error: Exception) -> FedshiftError:
+    """An unforeseen failure: the traceback goes to a file, its place to the user."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="fedshift-", suffix=".log", delete=False, encoding="utf-8"
+    ) as log:
+        traceback.print_exception(error, file=log)
+    kind = type(error).__name__
+    return FedshiftError(
+        f"internal error ({kind}: {error}). This is a defect of fedshift; please report it with "
+        f"{log.name}"
+    )
