@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # into .venv first; pip then keeps it.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ifneq ($(wildcard ../shared/data),)
-export FEDSHIFT_DATA ?= ../shared/data
+export FEDSHIFT_DATA ?= $(abspath ../shared/data)
 endif
 
 .PHONY: demo test test-slow lint format bench clean
