@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
+from fedshift.server.rounding import ON_TARGET, RANK_TOLERANCE
 from fedshift.server.simplex import (
     AT_CAP,
     AT_ZERO,
@@ -36,11 +37,9 @@ RATIO_WORK = 5e9
 SETTLED = 1e-10
 # One with which the ratio-test method is not worth its cost.
 GOOD = 1e-8
-# Singular values of X below this part of sqrt(n_F) count as zero. Rows are label shares, of size
-# one, so that rounding shows up at 1e-16; values of 3e-10 were seen that were no rounding.
-RANK_TOLERANCE = 1e-12
-# The rounding that S^T a = T is allowed at lam = 0.
-ON_TARGET = 1e-12
+# A face whose span is further than this from the target does not reach it; nearer, it may be the
+# rounding of a nearly dependent span. A guide for pivoting only, no part of any proof.
+MISSED = 1e-13
 # A lam so small that r / lam drowns every finite multiplier, for r above that rounding.
 VANISHING = 1e-18
 
@@ -142,7 +141,7 @@ def _orthogonal(x: Floats, d: Floats, lam: float, noise: float) -> tuple[Floats,
     missed = d - (basis @ d) @ basis
     if lam > 0.0:
         w = w + missed / lam
-    elif float(np.linalg.norm(missed)) > 0.1 * ON_TARGET:
+    elif float(np.linalg.norm(missed)) > MISSED:
         # The face misses the target, so w = r / lam has no limit: let r rule the signs.
         w = w + missed / VANISHING
     return u, w
@@ -166,7 +165,8 @@ def error_bound(problem: Problem, lam: float, weights: Floats, w: Floats, theta:
     because ||r||^2 >= 2 lam w . r - lam^2 ||w||^2. f is 2 lam-strongly convex in the norm
     sum a_i^2/n_i, which gives the bound. No term is negative, so nothing cancels, and G is of
     second order in the error of w, where the Frank-Wolfe gap is of first.
-    At lam = 0, a* is the max-ESS answer among the weights with S^T a = T; inf if a is not one.
+    At lam = 0, a* is the max-ESS answer among the weights with the S^T a of a, and the bound is inf
+    if that is not T to rounding. What rounding moves comes on top, see `rounding_error`.
     """
     r = residual(problem, weights)
     gap = allocation_gap(problem, weights, w, theta)

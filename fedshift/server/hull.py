@@ -6,13 +6,21 @@ unique, the weights that mix to it are not; the limit takes those of largest ESS
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
 import scipy.optimize
 
-from fedshift.server.active_set import GOOD, ON_TARGET, error_bound, polish, ratio_tests
+from fedshift.server.active_set import (
+    GOOD,
+    allocation_gap,
+    error_bound,
+    polish,
+    ratio_tests,
+    solve_face,
+)
 from fedshift.server.qp import (
     SMALL_LAM,
     accelerated_gradient,
@@ -20,6 +28,7 @@ from fedshift.server.qp import (
     minimise,
     too_large,
 )
+from fedshift.server.rounding import ON_TARGET, rounding_error
 from fedshift.server.simplex import (
     AT_CAP,
     AT_ZERO,
@@ -98,21 +107,98 @@ def max_ess(problem: Problem, nearest: Floats, barred: Flags) -> Solution:
     be zero in all of them. The slopes of the distance fix all others off the exposed face (to zero,
     or to their cap); on the face the problem is solved again with v as the target.
     """
+    face = _face(problem, nearest, barred)
+    if too_large(problem) or face.mass < 1e-14:
+        error = np.inf if too_large(problem) else 0.0
+        zero = np.zeros(problem.rows.shape[1])
+        return Solution(nearest, face.status, zero, 0.0, error)
+    exact = _least_squares_on_target(face.part)
+    return face.whole(exact, rounding_error(face.part, 0.0, exact, face.distance))
+
+
+def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution) -> Solution:
+    """The optimum at a lam too small for `minimise`, on the exposed face and from the limit there.
+
+    With v the nearest point and r = T - v, f = ||r||^2 + ||v - S^T a||^2 + lam sum a_i^2/n_i on the
+    exposed face, which is the problem with v for T; `_stays_off` proves that no other client joins.
+    Besides its solution at lam the limit a0 itself is tried: S^T a0 = v, so that any w and theta
+    prove ||a - a0||_1 <= sqrt(N (allocation_gap + lam ||w||^2)).
+    """
+    face = _face(problem, nearest, np.zeros_like(nearest, dtype=np.bool_))
+    if too_large(problem) or face.mass < 1e-14:
+        return replace(limit, error=np.inf)
+    part = face.part
+    exact = polish(part, lam, limit.status[face.free], fallback=False)
+    dual = solve_face(part, 0.0, exact.status)
+    start = limit.weights[face.free] / face.mass
+    off = allocation_gap(part, start, dual.w, dual.theta) + lam * float(dual.w @ dual.w)
+    stay = Solution(start, exact.status, dual.w, dual.theta, math.sqrt(part.total * off))
+    found = (
+        face.whole(exact, rounding_error(part, lam, exact, face.distance)),
+        face.whole(stay, limit.error + rounding_error(part, lam, stay, face.distance)),
+    )
+    best = min(found, key=lambda s: s.error)
+    return best if _stays_off(problem, lam, nearest, best) else replace(best, error=np.inf)
+
+
+@dataclass(frozen=True)
+class _Face:
+    """The exposed face: status [M] (free on it), held weights [M], their rest of the mass.
+
+    `part` is the problem of the free clients alone with v, seen from the face, as the target and
+    their weights divided by `mass`; `shift` is that target minus T, and `distance` that of v to T,
+    in the scale of `part`.
+    """
+
+    status: Codes
+    fixed: Floats
+    mass: float
+    shift: Floats
+    part: Problem
+    distance: float
+
+    @property
+    def free(self) -> Flags:
+        """The clients of `part`, [M]."""
+        return np.asarray(self.status == FREE)
+
+    def whole(self, solution: Solution, rounding: float) -> Solution:
+        """A solution of `part` as one of all clients, with a charge for rounding on its error."""
+        weights, status = self.fixed.copy(), self.status.copy()
+        free = self.free
+        weights[free], status[free] = self.mass * solution.weights, solution.status
+        w = self.mass * solution.w
+        theta = self.mass * solution.theta - float(self.shift @ w)
+        return Solution(weights, status, w, theta, self.mass * solution.error + rounding)
+
+
+def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
     status = _exposed(problem, nearest)
     status[barred] = AT_ZERO
     fixed = np.where(status == AT_CAP, problem.upper, 0.0)
-    mass = 1.0 - fixed.sum()
-    if too_large(problem) or mass < 1e-14:
-        error = np.inf if too_large(problem) else 0.0
-        return Solution(nearest, status, np.zeros(problem.rows.shape[1]), 0.0, error)
-    face = status == FREE
-    shift = (nearest @ problem.rows - fixed @ problem.rows) / mass
-    part = Problem(problem.rows[face] - shift, problem.sizes[face], problem.upper[face] / mass)
-    exact = _least_squares_on_target(part)
-    weights = fixed
-    weights[face] = mass * exact.weights
-    status[face] = exact.status
-    return Solution(weights, status, mass * exact.w, mass * exact.theta, mass * exact.error)
+    mass, free = 1.0 - float(fixed.sum()), status == FREE
+    tiny = np.finfo(float).tiny
+    size = max(mass, tiny)
+    # A mixture of the free rows, and not v less the held part, which would cancel.
+    shift = nearest[free] @ problem.rows[free] / max(float(nearest[free].sum()), tiny)
+    part = Problem(problem.rows[free] - shift, problem.sizes[free], problem.upper[free] / size)
+    distance = float(np.linalg.norm(nearest @ problem.rows)) / size
+    return _Face(status, fixed, mass, shift, part, distance)
+
+
+def _stays_off(problem: Problem, lam: float, nearest: Floats, solution: Solution) -> bool:
+    """Whether the slopes of the distance keep every client that is off the face where it is.
+
+    With s the slopes and l their level on the face this is s_i - l >= lam (rows_i . w + theta) at
+    zero and s_i - l <= lam (rows_i . w + theta - u_i / n_i) at the cap, by more than rounding.
+    """
+    slopes, status = _slopes(problem, nearest), _exposed(problem, nearest)
+    level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
+    pull = lam * (problem.rows @ solution.w + solution.theta)
+    zero, held = status == AT_ZERO, status == AT_CAP
+    least = slopes[zero] - level - pull[zero]
+    most = slopes[held] - level - pull[held] + lam * (problem.upper / problem.sizes)[held]
+    return bool((least >= TIE / 4).all() and (most <= -TIE / 4).all())
 
 
 def _least_squares_on_target(problem: Problem) -> Solution:
@@ -156,7 +242,7 @@ def _exposed(problem: Problem, nearest: Floats) -> Codes:
     Ties are exact for label counts (clients with no example of a class lie in a common face), so
     the tolerance has to cover rounding only. With T in the hull all slopes are rounding.
     """
-    slopes = problem.rows @ (nearest @ problem.rows)
+    slopes = _slopes(problem, nearest)
     status = np.full(slopes.shape, FREE)
     if float(np.linalg.norm(nearest @ problem.rows)) <= ON_TARGET:
         return status
@@ -165,3 +251,9 @@ def _exposed(problem: Problem, nearest: Floats) -> Codes:
     status[(slopes > level + tie) & (nearest <= 0.0)] = AT_ZERO
     status[(slopes < level - tie) & (nearest >= problem.upper)] = AT_CAP
     return status
+
+
+def _slopes(problem: Problem, nearest: Floats) -> Floats:
+    """(S_i - T) . (v - T), half the gradient of the squared distance at v, [M]."""
+    slopes: Floats = problem.rows @ (nearest @ problem.rows)
+    return slopes

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.linalg
 import scipy.optimize
 from numpy.typing import NDArray
 
-from fedshift.server.active_set import ON_TARGET, allocation_gap, polish
-from fedshift.server.hull import max_ess, project
+from fedshift.server.active_set import polish
+from fedshift.server.hull import max_ess, near_max_ess, project
 from fedshift.server.qp import LEAST_LAM, minimise
+from fedshift.server.rounding import rounding_error
 from fedshift.server.simplex import (
     AT_CAP,
     FREE,
@@ -25,11 +26,12 @@ from fedshift.server.simplex import (
     allocate,
     gradient,
     linear_gap,
-    residual,
 )
 
 # An ESS this close to the wanted one (relative) reaches it.
 ESS_TOLERANCE = 1e-12
+# A proven L1 error at which nothing better is looked for.
+PROVEN = 1e-7
 # Below this a label's share is rounding dust.
 ABSENT = 1e-14
 
@@ -113,7 +115,8 @@ def ess_fraction(problem: Problem, weights: Floats) -> float:
 def at_lam(clients: Mixture, lam: float) -> Solution:
     """The squared problem at 0 <= lam <= inf.
 
-    Below lam = 1e-12 N the limit lam -> 0+, or its active set solved at lam if that fits better.
+    Below lam = 1e-12 N the limit lam -> 0+ or its active set solved at lam, whichever is proven
+    nearer to the answer at this lam; with neither proven, the one of the smaller gap.
     """
     problem = clients.merged
     zero = np.zeros(problem.rows.shape[1])
@@ -126,18 +129,30 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
             weights = allocate(np.zeros_like(weights), problem.sizes, problem.upper)
         return Solution(weights, np.full(weights.shape, FREE), zero, 0.0, 0.0)
     if lam >= LEAST_LAM * problem.total:
-        return minimise(problem, lam)
+        return charged(problem, lam, minimise(problem, lam))
     limit = max_ess(problem, clients.nearest, clients.barred)
     if lam == 0.0:
         return limit
-    exact = polish(problem, lam, limit.status, fallback=False)
-    return min(exact, limit, key=lambda s: _gap(problem, lam, s.weights))
+    exact = charged(problem, lam, polish(problem, lam, limit.status, fallback=False))
+    near = near_max_ess(problem, lam, clients.nearest, limit)
+    proven = min(exact, near, key=lambda s: s.error)
+    if proven.error <= PROVEN:
+        return proven
+    unproven = replace(limit, error=math.inf)
+    return min(exact, near, unproven, key=lambda s: _gap(problem, lam, s.weights))
+
+
+def charged(problem: Problem, lam: float, solution: Solution) -> Solution:
+    """The solution, and in its error what rounding of the input can move."""
+    if not math.isfinite(solution.error):
+        return solution
+    return replace(solution, error=solution.error + rounding_error(problem, lam, solution))
 
 
 Score = Callable[[float, Solution], float]
 
 
-def _root(
+def root(
     problem: Problem, score: Score, low: float, high: float, limit: Solution
 ) -> tuple[float, Solution]:
     """lam in [low, high] where the score, monotone in lam, is zero (Brent's method on log lam).
@@ -162,7 +177,7 @@ def _root(
     else:
         found = scipy.optimize.brentq(at, *ends, xtol=1e-13, rtol=1e-15)
     at(found)
-    return math.exp(found), latest
+    return math.exp(found), charged(problem, math.exp(found), latest)
 
 
 def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
@@ -184,7 +199,7 @@ def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
     def above(lam: float, solution: Solution) -> float:
         return math.log(ess_fraction(problem, solution.weights) / fraction)
 
-    return _root(problem, above, *_bracket(problem, above), floor)
+    return root(problem, above, *_bracket(problem, above), floor)
 
 
 def _bracket(problem: Problem, above: Score) -> tuple[float, float]:
@@ -204,29 +219,6 @@ def _bracket(problem: Problem, above: Score) -> tuple[float, float]:
             return low, high
 
 
-def at_lam_norm(clients: Mixture, lam: float) -> tuple[float, Solution]:
-    """The unsquared problem, min ||T - S^T a|| + lam sum a_i^2/n_i: mu and the squared solution.
-
-    Stationarity gives alpha_norm(lam) = alpha_squared(mu) with mu = 2 lam ||r(mu)||. With w = r/mu
-    this reads ||w(mu)|| = 1 / (2 lam), and ||w|| falls as mu grows: one root. Inside the hull
-    ||w(0+)|| is finite; where it is below 1 / (2 lam) the norm is an exact penalty, the residual is
-    zero and mu = 0: the answer is the max-ESS point.
-    """
-    problem = clients.merged
-    floor, top = at_lam(clients, 0.0), at_lam(clients, math.inf)
-    distance, longest = (float(np.linalg.norm(residual(problem, a.weights))) for a in (floor, top))
-    penalty_is_exact = distance <= ON_TARGET and 2.0 * lam * np.linalg.norm(floor.w) <= 1.0
-    # r lies between its values at lam = 0 and inf; below the second bound mu no longer matters.
-    low = max(2.0 * lam * distance, 1e-9 * LEAST_LAM * problem.total)
-    if penalty_is_exact or low >= 2.0 * lam * longest:
-        return 0.0, floor
-
-    def excess(mu: float, solution: Solution) -> float:
-        return math.log(2.0 * lam * max(float(np.linalg.norm(solution.w)), 1e-300))
-
-    return _root(problem, excess, low, 2.0 * lam * longest, floor)
-
-
 def _gap(problem: Problem, lam: float, weights: Floats) -> float:
     return linear_gap(gradient(problem, lam, weights), weights, problem.upper)
 
@@ -236,36 +228,3 @@ def squared_gap(clients: Mixture, lam: float, weights: Floats) -> float:
     if lam == math.inf:
         return linear_gap(2.0 * weights / clients.full.sizes, weights, clients.full.upper)
     return _gap(clients.full, lam, weights)
-
-
-def norm_evidence(
-    clients: Mixture, lam: float, mu: float, solution: Solution
-) -> tuple[float, float]:
-    """Frank-Wolfe gap and proven L1 error of the unsquared problem, 0 < lam < inf.
-
-    ||T - S^T b|| >= u . (T - S^T b) for any u in the unit ball, so that every such u proves
-        F(a) - F* <= ||r|| - u . r + max_b (lam-part with slope -S u),
-    at r = 0 too, where F has no gradient. The u tried: 2 lam w, scaled into the ball, and r/||r||.
-    """
-    problem, a = clients.merged, solution.weights
-    r = residual(problem, a)
-    size = float(np.linalg.norm(r))
-    dual = 2.0 * lam * solution.w
-    tries = [dual / max(1.0, float(np.linalg.norm(dual)))]
-    if size > 0.0:
-        tries.append(r / size)
-    pull = 2.0 * lam * a / problem.sizes
-    gap = min(
-        linear_gap(pull - problem.rows @ u, a, problem.upper) + max(size - float(u @ r), 0.0)
-        for u in tries
-    )
-    if mu == 0.0 and size > ON_TARGET:
-        return gap, solution.error
-    length = 2.0 * lam * float(np.linalg.norm(solution.w))
-    scale = 1.0 / max(1.0, length) if mu == 0.0 else 1.0 / length
-    excess = allocation_gap(problem, a, scale * solution.w, scale * solution.theta)
-    if mu > 0.0:
-        # 1 - cos(u, r) for unit vectors, without the cancellation.
-        turn = r / size - scale * dual
-        excess += 0.5 * size * float(turn @ turn) / lam
-    return gap, math.sqrt(problem.total * excess)

@@ -21,12 +21,11 @@ from fedshift.server.mixture import (
     Mixture,
     at_ess,
     at_lam,
-    at_lam_norm,
     ess_fraction,
     mixture,
-    norm_evidence,
     squared_gap,
 )
+from fedshift.server.norm_form import at_lam_norm, norm_evidence
 from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
 
 Fidelity = Literal["squared", "norm"]

@@ -1,0 +1,141 @@
+"""The unsquared form of the FedPALS weights, min ||T - S^T a|| + lam * sum_i a_i^2 / n_i.
+
+With q(a) = sum_i a_i^2/n_i and the unit ball for the subgradients of the norm its dual is
+
+    max D(w) over ||w|| <= 1 / (2 lam),   D(w) = min_a q(a) - 2 w . (S^T a - T),
+
+a over the (capped) simplex; that of the squared form at mu is max D(w) - mu ||w||^2, its maximiser
+w(mu) = r(mu) / mu, and ||w(mu)|| falls as mu grows. Hence two cases, told apart by w(0+), the
+shortest of the multipliers of S^T a = T in min q(a), finite if and only if T is in the hull:
+
+- 2 lam ||w(0+)|| <= 1: D has its maximum in the ball, the residual is exactly zero and a is the
+  max-ESS point a(0+), with w(0+) as the proof. The norm is an exact penalty.
+- otherwise the ball binds, ||w|| = 1 / (2 lam), its multiplier is a mu > 0, and a is the squared
+  form's a(mu) with mu = 2 lam ||r(mu)||.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedshift.server.active_set import allocation_gap, polish
+from fedshift.server.mixture import PROVEN, Mixture, at_lam, root
+from fedshift.server.qp import LEAST_LAM, SMALL_LAM, minimise
+from fedshift.server.rounding import ON_TARGET, ROUNDING, rounding_error
+from fedshift.server.simplex import Problem, Solution, linear_gap, residual
+
+# The least mu / N that is tried: below, the residual is rounding.
+LEAST_MU = 1e-21
+
+
+def at_lam_norm(clients: Mixture, lam: float) -> tuple[float, Solution]:
+    """The unsquared problem, 0 < lam < inf: mu of the squared problem and its solution.
+
+    mu = 0 stands for the first case of this module, zero residual. T in the hull and
+    2 lam ||w(mu)|| <= 1 at a small mu leave both cases open: then the better proof decides.
+    """
+    problem = clients.merged
+    top = at_lam(clients, math.inf)
+    distance, longest = (
+        float(np.linalg.norm(residual(problem, a))) for a in (clients.nearest, top.weights)
+    )
+    # r lies between its values at lam = 0 and inf.
+    low, high = 2.0 * lam * distance, 2.0 * lam * longest
+    small_mu = SMALL_LAM * problem.total
+    if distance > ON_TARGET:
+        return _binding(clients, lam, low, high)
+    small = minimise(problem, small_mu)
+    if 2.0 * lam * _length(small) > 1.0:
+        return _binding(clients, lam, small_mu, high)
+    limit = polish(problem, 0.0, small.status, fallback=False)
+    exact = _exact_penalty(clients, lam, (small, limit))
+    if norm_evidence(clients, lam, 0.0, exact)[1] <= PROVEN:
+        return 0.0, exact
+    either = ((0.0, exact), _binding(clients, lam, low, min(high, small_mu)))
+    return min(either, key=lambda s: norm_evidence(clients, lam, *s)[1])
+
+
+def _length(solution: Solution) -> float:
+    return float(np.linalg.norm(solution.w))
+
+
+def _exact_penalty(clients: Mixture, lam: float, duals: tuple[Solution, ...]) -> Solution:
+    """The max-ESS point with the multipliers, scaled into the ball, that come nearest to a proof.
+
+    Those of the max-ESS problem itself cover the clients of the exposed face only: a client barred
+    from it is held at zero by r = 0 there, here by a multiplier that has to fit in the ball.
+    """
+    floor = at_lam(clients, 0.0)
+    inside = [(d, 1.0 / max(1.0, 2.0 * lam * _length(d))) for d in duals]
+    tries = [replace(floor, w=t * d.w, theta=t * d.theta) for d, t in inside]
+    return min(tries, key=lambda s: allocation_gap(clients.merged, s.weights, s.w, s.theta))
+
+
+def _binding(clients: Mixture, lam: float, low: float, high: float) -> tuple[float, Solution]:
+    """mu in [low, high] with 2 lam ||w(mu)|| = 1, and a(mu)."""
+    problem = clients.merged
+    low = max(low, LEAST_MU * problem.total)
+    if low >= high:
+        return high, at_lam(clients, high)
+
+    def excess(mu: float, solution: Solution) -> float:
+        return math.log(2.0 * lam * max(_length(solution), 1e-300))
+
+    # Only a mu below LEAST_LAM N starts from the limit.
+    reliable = low >= LEAST_LAM * problem.total
+    limit = at_lam(clients, math.inf if reliable else 0.0)
+    return root(problem, excess, low, high, limit)
+
+
+def norm_evidence(
+    clients: Mixture, lam: float, mu: float, solution: Solution
+) -> tuple[float, float]:
+    """Frank-Wolfe gap and proven L1 error of the unsquared problem, 0 < lam < inf.
+
+    ||T - S^T b|| >= u . (T - S^T b) for any u in the unit ball, so that every such u proves
+        F(a) - F* <= ||r|| - u . r + max_b (lam-part with slope -S u),
+    at r = 0 too, where F has no gradient. The u tried: 2 lam w, scaled into the ball, and r/||r||.
+    The error follows as F is 2 lam-strongly convex in the norm sum a_i^2/n_i. At mu = 0 it is that
+    of the max-ESS point, for which r = 0 exactly, and the error of `solution` as such a point.
+    """
+    problem, a = clients.merged, solution.weights
+    r = residual(problem, a)
+    size = float(np.linalg.norm(r))
+    dual = 2.0 * lam * solution.w
+    tries = [dual / max(1.0, float(np.linalg.norm(dual)))]
+    if size > 0.0:
+        tries.append(r / size)
+    pull = 2.0 * lam * a / problem.sizes
+    gap = min(
+        linear_gap(pull - problem.rows @ u, a, problem.upper) + max(size - float(u @ r), 0.0)
+        for u in tries
+    )
+    if mu == 0.0:
+        return gap, _penalty_error(problem, lam, solution, size)
+    return gap, _binding_error(problem, lam, mu, solution)
+
+
+def _penalty_error(problem: Problem, lam: float, solution: Solution, size: float) -> float:
+    length = _length(solution)
+    if size > ON_TARGET:
+        return math.inf
+    scale = 1.0 / max(1.0, 2.0 * lam * length)
+    excess = allocation_gap(problem, solution.weights, scale * solution.w, scale * solution.theta)
+    rounding = ROUNDING * problem.total * length
+    return solution.error + math.sqrt(problem.total * excess) + rounding
+
+
+def _binding_error(problem: Problem, lam: float, mu: float, solution: Solution) -> float:
+    r, length = residual(problem, solution.weights), _length(solution)
+    size = float(np.linalg.norm(r))
+    if size == 0.0 or length == 0.0:
+        return math.inf
+    scale = 1.0 / (2.0 * lam * length)
+    excess = allocation_gap(problem, solution.weights, scale * solution.w, scale * solution.theta)
+    # 1 - cos(u, r) for unit vectors, without the cancellation.
+    turn = r / size - solution.w / length
+    excess += 0.5 * size * float(turn @ turn) / lam
+    return math.sqrt(problem.total * excess) + rounding_error(problem, mu, solution)

@@ -1,0 +1,133 @@
+"""How far rounding can move the weights: the conditioning of the clients that share the mass.
+
+Label shares, the target and residuals carry rounding of about 1e-16. Where the rows of the free
+clients are nearly dependent it is magnified, and an answer that fits every number it was given may
+still be far from that of the counts themselves. A proof of error has to charge for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedshift.server.simplex import Flags, Floats, Problem, Solution, residual
+
+# Rounding of a row S_i - T and of a residual: a few units in the last place of 1.
+ROUNDING = 4e-16
+# Relative singular values of the free rows below this are rounding: the rows count as dependent.
+RANK_TOLERANCE = 1e-15
+# A residual up to this is rounding: the weights mix to the target.
+ON_TARGET = 2e-15
+# A charge that needs no closer look.
+NEGLIGIBLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values of sqrt(n_i / n_F) (rows_i - mean) above rounding; are there null ones?"""
+
+    values: Floats
+    null: bool
+
+    @property
+    def least(self) -> float:
+        """The smallest of them, inf if there are none."""
+        return float(self.values.min(initial=np.inf))
+
+    def inward(self, ridge: float) -> float:
+        """max s / (s^2 + ridge): the L1 change of a per change of the target, [1]."""
+        return float((self.values / (self.values**2 + ridge)).max(initial=0.0))
+
+    def sideways(self, ridge: float) -> float:
+        """max 1 / (s^2 + ridge): the L1 change of a per change of the rows along the residual, [1].
+
+        With no ridge the null directions are exact ties, which rounding is taken not to break.
+        """
+        if self.null and ridge > 0.0:
+            return 1.0 / ridge
+        return float((1.0 / (self.values**2 + ridge)).max(initial=0.0))
+
+
+def spectrum(problem: Problem, face: Flags) -> Spectrum:
+    """The `Spectrum` of the clients marked in `face` [M]."""
+    sizes, rows = problem.sizes[face], problem.rows[face]
+    if sizes.size <= 1:
+        return Spectrum(np.zeros(0), False)
+    share = sizes / sizes.sum()
+    x = np.sqrt(share)[:, None] * (rows - share @ rows)
+    if x.shape[0] > x.shape[1]:
+        x = np.linalg.qr(x, mode="r")
+    values = np.linalg.svd(x, compute_uv=False)
+    kept = values[values > RANK_TOLERANCE]
+    return Spectrum(kept, kept.size < sizes.size - 1)
+
+
+def rounding_error(
+    problem: Problem, lam: float, solution: Solution, distance: float | None = None
+) -> float:
+    """A bound on the L1 change of the optimum that rounding of the rows and the target can cause.
+
+    On a face F the optimum is a_F = m n_F / n + sqrt(n) u with (X X^T + lam) u = X d. To first
+    order, rows off by e and a target off by e, at ||r|| from the target, move it in L1 by at most
+        e max 1/(s^2 + lam/n_F) ||r|| + e max s/(s^2 + lam/n_F) sqrt(n_F sum a_i^2/n_i)
+    over the singular values s of X / sqrt(n_F); at lam = 0 what S^T a misses of T counts as e does.
+    The optimum is continuous in the data, so that only faces it can reach matter: F, and F without
+    or with the clients about to meet or leave a bound. Whatever the face, no term exceeds the one
+    with s^2 = 0 and max s/(s^2 + x) = 1/sqrt(x), which is tried first. `distance` is that of the
+    hull to the target where `problem` has its nearest point in the target's place; if T is outside,
+    the rows of all clients decide where that point is.
+    """
+    missed = float(np.linalg.norm(residual(problem, solution.weights)))
+    length = missed if distance is None else max(distance, missed)
+    if lam > 0.0:
+        ridge = lam / problem.total
+        anywhere = ROUNDING * (length / ridge + _spread(problem, solution) / math.sqrt(ridge))
+        if anywhere <= NEGLIGIBLE:
+            return anywhere
+        missed = 0.0
+    charge = max(
+        _on_face(problem, lam, solution, face, missed, length)
+        for face in _reachable(problem, lam, solution, missed, length)
+    )
+    return charge if lam == 0.0 else min(charge, anywhere)
+
+
+def _spread(problem: Problem, solution: Solution) -> float:
+    """sqrt(N / ESS), at least 1."""
+    return math.sqrt(problem.total * float(np.sum(solution.weights**2 / problem.sizes)))
+
+
+def _on_face(
+    problem: Problem, lam: float, solution: Solution, face: Flags, missed: float, length: float
+) -> float:
+    if not face.any():
+        return 0.0
+    modes, ridge = spectrum(problem, face), lam / float(problem.sizes[face].sum())
+    moved = (missed + ROUNDING * _spread(problem, solution)) * modes.inward(ridge)
+    return moved + ROUNDING * length * modes.sideways(ridge)
+
+
+def _reachable(
+    problem: Problem, lam: float, solution: Solution, missed: float, length: float
+) -> list[Flags]:
+    """The free clients, and these without or with those that the charge could bring to a bound."""
+    a, upper, n = solution.weights, problem.upper, problem.sizes
+    free = (a > 0.0) & (a < upper)
+    total = float(n[free].sum()) or problem.total
+    charge = _on_face(problem, lam, solution, free, missed, length)
+    slack = np.minimum(a, upper - a)
+    leaving = free & (slack <= np.sqrt(n / total) * charge)
+    wanted = problem.rows @ solution.w + solution.theta
+    margin = np.where(a >= upper, wanted - upper / n, -wanted)
+    near = charge * (1.0 + 1.0 / spectrum(problem, free).least)
+    joining = ~free & (total * margin <= near + total * ROUNDING * np.linalg.norm(solution.w))
+    faces = [free]
+    if leaving.any():
+        faces.append(free & ~leaving)
+    if joining.any():
+        faces.append(free | joining)
+    if length > ON_TARGET and lam == 0.0:
+        faces.append(np.ones_like(free))
+    return faces
