@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_inputs import CASES, COUNTS, GOOD, TARGET, Broken
+from broken_inputs import CASES as FILE_CASES
+from broken_inputs import COUNTS, GOOD, TARGET, Broken
+from broken_tables import TABLE_CASES
 
 from fedshift import recipes
 from fedshift.cli.app import main
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import dumps, load_config
 
+CASES = (*FILE_CASES, *TABLE_CASES)
 FAST = [
     "-c", "training.rounds=2", "-c", "training.evaluate_every=1", "-c", "model.name=linear",
 ]  # fmt: skip
