@@ -79,6 +79,12 @@ def show_comparison(title: str, done: Done) -> None:
         "validation counts, without target examples, ± one standard error.",
         indent=0,
     )
+    if any(experiment.config.training.cohort for _, experiment in done):
+        say(
+            "ESS and gap are those of the weights over all clients; a round draws a cohort and "
+            "weighs it anew, and metrics.csv has the ESS of each.",
+            indent=0,
+        )
 
 
 def show_choice(experiment: Experiment) -> None:
