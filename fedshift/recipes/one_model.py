@@ -1,24 +1,14 @@
-"""Every named method: one function from a setting to an algorithm.
-
-This module is the registry: a method's name is its function's name, its options are the keyword
-arguments, and its docstring's first line, "Reference" and "Note" are what `fedshift methods`
-prints. Nothing registers itself on import.
-"""
+"""Methods whose result is one model for everybody."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fedshift.algorithms.afl import Afl
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddyn import FedDyn
 from fedshift.algorithms.fednova import FedNova
 from fedshift.algorithms.scaffold import Option, Scaffold
-from fedshift.client.local import Local
 from fedshift.client.objectives import (
     Contrastive,
     CrossEntropy,
@@ -28,8 +18,8 @@ from fedshift.client.objectives import (
     Term,
 )
 from fedshift.client.oracles import Sam
-from fedshift.errors import InputError, unknown
-from fedshift.model import Model
+from fedshift.errors import InputError
+from fedshift.recipes.setting import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals import Fidelity
@@ -51,16 +41,6 @@ __all__ = [
     "oracle",
     "scaffold",
 ]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What every recipe builds on: the network, the target T [K], local SGD, server optimiser."""
-
-    model: Model
-    target: tuple[float, ...]
-    local: Local = Local()
-    server: ServerOptimizer = Sgd()
 
 
 def _objective(mu: float) -> Term:
@@ -250,43 +230,3 @@ def fednova(setting: Setting) -> FedNova:
     Note: the same as FedAvg when all clients take equally many steps; handles local momentum.
     """
     return FedNova(setting.model, local=setting.local, server=setting.server)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A recipe as a value: its name, summary, reference, note and options."""
-
-    name: str
-    make: Callable[..., Algorithm]
-    summary: str
-    reference: str
-    note: str
-    options: dict[str, inspect.Parameter]
-
-
-def recipe(name: str) -> Recipe:
-    """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
-    if name not in __all__:
-        raise unknown("method", name, __all__)
-    make = globals()[name]
-    text = inspect.getdoc(make) or ""
-    signature = inspect.signature(make, eval_str=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return Recipe(
-        name,
-        make,
-        text.splitlines()[0],
-        _field(text, "Reference"),
-        _field(text, "Note"),
-        {k: p for k, p in signature.parameters.items() if p.kind is keyword},
-    )
-
-
-def recipes() -> tuple[Recipe, ...]:
-    """All methods, by name."""
-    return tuple(recipe(name) for name in sorted(__all__))
-
-
-def _field(text: str, label: str) -> str:
-    found = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
-    return " ".join(found.group(1).split()) if found else ""

@@ -1,0 +1,61 @@
+"""Every named method: one function from a setting to an algorithm.
+
+This package is the registry: a method's name is its function's name, its options are the keyword
+arguments, and its docstring's first line, "Reference" and "Note" are what `fedshift methods`
+prints. Nothing registers itself on import.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.errors import unknown
+from fedshift.recipes import one_model
+from fedshift.recipes.one_model import *  # noqa: F403
+from fedshift.recipes.setting import Setting as Setting
+
+__all__ = sorted([*one_model.__all__])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe as a value: its name, summary, reference, note and options."""
+
+    name: str
+    make: Callable[..., Algorithm]
+    summary: str
+    reference: str
+    note: str
+    options: dict[str, inspect.Parameter]
+
+
+def recipe(name: str) -> Recipe:
+    """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
+    if name not in __all__:
+        raise unknown("method", name, __all__)
+    make = globals()[name]
+    text = inspect.getdoc(make) or ""
+    signature = inspect.signature(make, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return Recipe(
+        name,
+        make,
+        text.splitlines()[0],
+        _field(text, "Reference"),
+        _field(text, "Note"),
+        {k: p for k, p in signature.parameters.items() if p.kind is keyword},
+    )
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """All methods, by name."""
+    return tuple(recipe(name) for name in sorted(__all__))
+
+
+def _field(text: str, label: str) -> str:
+    found = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
+    return " ".join(found.group(1).split()) if found else ""
