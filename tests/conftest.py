@@ -69,7 +69,10 @@ def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Jo
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     state = algorithm.init_client(federation.params, federation.buffers, data)
     plans = plan_all(algorithm.phases(), data, 1, 0, client)
-    return Job(client, algorithm.broadcast(server, client), state, data, plans)
+    everyone = torch.arange(len(federation.clients))
+    cohort = {"id": everyone, "weight": algorithm.weigh(server, everyone)}
+    message = algorithm.broadcast(server | {"cohort": cohort}, client)
+    return Job(client, message, state, data, plans)
 
 
 @pytest.fixture

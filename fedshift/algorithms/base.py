@@ -51,7 +51,7 @@ class Algorithm(Protocol):
         """Which of the cohort must be contacted, [C] bool; the others change nothing."""
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        """The message to one client."""
+        """The message to one client; `server` also has the part "cohort" (id [C], weight [C])."""
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]

@@ -73,15 +73,17 @@ class FedAvg:
         return torch.ones_like(weights, dtype=torch.bool) if self.share.private else weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["params"], "buffers": server["buffers"]}
+        model = {"params": server["params"], "buffers": server["buffers"]}
+        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
+        known = state | {k: v for k, v in message.items() if k not in ("params", "buffers")}
         end, after, loss = train_locally(
-            self.model, self.objective, self.phases(), start, buffers, state, data, plans
+            self.model, self.objective, self.phases(), start, buffers, known, data, plans
         )
         shared = self.share.shared
         update = update_of(shared(start), shared(end), shared(after), loss, data)

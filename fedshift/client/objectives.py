@@ -55,6 +55,14 @@ class Term(ABC):
         """
         return {}
 
+    def hear(self, server: Parts) -> Parts:
+        """Parts of the server's state that the term needs on the client, this round.
+
+        `server` has the part "cohort" (id [C], weight [C]) besides its own. The term finds what it
+        heard in `view.context` under the same names.
+        """
+        return {}
+
     def __add__(self, other: Term) -> Term:
         return Sum((*_summands(self), *_summands(other)))
 
@@ -79,6 +87,10 @@ class Sum(Term):
         kept = (term.remember(params, buffers, data) for term in self.terms)
         return {name: part for parts in kept for name, part in parts.items()}
 
+    def hear(self, server: Parts) -> Parts:
+        heard = (term.hear(server) for term in self.terms)
+        return {name: part for parts in heard for name, part in parts.items()}
+
 
 @dataclass(frozen=True)
 class Scaled(Term):
@@ -92,6 +104,9 @@ class Scaled(Term):
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         return self.term.remember(params, buffers, data)
+
+    def hear(self, server: Parts) -> Parts:
+        return self.term.hear(server)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,12 @@ def check_reply(reply: Reply, expected: Parts) -> None:
                 )
 
 
+def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
+    """What a client keeps before it is drawn for the first time."""
+    data = federation.clients[client]
+    return algorithm.init_client(federation.params, federation.buffers, data)
+
+
 def play_round(
     algorithm: Algorithm,
     federation: Federation,
@@ -113,16 +119,15 @@ def play_round(
     weights = stage.weigh(server, ids)
     check_weights(weights, len(ids))
     active = stage.trains(weights)
+    told = server | {"cohort": {"id": ids, "weight": weights}}
 
     def state_of(i: int) -> Parts:
-        if i in states:
-            return states[i]
-        return algorithm.init_client(federation.params, federation.buffers, clients[i])
+        return states[i] if i in states else first_state(algorithm, federation, i)
 
     def jobs() -> Iterator[Job]:
         for i in ids[active].tolist():
             plans = plan_all(stage.phases(), clients[i], t, federation.seeds.batch, i)
-            yield Job(i, stage.broadcast(server, i), state_of(i), clients[i], plans)
+            yield Job(i, stage.broadcast(told, i), state_of(i), clients[i], plans)
 
     replies = sorted(backend(stage.client_update, jobs()), key=lambda reply: reply.client)
     expected = expected_update(server, replies[0].update)

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import unknown
-from fedshift.recipes import one_model
+from fedshift.recipes import collaborating, one_model, personal, routed
+from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.one_model import *  # noqa: F403
+from fedshift.recipes.personal import *  # noqa: F403
+from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
 
-__all__ = sorted([*one_model.__all__])
+__all__ = sorted([*one_model.__all__, *personal.__all__, *collaborating.__all__, *routed.__all__])
 
 
 @dataclass(frozen=True)

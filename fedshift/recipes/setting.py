@@ -11,9 +11,11 @@ from fedshift.server.optimizers import ServerOptimizer, Sgd
 
 @dataclass(frozen=True)
 class Setting:
-    """The network, the target T [K], local SGD, the server's optimiser, and where the head is.
+    """The network, the target T [K], local SGD and the server's optimiser.
 
-    head: name prefixes of the parameters that make the classifier; all others are the body.
+    head     name prefixes of the parameters that make the classifier; all others are the body
+    rounds   rounds of the whole run, for methods whose last rounds differ
+    clients  number of clients N, for methods that tell clients apart
     """
 
     model: Model
@@ -21,3 +23,5 @@ class Setting:
     local: Local = Local()
     server: ServerOptimizer = Sgd()
     head: tuple[str, ...] = ("head.",)
+    rounds: int | None = None
+    clients: int | None = None

@@ -1,0 +1,5 @@
+"""Methods whose clients borrow from one another: heads, weights or directions."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
