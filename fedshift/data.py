@@ -204,6 +204,8 @@ class Task:
     test              test examples that follow T
     target_validation examples that follow T, for selectors that may look at the target, or None
     classes           the K names
+    tests             each client's own test examples, where the model is used on the clients' own
+                      kind of data; `test` then has all of them, in the order of the clients
     """
 
     clients: tuple[ClientData, ...]
@@ -212,6 +214,7 @@ class Task:
     test: Examples
     target_validation: Examples | None
     classes: tuple[str, ...]
+    tests: tuple[Examples, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -223,6 +226,10 @@ class Task:
             raise InputError(
                 f"{len(self.clients)} clients and {len(self.validation)} validation sets; "
                 "give one per client (it may be empty)"
+            )
+        if self.tests and len(self.tests) != len(self.clients):
+            raise InputError(
+                f"{len(self.clients)} clients and {len(self.tests)} test sets; give one per client"
             )
         if self.target.shape != (len(self.classes),):
             raise InputError(

@@ -13,6 +13,8 @@ from fedshift.errors import InputError
 from fedshift.seeds import key
 from fedshift.tree import Params
 
+Augment = Callable[[Tensor, int], Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class Model:
@@ -24,12 +26,15 @@ class Model:
     freeze_norm: BatchNorm keeps to the running statistics that it was given, in training as well,
     and leaves them as they are; its scale and shift are trained. (DomainBed's `freeze_bn`, which
     the FedPALS authors' code uses with pretrained weights.)
+    augment: (x, seed) -> x of the same shape, what inputs go through before a gradient is taken
+    (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
 
     Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
 
     net: nn.Module
     freeze_norm: bool = False
+    augment: Augment | None = None
 
     def __post_init__(self) -> None:
         if self.freeze_norm and not any(_is_batch_norm(m) for m in self.net.modules()):

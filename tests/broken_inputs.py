@@ -59,7 +59,7 @@ CASES = (
         "unknown key",
         "rounds = 1",
         "ruonds = 1",
-        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, decay, epochs, evaluate_every, lr, momentum, rounds, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
+        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, decay, epochs, evaluate_every, evaluate_last, lr, momentum, optimizer, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
     ),
     config(
         "text for a number",
@@ -191,7 +191,7 @@ CASES = (
         "unknown data",
         '"fashion-mnist-mini"',
         '"fashion-mnst"',
-        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, gaussians, iwildcam, mnist, pacs. Did you mean "fashion-mnist"?',
+        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, cifar-100, cifar-20, fashion-mnist, fashion-mnist-mini, gaussians, heart-disease, iwildcam, mnist, pacs, retina. Did you mean "fashion-mnist"?',
     ),
     config(
         "all for validation",
@@ -324,6 +324,6 @@ CASES = (
     option(
         "option unknown",
         "training.batchsize=3",
-        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, decay, epochs, evaluate_every, lr, momentum, rounds, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
+        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, decay, epochs, evaluate_every, evaluate_last, lr, momentum, optimizer, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
 )

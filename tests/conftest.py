@@ -68,10 +68,11 @@ def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Jo
     data = federation.clients[client]
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     state = algorithm.init_client(federation.params, federation.buffers, data)
-    plans = plan_all(algorithm.phases(), data, 1, 0, client)
+    stage = algorithm.at(1)
+    plans = plan_all(stage.phases(), data, 1, 0, client)
     everyone = torch.arange(len(federation.clients))
-    cohort = {"id": everyone, "weight": algorithm.weigh(server, everyone)}
-    message = algorithm.broadcast(server | {"cohort": cohort}, client)
+    cohort = {"id": everyone, "weight": stage.weigh(server, everyone)}
+    message = stage.broadcast(server | {"cohort": cohort}, client)
     return Job(client, message, state, data, plans)
 
 

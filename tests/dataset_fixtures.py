@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedshift.datasets import cifar
+from fedshift.datasets import cifar, cifar100
 from fedshift.errors import DataError
 
 
@@ -63,6 +63,21 @@ def write_cifar_batches(folder: Path, images: np.ndarray, labels: list[int]) -> 
     """Five training batches and the test batch, all of the same images."""
     for name in (*cifar.BATCHES, cifar.TEST_BATCH):
         write_batch(folder / name, images, labels)
+    return folder
+
+
+def write_cifar_100(folder: Path, images: np.ndarray, fine: list[int]) -> Path:
+    """The training and the test file, both of the same images, with the coarse labels of `fine`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        b"filenames": [b"a.png"] * len(images),
+        b"batch_label": b"testing batch 1 of 1",
+        b"fine_labels": fine,
+        b"coarse_labels": [cifar100.COARSE_OF[label] for label in fine],
+        b"data": images.reshape(len(images), -1),
+    }
+    for name in (cifar100.TRAIN, cifar100.TEST):
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     return folder
 
 

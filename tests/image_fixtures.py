@@ -80,9 +80,15 @@ def write_lists(folder: Path, ending: str, first: int, prefix: str) -> Path:
 
 
 def write_wildcam(
-    folder: Path, cameras: Sequence[int] = (9, 5, 4, 3, 2, 2), classes: int = 4
+    folder: Path,
+    cameras: Sequence[int] = (9, 5, 4, 3, 2, 2),
+    classes: int = 4,
+    size: tuple[int, int] = (12, 8),
 ) -> Path:
-    """An iWildCam folder: camera c has cameras[c] images; the last two are val and test."""
+    """An iWildCam folder: camera c has cameras[c] images; the last two are val and test.
+
+    size: width and height of the images in pixels.
+    """
     (folder / "train").mkdir(parents=True)
     lines = [
         "," + "split,location_remapped,location,sequence_remapped,seq_id,y,category_id,datetime,"
@@ -95,9 +101,11 @@ def write_wildcam(
         y = j % classes
         lines.append(
             f"{j},{split},{camera[j]},{100 + camera[j]},{j},s{j},{y},{10 * y},"
-            f"2013-01-01 00:00:{j:02d}.000,image{j}.png,image{j}"
+            f"2013-01-01 00:00:{j % 60:02d}.000,image{j}.png,image{j}"
         )
-        (folder / "train" / f"image{j}.png").write_bytes(png((j, 2 * j, 3 * j), (12, 8)))
+        (folder / "train" / f"image{j}.png").write_bytes(
+            png((j % 256, 2 * j % 256, 3 * j % 256), size)
+        )
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
     named = [f"{y},{10 * y},animal {y}" for y in range(classes)]
     (folder / "categories.csv").write_text(

@@ -22,9 +22,11 @@ MAY = {
     "server": CORE,
     "algorithms": CORE | {"data", "model", "client", "server"},
     "recipes": CORE | {"data", "model", "client", "server", "algorithms"},
+    "router": CORE | {"data", "model", "client.origin", "algorithms.base"},
     "models": CORE,
     "shifts": CORE,
-    "datasets": CORE,
+    "holdout": CORE,
+    "datasets": CORE | {"holdout"},
     "engine": CORE | {"data", "model", "client", "server", "algorithms.base"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "seeds"},
 }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from broken_inputs import CASES as FILE_CASES
 from broken_inputs import COUNTS, GOOD, TARGET, Broken
+from broken_photos import PHOTO_CASES
 from broken_tables import TABLE_CASES
 
 from fedshift import recipes
@@ -19,7 +20,7 @@ from fedshift.cli.app import main
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import dumps, load_config
 
-CASES = (*FILE_CASES, *TABLE_CASES)
+CASES = (*FILE_CASES, *PHOTO_CASES, *TABLE_CASES)
 FAST = [
     "-c", "training.rounds=2", "-c", "training.evaluate_every=1", "-c", "model.name=linear",
 ]  # fmt: skip

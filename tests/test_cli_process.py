@@ -62,6 +62,57 @@ def test_a_signal_ends_a_run_in_order(command: str, number: int, code: int, tmp_
     assert (last["event"], last["error"]) == ("failed", "interrupted")
 
 
+def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
+    args = ["reproduce", "fedpals/table1", "--dataset", "fashion-mnist-mini", "--jobs", "2",
+            "--seeds", "0", "--methods", "fedavg,fedprox", "-c", "model.name=linear"]  # fmt: skip
+    runs = tmp_path / "reproduced" / "runs"
+    with subprocess.Popen(
+        [SCRIPT, *args, "--rounds", "100000"], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE
+    ) as job:
+        for _ in range(1200):
+            if len(list(runs.glob("*/events.jsonl"))) == 2:
+                break
+            time.sleep(0.05)
+        job.send_signal(signal.SIGTERM)
+        err = job.communicate(timeout=60)[1].decode()
+    assert job.returncode == 143
+    assert err.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert "Traceback" not in err
+    left = {path: path.read_bytes() for path in runs.glob("*/events.jsonl")}
+    time.sleep(0.3)
+    assert {path: path.read_bytes() for path in left} == left  # nobody writes any more
+    assert "not in the paper" in (tmp_path / "reproduced" / "table1" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_while_libraries_load(
+    module: str, number: int, code: int, tmp_path: Path
+) -> None:
+    """No traceback: what is loaded first is loaded behind a guard, and torch is not unwound."""
+    stop = f"import os\nos.kill(os.getpid(), {int(number)})\nraise SystemExit('came too far')\n"
+    (tmp_path / f"{module}.py").write_text(stop)
+    path = {"PYTHONPATH": str(tmp_path)}
+    assert ran(tmp_path, "methods", **path) == (code, "", "interrupted\n")
+    found = ran(tmp_path, "methods", "--format", "json", **path)
+    assert found[:2] == (code, "")
+    assert json.loads(found[2]) == {"error": "interrupted", "exit_code": code}
+    # The same name in another folder does no harm: the guard is what answered.
+    (tmp_path / f"{module}.py").write_text("raise ImportError('stopped')\n")
+    assert "interrupted" not in ran(tmp_path, "methods", **path)[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [(["rum"], "No such command 'rum'. Did you mean 'run'?"),
+     (["datasets", "fech"], "No such command 'fech'. Did you mean 'fetch'?"),
+     (["nothing"], "No such command 'nothing'.")],
+)  # fmt: skip
+def test_what_was_perhaps_meant_is_said_once(args: list[str], told: str, tmp_path: Path) -> None:
+    assert ran(tmp_path, *args)[2].splitlines()[-1] == f"Error: {told}"
+    assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == told
+
+
 @pytest.mark.parametrize("args", [["methods"], ["methods", "--format", "json"], ["--help"]])
 def test_a_closed_pipe_is_no_failure(args: list[str], tmp_path: Path) -> None:
     reader, writer = os.pipe()

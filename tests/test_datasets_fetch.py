@@ -202,8 +202,8 @@ def test_sets_that_need_no_download_and_unknown_ones() -> None:
         fetch("gaussians")
     with pytest.raises(InputError, match=r'"fashion-mnist-mini" needs no download \(part of the p'):
         fetch("fashion-mnist-mini")
-    with pytest.raises(InputError, match=r'unknown data set "cifar".*Did you mean "cifar-10"'):
-        fetch("cifar")
+    with pytest.raises(InputError, match=r'unknown data set "cifar10".*Did you mean "cifar-10"'):
+        fetch("cifar10")
 
 
 def test_a_folder_that_cannot_be_written(serve: Any, tmp_path: Path) -> None:

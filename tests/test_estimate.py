@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import CLASSES, make_clients
+from torch import nn
 from torch.nn import functional as F
 
 from fedshift import estimate_target_accuracy
 from fedshift.data import Examples
-from fedshift.engine.evaluate import score
+from fedshift.engine.evaluate import LARGEST, Score, score
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.seeds import numpy_generator
@@ -27,8 +28,12 @@ def test_scores_add_to_the_score_of_the_union(mlp: Model) -> None:
     added = sum(pieces[1:], start=pieces[0])
     assert torch.equal(whole.correct, added.correct)
     assert torch.equal(whole.total, added.total)
+    assert torch.equal(whole.predicted, added.predicted)
     assert whole.loss == pytest.approx(added.loss, rel=1e-7)
     logits = mlp(params, {}, union.x)["logits"]
+    assert torch.equal(whole.predicted, logits.argmax(1).bincount(minlength=CLASSES))
+    assert whole.macro_f1 == added.macro_f1
+    assert whole.macro_f1 != pytest.approx(np.mean([p.macro_f1 for p in pieces]))  # counts add
     assert whole.accuracy == pytest.approx((logits.argmax(1) == union.y).double().mean().item())
     assert whole.loss == pytest.approx(F.cross_entropy(logits, union.y).item(), rel=1e-5)
 
@@ -38,9 +43,59 @@ def test_a_score_of_nothing_has_no_accuracy(mlp: Model) -> None:
     empty = score(mlp, mlp.init()[0], {}, nothing, CLASSES)
     assert math.isnan(empty.accuracy)
     assert math.isnan(empty.loss)
+    assert math.isnan(empty.macro_f1)
     assert empty.recall == [None] * CLASSES
     with pytest.raises(InputError, match=r"labels must lie in 0\.\.4"):
         score(mlp, mlp.init()[0], {}, Examples(torch.zeros(1, 8), torch.tensor([5])), CLASSES)
+
+
+def scored(predicted: torch.Tensor, truth: torch.Tensor, classes: int) -> Score:
+    """What `score` counts for these predictions."""
+    right = truth[predicted == truth]
+    counts = (v.bincount(minlength=classes) for v in (right, truth, predicted))
+    return Score(*counts, 0.0)
+
+
+def test_macro_f1_by_hand() -> None:
+    truth, predicted = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 3, 0])
+    # Label 0: tp 1, n 2, p 2. Label 1: tp 1, n 2, p 2. Label 2: tp 0. Label 3 is never true.
+    assert scored(predicted, truth, 4).macro_f1 == pytest.approx((0.5 + 0.5 + 0) / 3)
+    assert scored(truth, truth, 9).macro_f1 == 1.0
+    everywhere = torch.zeros(5, dtype=torch.int64)
+    assert scored(everywhere, truth, 4).macro_f1 == pytest.approx((2 * 2 / 7) / 3)
+
+
+def test_macro_f1_is_the_mean_of_f1_over_the_labels_that_occur() -> None:
+    """scikit-learn's f1_score(average="macro", labels=unique(truth)), from precision and recall."""
+    source = np.random.default_rng(0)
+    truth, predicted = (torch.from_numpy(source.integers(0, k, 300)) for k in (5, 6))
+    terms = []
+    for y in range(6):
+        tp = int(((truth == y) & (predicted == y)).sum())
+        precision = tp / int((predicted == y).sum())
+        recall = tp / max(1, int((truth == y).sum()))
+        terms.append(2 * precision * recall / max(1e-300, precision + recall))
+    found = scored(predicted, truth, 6)
+    assert terms[5] == 0  # predicted, never true: no term of its own
+    assert found.macro_f1 == pytest.approx(np.mean(terms[:5]), rel=1e-12)
+    assert found.macro_f1 != pytest.approx(np.mean(terms))
+    assert found.macro_f1 != pytest.approx(found.accuracy)
+
+
+def test_large_examples_are_scored_in_smaller_blocks() -> None:
+    seen: list[int] = []
+
+    class Watch(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x))
+            return super().forward(x[:, :1])
+
+    model = Model(Watch(1, 2))
+    for width, blocks in ((10, [12]), (LARGEST // 5, [5, 5, 2]), (2 * LARGEST, [1] * 12)):
+        seen.clear()
+        x = torch.zeros(1, 1).expand(12, width)
+        score(model, *model.init(), Examples(x, torch.zeros(12).long()), 2)
+        assert seen == blocks
 
 
 def test_the_estimate_by_hand() -> None:

@@ -14,9 +14,10 @@ from fedshift.data import ClientData, Examples
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Data, Method, SeedTable, Selection, Split, Training
 from fedshift.experiments.demo import demo_config, method_configs
-from fedshift.experiments.experiment import reasons, run_experiment, setting
+from fedshift.experiments.experiment import reasons, run_experiment
 from fedshift.experiments.load import dumps, line_of, load_config, validate
 from fedshift.experiments.selection import candidates, choose
+from fedshift.experiments.settings import setting
 from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
 from fedshift.seeds import Seeds
 
@@ -83,7 +84,7 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
     assert held is not None
     validated = rows(held.x).union(*(rows(v.x) for v in ready.task.validation))
     assert not validated & set().union(*(rows(c.x) for c in clients))
-    weights = recipes.fedpals(setting(FAST, ready), ess=0.3)
+    weights = recipes.fedpals(setting(FAST, ready.model, ready.told), ess=0.3)
     federation = ready.federation(clients)
     server = weights.init(federation.params, federation.buffers, federation.table)
     solved = weights.weigh(server, torch.arange(9))

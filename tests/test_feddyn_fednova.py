@@ -112,6 +112,16 @@ def test_feddyn_stops_at_the_minimiser() -> None:
     assert miss(FedAvg(model, THREE + Proximal(1.0), local, combine=Mean(Uniform()))) > 1e-2
 
 
+def test_feddyn_with_adam_stops_at_the_minimiser() -> None:
+    model, federation = quadratic_model(), quadratic_federation((2, 2, 2), (2.0, 2.0))
+    falling = Local(lr=lambda t: 0.5 * 0.85**t, epochs=5, batch=1, optimizer="adam")
+    best = THREE.minimiser(torch.ones(3))
+    done = final(FedDyn(model, 0.5, THREE, falling), federation, 40)
+    assert float((theta(done) - best).abs().max()) < 5e-3
+    plain = final(FedAvg(model, THREE, falling), federation, 40)
+    assert float((theta(plain) - best).abs().max()) > 0.2
+
+
 def test_memories_are_gradients_where_local_training_is_exact() -> None:
     """grad F_i(theta_i) - m_i + alpha (theta_i - theta) = 0: the new m_i is grad F_i(theta_i)."""
     model, federation = quadratic_model(), quadratic_federation((1, 1, 1), (5.0, 5.0))
@@ -314,6 +324,8 @@ def test_a_client_without_steps_moves_nothing() -> None:
     assert apart(moved, two) > 1e-2
 
 
-def test_fednova_refuses_several_phases(mlp: Model) -> None:
+def test_fednova_refuses_several_phases_and_adam(mlp: Model) -> None:
+    with pytest.raises(InputError, match='not for adam; set optimizer = "sgd"'):
+        FedNova(mlp, local=Local(optimizer="adam"))
     with pytest.raises(InputError, match="the steps of one local phase; give one Local"):
         FedNova(mlp, local=(Local(), Local()))  # type: ignore[arg-type]

@@ -1,25 +1,28 @@
-"""iWildCam in the benchmark's layout, clients of whole cameras, macro F1."""
+"""iWildCam in the benchmark's layout, clients of whole cameras."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from dataset_fixtures import refuses
 from image_fixtures import write_wildcam
-from torch import Tensor
 
 from fedshift import datasets, shifts
 from fedshift.datasets import iwildcam
-from fedshift.engine.macro import macro_f1, predictions
+from fedshift.datasets.images import check_not_enlarged
+from fedshift.engine.evaluate import score
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
+from fedshift.experiments.folder import lock
 from fedshift.experiments.image_sets import iwildcam_roles
-from fedshift.experiments.task import prepare
-from fedshift.model import Model
+from fedshift.experiments.task import oracle_clients, prepare, scaled
+from fedshift.experiments.training import Outcome
 
 CAMERAS = (9, 5, 4, 3, 2, 2)
 
@@ -216,51 +219,99 @@ def test_the_whole_path_on_a_small_set(
         prepare(Config.model_validate({**tables, "shift": {**tables["shift"], "delta": 0.5}}))
 
 
-# ---------------------------------------------------------------------------------------- macro F1
+# ---------------------------------------------------------------------- sizes, bytes, augmentation
 
 
-def test_macro_f1_by_hand() -> None:
-    truth, predicted = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 3, 0])
-    # Label 0: tp 1, n 2, p 2. Label 1: tp 1, n 2, p 2. Label 2: tp 0. Label 3 is never true.
-    assert macro_f1(predicted, truth, 4) == pytest.approx((0.5 + 0.5 + 0) / 3)
-    assert macro_f1(truth, truth, 9) == 1.0
-    everywhere = torch.zeros(5, dtype=torch.int64)
-    assert macro_f1(everywhere, truth, 4) == pytest.approx((2 * 2 / 7) / 3)
+@pytest.fixture
+def found(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> iwildcam.Wildcam:
+    """The small set where experiments look for it."""
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return iwildcam.scan(folder)
 
 
-def test_macro_f1_is_precision_and_recall_and_ignores_the_order() -> None:
-    source = np.random.default_rng(0)
-    truth, predicted = (torch.from_numpy(source.integers(0, 6, 300)) for _ in range(2))
-    terms = []
-    for y in range(6):
-        tp = int(((truth == y) & (predicted == y)).sum())
-        precision, recall = tp / int((predicted == y).sum()), tp / int((truth == y).sum())
-        terms.append(2 * precision * recall / (precision + recall))
-    assert macro_f1(predicted, truth, 6) == pytest.approx(np.mean(terms), rel=1e-12)
-    order = torch.from_numpy(source.permutation(300))
-    assert macro_f1(predicted[order], truth[order], 6) == macro_f1(predicted, truth, 6)
-    assert macro_f1(predicted, truth, 6) != pytest.approx(
-        float((truth == predicted).double().mean())
+def config(size: int | None = 8, model: str = "resnet18-gn", **data: Any) -> Config:
+    return Config.model_validate(
+        {
+            "data": {"name": "iwildcam", "validation": 0.0, "size": size, **data},
+            "shift": {"kind": "natural", "clients": 2},
+            "model": {"name": model},
+            "training": {"rounds": 1, "lr": 0.01, "batch": 8},
+        }
     )
 
 
-@pytest.mark.parametrize(
-    ("predicted", "truth", "message"),
-    [
-        ([0, 1], [0], "must be two vectors of one length"),
-        ([], [], "must be two vectors of one length, at least 1"),
-        ([0], [4], r"labels 0\.\.4; allowed: 0\.\.3"),
-        ([-1], [0], r"labels -1\.\.0; allowed: 0\.\.3"),
-    ],
-)
-def test_macro_f1_refuses(predicted: list[int], truth: list[int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        macro_f1(*(torch.tensor(v, dtype=torch.int64) for v in (predicted, truth)), 4)
+def test_photographs_of_a_given_size_stay_bytes_on_disk(found: iwildcam.Wildcam) -> None:
+    """Clients, validation and test are views of the mapped files, in the roles' order."""
+    prepared, roles = prepare(config()), iwildcam_roles(found, 2)
+    task, data = prepared.task, prepared.data
+    assert task.target_validation is not None
+    for x, rows, whole in (
+        *((c.x, rows, data.train) for c, rows in zip(task.clients, roles.clients, strict=True)),
+        (task.target_validation.x, roles.validation, data.train),
+        (task.test.x, roles.test, data.test),
+    ):
+        assert x.dtype == torch.uint8
+        assert x[:, 0, 0, 0].tolist() == rows.tolist()  # image j is painted (j, 2j, 3j)
+        assert x.untyped_storage().data_ptr() == whole.x.untyped_storage().data_ptr()
+    for client, rows in zip(task.clients, roles.clients, strict=True):
+        assert client.y.tolist() == found.y[rows].tolist()
+    even = replace(prepared, task=replace(task, target=torch.full((4,), 0.25).double()))
+    assert {c.x.dtype for c in oracle_clients(even)} == {torch.uint8}
+    for other in (config(None), config(model="linear")):
+        assert {c.x.dtype for c in prepare(other).task.clients} == {torch.float32}
 
 
-def test_predictions_do_not_depend_on_the_blocks(mlp: Model) -> None:
-    params, buffers = mlp.init()
-    x: Tensor = torch.randn(23, 8, generator=torch.Generator().manual_seed(0))
-    wanted = mlp(params, buffers, x)["logits"].argmax(1)
-    for batch in (1, 5, 23, 100):
-        assert torch.equal(predictions(mlp, params, buffers, x, batch=batch), wanted)
+def test_bytes_train_and_score_as_scaled_values(found: iwildcam.Wildcam) -> None:
+    prepared = prepare(config())
+    task = prepared.task
+    floats = replace(
+        task,
+        clients=tuple(c._replace(x=scaled(c.x)) for c in task.clients),
+        test=replace(task.test, x=scaled(task.test.x)),
+        target_validation=replace(task.target_validation, x=scaled(task.target_validation.x)),
+    )
+    done = [
+        run_experiment(config(), prepared=p).outcome
+        for p in (prepared, replace(prepared, task=floats))
+    ]
+    assert all(torch.equal(v, done[1].params[k]) for k, v in done[0].params.items())
+    for name in ("train_loss", "target_loss", "target_macro_f1", "validation_loss"):
+        assert getattr(done[0].final, name) == getattr(done[1].final, name)
+
+
+def test_images_are_not_enlarged_and_other_sets_have_one_size(
+    found: iwildcam.Wildcam, folder: Path
+) -> None:
+    with pytest.raises(DataError, match="12 x 8 pixels, and enlarging images to 9 adds nothing"):
+        prepare(config(9))
+    with pytest.raises(DataError, match="enlarging images to 9 adds nothing"):
+        datasets.load("iwildcam", size=9)
+    with pytest.raises(InputError, match='size=9 is for pacs, iwildcam, not for "mnist"'):
+        datasets.load("mnist", size=9)
+    for name in (folder / "train").iterdir():
+        name.unlink()
+    check_not_enlarged(folder, 9)  # nothing to say without images
+
+
+def test_augmentation_repeats_and_changes_training_alone(found: iwildcam.Wildcam) -> None:
+    pytest.importorskip("kornia", reason='needs kornia: pip install "fedshift[vision]"')
+
+    def trained(augment: str) -> Outcome:
+        return run_experiment(config(model="linear", augment=augment)).outcome
+
+    changed, again, plain = trained("photos"), trained("photos"), trained("none")
+    assert all(torch.equal(v, again.params[k]) for k, v in changed.params.items())
+    assert not torch.equal(changed.params["head.weight"], plain.params["head.weight"])
+    model = prepare(config(model="linear", augment="photos")).model
+    test = prepare(config(model="linear")).task.test
+    assert score(model, plain.params, plain.buffers, test, 4).loss == plain.test.loss
+
+
+def test_what_a_run_took_is_locked(found: iwildcam.Wildcam) -> None:
+    prepared = prepare(config())
+    packages = lock(config(augment="photos"), prepared)["packages"]
+    assert {"pillow", "kornia"} <= packages.keys()
+    assert "torchvision" not in packages
+    assert "kornia" not in lock(config(), prepared)["packages"]
+    assert "pillow" not in lock(Config(), prepared)["packages"]

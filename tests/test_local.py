@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from conftest import CLASSES, FEATURES, make_clients
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.client.local import GradFn, Gradient, Local, gradient_of, plan_all
+from fedshift.client.local import GradFn, Gradient, Local, Trained, gradient_of, plan_all
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
-from fedshift.data import Batch, client_data, take
+from fedshift.data import Batch, Plan, client_data, take
 from fedshift.errors import InputError
 from fedshift.model import Model, build, check_classes
 from fedshift.models.dense import Mlp
@@ -51,6 +54,93 @@ def test_local_sgd_is_torch_sgd(mlp: Model, momentum: float, decay: float) -> No
     for name, v in net.state_dict().items():
         assert float((got.params[name] - v).abs().max()) < 2e-6
     assert float(got.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize(("decay", "epochs"), [(0.0, 10), (0.02, 3)])
+def test_local_adam_is_torch_adam(mlp: Model, decay: float, epochs: int) -> None:
+    client = make_clients()[3]
+    params, _ = mlp.init()
+
+    def ours(**changed: float) -> dict[str, Tensor]:
+        local = replace(adam, **changed)
+        plan = plan_all({"train0": local}, client, 1, 0, 3)["train0"]
+        return local(mlp, CrossEntropy(), params, {}, {}, client, plan).params
+
+    adam = Local(lr=0.003, epochs=epochs, batch=8, decay=decay, optimizer="adam")
+    net = Mlp((FEATURES,), (10,), CLASSES)
+    net.load_state_dict(params)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.003, weight_decay=decay)
+    plan = plan_all({"train0": adam}, client, 1, 0, 3)["train0"]
+    for s in range(plan.steps):
+        batch = take(client, plan, s)
+        optimizer.zero_grad()
+        F.cross_entropy(net(batch.x)["logits"], batch.y).backward()
+        optimizer.step()
+
+    def apart(found: dict[str, Tensor]) -> float:
+        return max(float((found[k] - v).abs().max()) for k, v in net.state_dict().items())
+
+    # Without decay the operations are torch's own, in its order.
+    assert apart(ours()) <= (1e-6 if decay else 0.0)
+    assert apart(ours(decay=decay + 0.01)) > 1e-4
+    assert apart(ours(lr=0.0031)) > 1e-4
+
+
+def test_adams_first_step_is_the_sign_of_the_gradient(mlp: Model) -> None:
+    """lr g / (|g| + eps): both corrections divide out; moments start anew in every phase."""
+    client, watch = make_clients()[0], Recorder()
+    local = Local(lr=0.01, epochs=None, steps=1, batch=9, optimizer="adam")
+    params = {k: v.double() for k, v in mlp.init()[0].items()}
+    data = client._replace(x=client.x.double(), w=client.w.double())
+    for start in (params, {k: v + 0.1 for k, v in params.items()}):
+        plan = plan_all({"t": local}, data, 1, 0, 0)["t"]
+        end = local(mlp, CrossEntropy(), start, {}, {}, data, plan, watch).params
+        grad = watch.seen[-1][1]
+        for name in start:
+            step = 0.01 * grad[name] / (grad[name].abs() + 1e-8)
+            assert float((start[name] - end[name] - step).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_padding_steps_change_nothing(normed: Model, optimizer: Any) -> None:
+    """Steps and rows of weight 0 between those that count: moments and their count stay."""
+    client, (params, buffers) = make_clients()[2], normed.init()
+    momentum = 0.9 if optimizer == "sgd" else 0.0
+    local = Local(lr=0.02, epochs=2, batch=8, momentum=momentum, optimizer=optimizer)
+    plan = plan_all({"t": local}, client, 1, 0, 2)["t"]
+    gaps = torch.tensor([0, 4, 1, 4, 4, 2, 3])  # 4 is a step of padding
+
+    def padded(rows: Tensor) -> Tensor:
+        return torch.cat([rows, torch.zeros_like(rows[:1])])[gaps]
+
+    def trained(used: Plan) -> Trained:
+        return local(normed, CrossEntropy(), params, buffers, {}, client, used)
+
+    loose = plan._replace(rows=padded(plan.rows), weight=padded(plan.weight), sizes=None)
+    same = plan._replace(rows=plan.rows[[0, 1, 2, 3]], weight=plan.weight[[0, 1, 2, 3]])
+    order = plan._replace(rows=plan.rows[gaps[gaps < 4]], weight=plan.weight[gaps[gaps < 4]])
+    found, wanted = trained(loose), trained(order._replace(sizes=None))
+    for name in params:
+        assert torch.equal(found.params[name], wanted.params[name])
+    for name in buffers:
+        assert torch.equal(found.buffers[name], wanted.buffers[name])
+    assert float(found.loss) == pytest.approx(float(wanted.loss), rel=1e-6)
+    assert all(torch.equal(trained(same).params[k], wanted.params[k]) for k in params)
+    # One more step that counts moves the result, padding or not.
+    more = loose._replace(weight=torch.ones_like(loose.weight))
+    assert any(not torch.equal(trained(more).params[k], wanted.params[k]) for k in params)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "adamw"}, 'unknown local optimizer "adamw"; allowed: adam, sgd'),
+        ({"optimizer": "adam", "momentum": 0.9}, "Adam has moments of its own"),
+    ],
+)
+def test_local_optimizers_refuse(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Local(**options)
 
 
 def test_prox_reaches_its_fixed_point() -> None:
@@ -141,6 +231,20 @@ def test_only_named_parameters_move(mlp: Model) -> None:
     end = local(mlp, CrossEntropy(), params, {}, {}, client, plan).params
     moved = {k for k in params if not torch.equal(end[k], params[k])}
     assert moved == {"head.weight", "head.bias"}
+
+
+def test_frozen_parameters_stay(mlp: Model) -> None:
+    """With decay and momentum too; frozen wins over only."""
+    client, (params, _) = make_clients()[0], mlp.init()
+    local = Local(frozen=("head.",), momentum=0.9, decay=0.1, epochs=2)
+    plan = plan_all({"t": local}, client, 1, 0, 0)["t"]
+    end = local(mlp, CrossEntropy(), params, {}, {}, client, plan).params
+    moved = {k for k in params if not torch.equal(end[k], params[k])}
+    assert moved == {"body.1.weight", "body.1.bias"}
+    both = replace(local, only=("body.", "head."))
+    assert set(both.parts(params)[0]) == moved
+    with pytest.raises(InputError, match=r"only=\('head.',\) and frozen=\('head.',\) leave no"):
+        replace(local, only=("head.",))(mlp, CrossEntropy(), params, {}, {}, client, plan)
 
 
 def test_a_schedule_sets_the_rate_by_round(mlp: Model) -> None:

@@ -53,7 +53,7 @@ def test_the_numbers_shown_are_the_numbers_in_the_files(tmp_path: Path) -> None:
     run = made(tmp_path / "a")
     outline = Outline(page([run]))
     assert outline.row("FedPALS", "81.2%") == [
-        "FedPALS", "81.2%", "75.0%", "6.2%", "123", "50.0%", "0.1250", "0.3125", "50", "2",
+        "FedPALS", "81.2%", "–", "75.0%", "6.2%", "123", "50.0%", "0.1250", "0.3125", "50", "2",
     ]  # fmt: skip
     counts = run.summary.label_counts[1]
     assert outline.row("client 1", f"{counts[0]:.0f}")[1:] == [f"{v:.0f}" for v in counts]
@@ -72,6 +72,16 @@ def test_the_numbers_shown_are_the_numbers_in_the_files(tmp_path: Path) -> None:
     assert outline.row("client 3", "20") == ["client 3", "20", "–"]
     assert outline.row("packages.torch") == ["packages.torch", "8.7.6"]
     assert '[run]\nname = "<trial>"\n' in "".join(outline.text)
+
+
+def test_macro_f1_is_shown_where_it_was_measured(tmp_path: Path) -> None:
+    """Folders of versions that did not measure it are read all the same, as those above."""
+
+    def measured(data: dict[str, Any]) -> None:
+        data["final"]["target_macro_f1"] = 0.4375
+
+    run = made(tmp_path / "a", edit=measured)
+    assert Outline(page([run])).row("FedPALS", "81.2%")[2] == "0.438"
 
 
 def test_selectors_stand_side_by_side_and_the_oracle_is_marked(tmp_path: Path) -> None:
@@ -121,7 +131,7 @@ def test_several_runs_share_what_they_have_in_common(tmp_path: Path) -> None:
     # The same sentences are said once, under both names.
     assert text.count("FedAvg under-weights &lt;b&gt;owl") == 1
     assert "<h3>FedPALS, FedAvg</h3>" in text
-    assert Outline(text).row("FedAvg", "81.2%")[8] == "∞"
+    assert Outline(text).row("FedAvg", "81.2%")[9] == "∞"
     other = made(tmp_path / "c", clients=tuple("abcdef"), method="Oracle")
     assert len(drawings(page([*runs, other]))) == 7
 
@@ -160,7 +170,7 @@ def test_a_run_without_target_labels_still_has_a_page(tmp_path: Path) -> None:
 
     text = page([made(tmp_path / "a", edit=blind)])
     outline = Outline(text)
-    assert outline.row("FedPALS")[1:4] == ["–", "75.0%", "∞"]
+    assert outline.row("FedPALS")[1:5] == ["–", "–", "75.0%", "∞"]
     assert text.count("no values recorded") == 2
     assert all(a.get("id") != "selection" for _, a in outline.tags)
 

@@ -248,7 +248,7 @@ def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     assert (record["seed"], record["rounds"]) == (0, 1)
     best = max(grid, key=lambda g: (g["validation_accuracy"], -g["validation_loss"]))
     assert record["options"] == best["options"] == dict(cell(first, "FedProx").options)
-    said = f"mu = {best['options']['mu']:g} (seed 0, 1 rounds)."
+    said = f"mu = {best['options']['mu']:g} (seed 0, 1 round)."
     assert any(n.startswith("Tuned on validation") and said in n for n in first.outcome.notes)
     worst = min(grid, key=lambda g: g["validation_accuracy"])["options"]
     text = json.dumps([record | {"options": worst}])

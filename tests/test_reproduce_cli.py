@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +80,7 @@ def test_a_failed_run_does_not_stop_the_others(
         (["fedpals/fig9", "--methods", "fedpal"], 'unknown method of fedpals/fig9 "fedpal"; '
          'allowed: fedavg, fedpals. Did you mean "fedpals"?'),
         (["fedpals/table1", "--dataset", "cifar10"], 'unknown data set of fedpals/table1 "cifar10"'
-         '; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, pacs. Did you mean "cifar-10"?'),
+         '; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, pacs, pacs-96. Did you mean "cifar-10"?'),
         (["fedpals/table1", "--dataset", "cifar-10", "--split", "beta=.1"], "unknown split of "
          'fedpals/table1 "beta=.1"; allowed: C=2, C=3, beta=0.1. Did you mean "beta=0.1"?'),
         (["fedpals/table1", "--seeds", "0:7"],
@@ -140,8 +143,27 @@ def test_interrupting_keeps_the_table_and_is_code_130(
     code, out, err = call("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0-1")
     assert code == 130
     assert err.endswith("interrupted; the same command goes on from here\n")
+    assert "2 runs to do, 0 complete\n" in err
+    assert "1 round\n" in err
     assert "0 runs trained now" in out
     assert "0 of 8 seeds" in Path("reproduced/table1/table.md").read_text()
+
+
+def test_terminating_is_code_143_as_for_other_commands(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(config: Any, **more: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)  # the signal arrives here
+
+    monkeypatch.setattr(worker, "run_experiment", stop)
+    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0", "--format", "json")
+    code, out, err = call(*args)
+    assert code == 143
+    assert json.loads(err.splitlines()[-1]) == {
+        "error": "interrupted; the same command goes on from here", "exit_code": 143,
+    }  # fmt: skip
+    assert json.loads(out)["trained"] == []
 
 
 def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from scipy import stats
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import setting
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.papers import fedpals
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, studies, study
@@ -24,6 +23,7 @@ from fedshift.experiments.reproduce.results import pick
 from fedshift.experiments.reproduce.statistics import moments, paired
 from fedshift.experiments.reproduce.store import Finished, run_of
 from fedshift.experiments.reproduce.study import Metric, Study
+from fedshift.experiments.settings import setting
 from fedshift.experiments.task import prepare
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
@@ -126,13 +126,13 @@ def test_one_seed_has_no_deviation_and_no_seed_is_refused() -> None:
 
 @pytest.mark.parametrize("shown", studies().values(), ids=lambda s: s.name)
 def test_protocols_are_valid_experiments(shown: Study) -> None:
-    """Wherever the data can be loaded; the rest says what is missing."""
+    """Whether the data are there or not."""
     plan = Plan(shown)
     assert len({r.label for r in shown.rows}) == len(shown.rows)
     assert len({c.key for c in shown.columns}) == len(shown.columns)
     for column in shown.columns:
-        for row in shown.rows if column is shown.columns[0] else shown.rows[:1]:
-            if column.dataset in ("pacs", "iwildcam") or not row.available:
+        for row in shown.rows if column is shown.columns[0] or column.own else shown.rows[:1]:
+            if not row.available:
                 continue
             options = {"lam": 0.0} if row.ess else {}
             config = config_of(plan, row, column, options, 3)
@@ -192,4 +192,4 @@ def test_the_server_can_be_told_a_noisy_target() -> None:
     moved = exact.task.target.numpy() + 0.5 * np.maximum(eps, 0.0)
     assert told.told == pytest.approx(tuple(moved / moved.sum()), abs=1e-15)
     assert told.told != pytest.approx(exact.told, abs=1e-3)
-    assert setting(gaussians(target_noise=0.5), told).target == told.told
+    assert setting(gaussians(target_noise=0.5), told.model, told.told).target == told.told

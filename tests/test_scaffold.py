@@ -197,6 +197,17 @@ def test_option_one_allows_momentum() -> None:
     assert float((theta(done) - THREE.minimiser(torch.ones(3))).abs().max()) < 1e-8
 
 
+def test_option_one_allows_adam() -> None:
+    """Adam stands still where the corrected gradient is 0; plain averaging stops elsewhere."""
+    model, federation = quadratic_model(), quadratic_federation((2, 2, 2), (2.0, 2.0))
+    falling = Local(lr=lambda t: 0.5 * 0.85**t, epochs=5, batch=1, optimizer="adam")
+    best = THREE.minimiser(torch.ones(3))
+    done = final(Scaffold(model, "I", THREE, falling), federation, 40)
+    assert float((theta(done) - best).abs().max()) < 5e-3
+    plain = final(FedAvg(model, THREE, falling), federation, 40)
+    assert float((theta(plain) - best).abs().max()) > 0.2
+
+
 class UniformControls(Scaffold):
     """The paper's 1/M for c beside other weights for theta: the mistake to guard against."""
 
@@ -321,6 +332,10 @@ def test_a_schedule_over_rounds_is_accounted_for(setting: Setting, federated: An
 def test_what_is_not_sound_is_refused(mlp: Model) -> None:
     with pytest.raises(InputError, match=r"momentum 0\.9; set momentum = 0, or use option=\"I\""):
         Scaffold(mlp, local=Local(momentum=0.9))
+    adam = Local(optimizer="adam")
+    with pytest.raises(InputError, match='with Adam; set optimizer = "sgd", or use option="I"'):
+        Scaffold(mlp, local=adam)
+    assert Scaffold(mlp, "I", local=adam).local == adam
     with pytest.raises(InputError, match='unknown SCAFFOLD option "ii"; allowed: I, II'):
         recipes.scaffold(Setting(mlp, TARGET), option="ii")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="one local phase; give one Local"):

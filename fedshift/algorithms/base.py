@@ -76,7 +76,11 @@ def rows(server: Parts, ids: Tensor) -> Params:
     return {k: v[ids] for k, v in server["table"].items()}
 
 
-def numbered(local: Local | tuple[Local, ...]) -> dict[str, Local]:
-    """Phase names `train0`, `train1`, ...; names are part of the random streams, so one helper."""
+def numbered(local: Local | tuple[Local, ...], name: str = "train") -> dict[str, Local]:
+    """Phase names `train0`, `train1`, ...; names are part of the random streams, so one helper.
+
+    Phases that train a model which stays on the client are called `personal0`, ... in all methods:
+    the same client in the same round then sees the same batches, whichever method it is.
+    """
     phases = local if isinstance(local, tuple) else (local,)
-    return {f"train{i}": phase for i, phase in enumerate(phases)}
+    return {f"{name}{i}": phase for i, phase in enumerate(phases)}

@@ -33,7 +33,8 @@ class FedDyn:
             theta <- (1/C) sum_{i in P} theta_i - h / alpha
 
     so that h = (1/N) sum_i m_i always, and where the clients agree m_i = grad F_i and h = 0: a
-    minimiser of (1/N) sum_i F_i, however inexact local training is. The step to the new theta goes
+    minimiser of (1/N) sum_i F_i, however inexact local training is, by SGD or by Adam: either stays
+    where the local objective's gradient is 0. The step to the new theta goes
     through `server`, whose default Sgd(1) is the paper's. The authors' code divides alpha by n_i
     over the mean size, clips gradients at norm 10 and reports the mean of the clients' models; we
     follow the paper and serve theta. Raises InputError unless alpha > 0 (alpha -> 0 is not FedAvg).

@@ -44,7 +44,8 @@ class FedNova:
     As in the authors' code, weight decay is a part of the gradient, local momentum starts at zero
     in each round, and the server's momentum (`server`) acts on the combined step. Unlike there, a
     proximal term is a part of the gradient too; their a_i for it mixes with momentum's. Raises
-    InputError for several local phases, whose steps differ in learning rate.
+    InputError for several local phases, whose steps differ in learning rate, and for Adam, whose
+    steps are no sum of gradients, so that no ||a_i||_1 belongs to them.
     """
 
     model: Model
@@ -56,6 +57,11 @@ class FedNova:
     def __post_init__(self) -> None:
         if not isinstance(self.local, Local):
             raise InputError("FedNova counts the steps of one local phase; give one Local")
+        if self.local.optimizer != "sgd":
+            raise InputError(
+                "FedNova divides by how far unit gradients carry a client, which is known for SGD "
+                f'and not for {self.local.optimizer}; set optimizer = "sgd"'
+            )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         return {

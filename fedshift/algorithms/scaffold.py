@@ -40,8 +40,9 @@ class Scaffold:
     round 1; the paper's (and our default) are 1/C and 1/N. With others (ours) c = sum_i p_i c_i
     holds whoever takes part: who is not drawn, or skipped for a_i = 0, keeps c_i. Controls by 1/N
     would lead to the minimiser of the *uniform* risk, whatever a is. Public codes differ, see
-    docs/methods/scaffold.md. Raises InputError for several local phases, for a `combine` that is
-    no weighted mean, and for momentum with option II.
+    docs/methods/scaffold.md. With Adam, which option I allows, g_i(y) - c_i + c is the gradient
+    that Adam is given. Raises InputError for several local phases, for a `combine` that is no
+    weighted mean, and for momentum or Adam with option II.
     """
 
     model: Model
@@ -58,10 +59,13 @@ class Scaffold:
             raise InputError("a SCAFFOLD control belongs to one local phase; give one Local")
         if not isinstance(self.combine, Mean):
             raise InputError(f"SCAFFOLD's c is a weighted mean; give a Mean, not {self.combine}")
-        if self.option == "II" and self.local.momentum:
+        momentum = f"momentum {self.local.momentum}" if self.local.momentum else ""
+        other = "Adam" if self.local.optimizer == "adam" else momentum
+        if self.option == "II" and other:
+            cure = 'optimizer = "sgd"' if other == "Adam" else "momentum = 0"
             raise InputError(
                 "SCAFFOLD option II takes (theta - y) / (lr * steps) for the mean gradient, wrong "
-                f'with momentum {self.local.momentum}; set momentum = 0, or use option="I"'
+                f'with {other}; set {cure}, or use option="I"'
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:

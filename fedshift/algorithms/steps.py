@@ -48,8 +48,23 @@ def train_locally(
     plans: Mapping[str, Plan],
     *extra: Oracle,
 ) -> Trained:
-    """All phases in turn from `start`."""
+    """All phases in turn from `start`, which is the anchor as well."""
     context = context_of(start, buffers, state, data)
+    return train_phases(model, objective, phases, start, buffers, context, data, plans, *extra)
+
+
+def train_phases(
+    model: Model,
+    objective: Term,
+    phases: Mapping[str, Local],
+    start: Params,
+    buffers: Params,
+    context: Parts,
+    data: ClientData,
+    plans: Mapping[str, Plan],
+    *extra: Oracle,
+) -> Trained:
+    """All phases in turn from `start`, with an anchor of one's own in the context."""
     end, after, losses = start, buffers, []
     for name, phase in phases.items():
         done = phase(model, objective, end, after, context, data, plans[name], *extra)

@@ -12,6 +12,7 @@ import typer
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.ending import perform
+from fedshift.cli.loading import loading
 
 app = typer.Typer(
     name="fedshift",
@@ -64,10 +65,11 @@ def common(
 @app.command()
 def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.table) -> None:  # noqa: B006
     """Train FedAvg, FedPALS and the oracle on data that ship with the package."""
-    from fedshift.cli.results import demo_json, draw, show_demo
-    from fedshift.experiments.demo import demo_config, method_configs
-    from fedshift.experiments.folder import check_unused, record, reserved
-    from fedshift.experiments.task import prepare
+    with loading():
+        from fedshift.cli.results import demo_json, draw, show_demo
+        from fedshift.experiments.demo import demo_config, method_configs
+        from fedshift.experiments.folder import check_unused, record, reserved
+        from fedshift.experiments.task import prepare
 
     loaded = demo_config(config)
     console.warn_of_data_folders()
@@ -96,10 +98,11 @@ def run(
 
     FILE.toml: the experiment's data, shift, method and training.
     """
-    from fedshift.cli.results import draw, run_json, show_run
-    from fedshift.experiments.folder import check_unused, record, reserved
-    from fedshift.experiments.load import load_config
-    from fedshift.experiments.task import prepare
+    with loading():
+        from fedshift.cli.results import draw, run_json, show_run
+        from fedshift.experiments.folder import check_unused, record, reserved
+        from fedshift.experiments.load import load_config
+        from fedshift.experiments.task import prepare
 
     loaded = load_config(file, config)
     console.warn_of_data_folders()
@@ -129,7 +132,8 @@ def report(
 
     FOLDER...: run folders, as left by `fedshift run` and `fedshift demo`.
     """
-    from fedshift.cli.results import draw, figure_files
+    with loading():
+        from fedshift.cli.results import draw, figure_files
 
     page = draw(folders, out)
     drawn = [] if figures is None else [str(path) for path in figure_files(folders, figures)]
@@ -156,7 +160,8 @@ def diagnose(
     format: FormatOption = Format.table,
 ) -> None:
     """From label histograms alone: is the target covered, and at what cost in sample size?"""
-    from fedshift.cli.diagnosis import diagnose_files
+    with loading():
+        from fedshift.cli.diagnosis import diagnose_files
 
     diagnose_files(
         counts, target, lam=lam, ess=ess, cap=cap, normalise=normalise, bootstrap=bootstrap,
@@ -191,7 +196,8 @@ def reproduce(
 
     TARGET: as in fedpals/table1; leave out to list all.
     """
-    from fedshift.cli.reproduce import reproduce_target
+    with loading():
+        from fedshift.cli.reproduce import reproduce_target
 
     reproduce_target(
         target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
@@ -203,7 +209,8 @@ def reproduce(
 @app.command()
 def methods(format: FormatOption = Format.table) -> None:
     """List every method: what it is, where it comes from, what leaves a client."""
-    from fedshift.cli.listings import methods_listed
+    with loading():
+        from fedshift.cli.listings import methods_listed
 
     methods_listed(as_json=format is Format.json)
 
@@ -212,7 +219,8 @@ def methods(format: FormatOption = Format.table) -> None:
 def datasets(context: typer.Context, format: FormatOption = Format.table) -> None:
     """List the known data sets: where each was found, or how to get it."""
     if context.invoked_subcommand is None:
-        from fedshift.cli.listings import datasets_listed
+        with loading():
+            from fedshift.cli.listings import datasets_listed
 
         console.warn_of_data_folders()
         datasets_listed(as_json=format is Format.json)
@@ -228,7 +236,8 @@ def fetch(
 
     NAME: as listed by `fedshift datasets`.
     """
-    from fedshift.cli.listings import fetch_dataset
+    with loading():
+        from fedshift.cli.listings import fetch_dataset
 
     fetch_dataset(name, folder, as_json=format is Format.json)
 

@@ -11,22 +11,21 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import IO, Any
 
 import typer
 
 from fedshift.cli.console import show_error
+from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
 from fedshift.errors import FedshiftError, InputError
 
-INTERRUPTED, TERMINATED = 130, 143
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; every failure becomes one message."""
     _prepare_streams()
-    as_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+    as_json = wants_json(arguments)
     try:
         code = _told(app, arguments, as_json)
         sys.stdout.flush()
@@ -85,6 +84,9 @@ def _error(error: FedshiftError, as_json: bool) -> int:
 
 
 def _usage(error: Any, as_json: bool) -> int:
+    # Recent clicks add what was perhaps meant to what typer has added already.
+    if "Did you mean" in getattr(error, "message", ""):
+        error.possibilities = None
     if as_json:
         return _error(InputError(error.format_message()), as_json)
     error.show()

@@ -6,22 +6,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedshift import datasets, recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.cli.console import say, show_json
+from fedshift.client.local import Local
+from fedshift.client.objectives import Scaled
 from fedshift.client.sharing import Share
 from fedshift.model import Model
+from fedshift.models.dense import Mlp
 
 HANG = len("    reference  ")
 AXES = ("objective", "local", "share", "combine", "server")
 
 
 def example(recipe: recipes.Recipe) -> Algorithm:
-    """The recipe with its defaults on an empty model, to read its fields from."""
-    setting = recipes.Setting(Model(nn.Identity()), (1.0,))
+    """The recipe with its defaults on a stand-in for a model, to read its fields from."""
+    model, local = Model(Mlp((1,), (1,), 1)), Local(epochs=None, steps=10)
+    setting = recipes.Setting(model, (1.0,), local, rounds=1000, clients=1)
     needed = {"ess": 0.5} if "ess" in recipe.options else {}
     return recipe.make(setting, **needed)
 
@@ -30,7 +32,7 @@ def axes_used(algorithm: Algorithm) -> list[str]:
     """The fields that differ from plain FedAvg, as "name: type"."""
     if not isinstance(algorithm, FedAvg):
         return [type(algorithm).__name__]
-    plain = FedAvg(algorithm.model)
+    plain = FedAvg(algorithm.model, local=Local(epochs=None, steps=10))
     changed = [a for a in AXES if getattr(algorithm, a) != getattr(plain, a)]
     return [f"{a}: {_shown(getattr(algorithm, a))}" for a in changed] or ["none: the plain method"]
 
@@ -38,7 +40,14 @@ def axes_used(algorithm: Algorithm) -> list[str]:
 def _shown(value: object) -> str:
     parts = getattr(value, "terms", None)
     if parts:
-        return " + ".join(type(p).__name__ for p in parts)
+        return " + ".join(map(_shown, parts))
+    if isinstance(value, Scaled):
+        return f"{value.scale:.4g} {_shown(value.term)}"
+    if isinstance(value, tuple):
+        return ", then ".join(map(_shown, value))
+    if isinstance(value, Local) and (value.only or value.frozen):
+        moving = f"only {list(value.only)}" if value.only else f"all but {list(value.frozen)}"
+        return f"{value.steps or value.epochs} {'steps' if value.steps else 'epochs'} of {moving}"
     inner = getattr(value, "weights", None)
     name = type(value).__name__
     if isinstance(value, Share):

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.cli.console import show_json, show_report_table
+from fedshift.cli.console import counted, show_json, show_report_table
 from fedshift.experiments.reproduce.catalogue import studies
 from fedshift.experiments.reproduce.output import document
 from fedshift.experiments.reproduce.reproduce import (
@@ -22,7 +22,7 @@ from fedshift.experiments.reproduce.reproduce import (
 )
 from fedshift.experiments.reproduce.tables import cell_table, paper_table
 
-MISSING, FAILED, INTERRUPTED = 3, 4, 130
+MISSING, FAILED = 3, 4
 
 
 def reproduce_target(
@@ -86,15 +86,17 @@ def _show(done: Reproduced, as_json: bool) -> None:
         return
     study = outcome.plan.study
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
-    print(f"{len(done.report.trained)} runs trained now. Chosen, tuned and changed: see the page.")
+    trained = counted(len(done.report.trained), "run")
+    print(f"{trained} trained now. Chosen, tuned and changed: see the page.")
     print(f"Page: {done.page}")
 
 
 def _leave(done: Reproduced) -> None:
-    """The exit code: interrupted, failed, something missing, or 0."""
-    if done.report.interrupted:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+    """The exit code: failed, something missing, or 0. An interruption goes on to where all end."""
+    stopped = done.report.interrupted
+    if stopped is not None:
+        stopped.add_note("the same command goes on from here")
+        raise stopped
     if done.report.failures:
         raise typer.Exit(FAILED)
     if done.outcome.problems:
@@ -110,9 +112,9 @@ class PlainRuns:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "queue":
             self.total, self.over = event["runs"], 0
-            _say(f"{event['runs']} runs to do, {event['complete']} complete")
+            _say(f"{counted(event['runs'], 'run')} to do, {event['complete']} complete")
         elif event["event"] == "start":
-            _say(f"{event['run']}: {event['rounds']} rounds")
+            _say(f"{event['run']}: {counted(event['rounds'], 'round')}")
         elif event["event"] == "over":
             self.over += 1
             _say(f"[{self.over}/{self.total}] {_ended(event)}")

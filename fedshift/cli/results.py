@@ -9,7 +9,7 @@ from typing import Any
 from fedshift.cli.console import percent, say, show_table
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Experiment
-from fedshift.experiments.summary import summary
+from fedshift.experiments.folder import summary_of
 from fedshift.files import check_page, clean, write
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
@@ -40,7 +40,7 @@ def comparison(done: Done) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
     rows = []
     for folder, experiment in done:
-        whole = summary(experiment)
+        whole = summary_of(folder)
         rows.append(
             {
                 "method": experiment.config.method.name,
@@ -121,18 +121,51 @@ def show_demo(done: Done, page_path: Path) -> None:
         f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images"
     )
     show_comparison("Accuracy where the model will be used", done)
-    pals = next(e for _, e in done if e.config.method.name not in ("fedavg", "oracle"))
+    folder, pals = next(d for d in done if d[1].config.method.name not in ("fedavg", "oracle"))
     show_choice(pals)
-    for sentence in summary(pals)["why"]:
+    for sentence in summary_of(folder)["why"]:
         say(f"Why: {sentence}", indent=5)
     print(f"Report: {page_path}")
 
 
+# How a query can be answered where clients serve models of their own, and the summary's keys.
+SERVING = (
+    ("own client's model (average accuracy)", "average_accuracy"),
+    ("worst client's own model", "worst_accuracy"),
+    ("one global model", "global_accuracy"),
+    ("vote of all models", "vote_accuracy"),
+    ("routed to the client of largest posterior", "routed_posterior"),
+    ("routed by density ratio", "routed_density"),
+    ("all models, mixed by the posterior", "mixture_accuracy"),
+    ("routed, router refitted", "refitted_accuracy"),
+    ("routed, router from moments", "moment_accuracy"),
+    ("routed to where the query comes from (oracle)", "oracle_routed"),
+    ("right client found by the router", "router_accuracy"),
+    ("... by the refitted router", "refitted_router_accuracy"),
+    ("... by the router from moments", "moment_router_accuracy"),
+)
+
+
+def show_served(title: str, last: dict[str, Any]) -> None:
+    """The accuracy of every way to answer a query; what the method does not have is left out."""
+    rows = []
+    for label, key in SERVING:
+        value, sd = last.get(key), last.get(f"{key}_sd")
+        if value is not None:
+            rows.append((label, percent(value, 2), "" if sd is None else percent(sd, 2)))
+    rounds = "last round" if last["rounds"] == 1 else f"last {last['rounds']} rounds"
+    show_table(title, ("how a query is answered", f"%, {rounds}", "sd over rounds"), rows)
+
+
 def show_run(folder: Path, experiment: Experiment, page_path: Path) -> None:
     """One run's table, its choice if it made one, why, and where its files are."""
-    show_comparison(experiment.config.name, [(folder, experiment)])
+    last = summary_of(folder)["last"]
+    if last is None:
+        show_comparison(experiment.config.name, [(folder, experiment)])
+    else:
+        show_served(f"{experiment.config.name}: {experiment.config.method.name}", last)
     show_choice(experiment)
-    for sentence in summary(experiment)["why"]:
+    for sentence in summary_of(folder)["why"]:
         say(f"Why: {sentence}", indent=5)
     print(f"Run folder: {folder}")
     print(f"Report: {page_path}")
@@ -140,8 +173,8 @@ def show_run(folder: Path, experiment: Experiment, page_path: Path) -> None:
 
 def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
     """The demo as one JSON object."""
-    pals = next(e for _, e in done if e.config.method.name not in ("fedavg", "oracle"))
-    whole = summary(pals)
+    names = ("fedavg", "oracle")
+    whole = next(summary_of(folder) for folder, e in done if e.config.method.name not in names)
     rows = {"runs": comparison(done), "selection": whole["selection"], "why": whole["why"]}
     result: dict[str, Any] = clean(rows | {"report": str(page_path)})
     return result
@@ -149,6 +182,4 @@ def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
 
 def run_json(folder: Path, experiment: Experiment, page_path: Path) -> dict[str, Any]:
     """A run's summary with its folder and page."""
-    whole = summary(experiment) | {"folder": str(folder), "report": str(page_path)}
-    result: dict[str, Any] = clean(whole)
-    return result
+    return summary_of(folder) | {"folder": str(folder), "report": str(page_path)}

@@ -1,4 +1,4 @@
-"""What a client knows of its own gradient: by one pass over its data, or by how far it came."""
+"""What a client knows of its own gradient: by passes over its data, or by how far it came."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fedshift.client.local import Local, gradient_of
-from fedshift.client.objectives import Term
+from fedshift.client.objectives import Term, View
 from fedshift.data import ClientData, Plan, take
 from fedshift.model import Model
-from fedshift.tree import Params, Parts, add, map_, split, zeros
+from fedshift.tree import Params, Parts, add, map_, zeros
 
 
 def steps_taken(plan: Plan) -> Tensor:
@@ -32,7 +32,7 @@ def pass_gradient(
     That is grad F_i(theta) over all n examples, in pieces that fit in memory; g_s is what the
     phase's oracles give. Parameters that do not move in the phase have gradient 0.
     """
-    moving, frozen = split(params, phase.only) if phase.only else (params, {})
+    moving, frozen = phase.parts(params)
     sizes = plan.weight.double().sum(-1)
     total = zeros(moving)
     for s in range(plan.steps):
@@ -59,3 +59,32 @@ def travelled_gradient(start: Params, end: Params, shift: Params, plan: Plan) ->
         return torch.where(steps > 0, found, torch.zeros_like(found))
 
     return map_(mean, start, end, shift)
+
+
+def gradient_trace(
+    model: Model,
+    objective: Term,
+    params: Params,
+    buffers: Params,
+    context: Parts,
+    data: ClientData,
+    plan: Plan,
+) -> Tensor:
+    """sum_s ||g_s(theta)||^2 over the batches s of one epoch, g_s their mean gradients, [] float64.
+
+    In evaluation mode, over all parameters. Of the negative log-likelihood with batches of one
+    example it is n times the trace of the empirical Fisher information; with larger batches
+    gradients cancel within one, and the value depends on the batch size and grows with the number
+    of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors' code (clientas.py).
+    """
+    total = torch.zeros((), dtype=torch.float64, device=data.w.device)
+    for s in range(plan.steps):
+        batch = take(data, plan, s)
+        leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
+        out = model(leaves, buffers, batch.x)
+        loss = objective(View(model, leaves, out, batch, context))
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        squares = [g.double().square().sum() for g in grads if g is not None]
+        live = plan.weight[s].sum() > 0
+        total = total + torch.where(live, torch.stack(squares).sum(), total.new_zeros(()))
+    return total

@@ -1,22 +1,24 @@
-"""One phase of local training: stochastic gradient descent over planned batches."""
+"""One phase of local training: stochastic gradient descent, or Adam, over planned batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.data import Batch, ClientData, Plan, plan_phase, take
-from fedshift.errors import InputError
+from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.seeds import generator
-from fedshift.tree import Params, Parts, map_, split, zeros
+from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
+Optimizer = Literal["sgd", "adam"]
 
 
 class Gradient(NamedTuple):
@@ -47,7 +49,12 @@ class Trained(NamedTuple):
 def gradient_of(
     model: Model, objective: Term, frozen: Params, buffers: Params, batch: Batch, context: Parts
 ) -> GradFn:
-    """The gradient of the objective on one batch, as a function of the parameters that move."""
+    """The gradient of the objective on one batch, as a function of the parameters that move.
+
+    Where the model augments, all terms and all passes see the same augmented batch.
+    """
+    if model.augment is not None:
+        batch = batch._replace(x=model.augment(batch.x, batch.seed))
 
     def at(moving: Params) -> Gradient:
         leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
@@ -65,16 +72,19 @@ def gradient_of(
 
 @dataclass(frozen=True)
 class Local:
-    """SGD on one client: v <- momentum v + g + decay theta; theta <- theta - lr v.
+    """SGD on one client: v <- momentum v + g + decay theta; theta <- theta - lr v. Or Adam.
 
-    lr        a number, or a function of the round
-    epochs    passes over the client's data; or
-    steps     a fixed number of batches (then `epochs` must be None)
-    batch     batch size B; the last batch of an epoch may be smaller
-    momentum  heavy-ball coefficient in [0, 1); the velocity starts at zero in every round
-    decay     weight decay, added to the gradient
-    only      name prefixes of the parameters that move; () moves all
-    oracles   wrappers of the gradient, applied in order
+    lr         a number, or a function of the round
+    epochs     passes over the client's data; or
+    steps      a fixed number of batches (then `epochs` must be None)
+    batch      batch size B; the last batch of an epoch may be smaller
+    momentum   heavy-ball coefficient in [0, 1); the velocity starts at zero in every round
+    decay      weight decay, added to the gradient, for "adam" too (not AdamW's)
+    only       name prefixes of the parameters that move; () moves all
+    oracles    wrappers of the gradient, applied in order
+    frozen     name prefixes of parameters that stay, bit for bit; they win over `only`
+    optimizer  "adam": `descent.Adam` in place of the step above; moments start at zero in every
+               round, as the FedPALS authors' code does, and momentum must be 0
     Raises InputError for values outside these ranges.
     """
 
@@ -86,6 +96,8 @@ class Local:
     decay: float = 0.0
     only: tuple[str, ...] = ()
     oracles: tuple[Oracle, ...] = ()
+    frozen: tuple[str, ...] = ()
+    optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -102,6 +114,12 @@ class Local:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
         if not 0.0 <= self.decay < float("inf"):
             raise InputError(f"decay must be 0 or more, got {self.decay}")
+        if self.optimizer not in ("sgd", "adam"):
+            raise unknown("local optimizer", str(self.optimizer), ("sgd", "adam"))
+        if self.optimizer == "adam" and self.momentum:
+            raise InputError(
+                f"momentum {self.momentum} is SGD's; Adam has moments of its own: set momentum = 0"
+            )
 
     def rate(self, t: int) -> float:
         """The learning rate of round t."""
@@ -118,6 +136,12 @@ class Local:
             steps=self.steps,
         )
 
+    def parts(self, params: Params) -> tuple[Params, Params]:
+        """(parameters that move in this phase, the others)."""
+        moving = split(params, self.only)[0] if self.only else params
+        moving = split(moving, self.frozen)[1] if self.frozen else moving
+        return moving, {k: v for k, v in params.items() if k not in moving}
+
     def __call__(
         self,
         model: Model,
@@ -129,11 +153,14 @@ class Local:
         plan: Plan,
         *extra: Oracle,
     ) -> Trained:
-        """Train from `params` along the plan. A padding step changes nothing, velocity included."""
-        moving, frozen = split(params, self.only) if self.only else (params, {})
+        """Train from `params` along the plan. A padding step changes nothing, moments included."""
+        moving, frozen = self.parts(params)
         if not moving:
-            raise InputError(f"only={self.only} matches no parameter; there is nothing to train")
-        velocity = zeros(moving)
+            raise InputError(
+                f"only={self.only} and frozen={self.frozen} leave no parameter to train"
+            )
+        descent = self._descent()
+        moments = descent.start(moving)
         losses: list[Tensor] = []
         for s in range(plan.steps):
             batch = take(data, plan, s)
@@ -141,22 +168,22 @@ class Local:
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
             step = _taken(oracle, moving, batch, data, plan)
-            v = self._velocity(moving, velocity, step.grad)
-            moved = map_(lambda p, u: torch.sub(p, u * plan.lr.to(p.dtype)), moving, v)
+            moved, after = descent(moving, self._decayed(moving, step.grad), moments, plan.lr)
             live = None if plan.sizes is not None else plan.weight[s].sum() > 0
-            moving, velocity = _keep(live, moved, moving), _keep(live, v, velocity)
-            buffers = _keep(live, step.buffers, buffers)
+            moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
+            moments = {part: _keep(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)
         # A padding step has an empty batch, so its loss is the objective without data: masked.
         nothing = next(iter(params.values())).new_zeros(())
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
 
-    def _velocity(self, params: Params, velocity: Params, grad: Params) -> Params:
-        if self.decay:
-            grad = map_(lambda g, p: g + self.decay * p, grad, params)
-        if not self.momentum:
+    def _descent(self) -> Descent:
+        return Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
+
+    def _decayed(self, params: Params, grad: Params) -> Params:
+        if not self.decay:
             return grad
-        return map_(lambda v, g: self.momentum * v + g, velocity, grad)
+        return map_(lambda g, p: g + self.decay * p, grad, params)
 
 
 def _taken(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedshift.data import Batch, ClientData, label_counts
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
-from fedshift.tree import Params, Parts, sq_norm, sub
+from fedshift.tree import Params, Parts, split, sq_norm, sub
 
 
 class View(NamedTuple):
@@ -126,16 +126,20 @@ class Proximal(Term):
     the norm without the square, which pulls with constant size and is undefined at theta_t.
     Buffers take no part. Raises InputError unless mu > 0: leave the term out for mu = 0, so that
     the objective is FedAvg's bit for bit.
+
+    free   name prefixes of parameters that are left out of the norm
     """
 
     mu: float
+    free: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.0 < self.mu < float("inf"):
             raise InputError(f"Proximal mu must be a positive number, got {self.mu}")
 
     def __call__(self, view: View) -> Tensor:
-        return self.mu / 2 * sq_norm(sub(view.params, view.context["anchor"]))
+        held = split(view.params, self.free)[1] if self.free else view.params
+        return self.mu / 2 * sq_norm(sub(held, {k: view.context["anchor"][k] for k in held}))
 
 
 Restriction = Literal["indicator", "frequency"]

@@ -8,13 +8,13 @@ decoded, see `base.content_sha256`) is checked at every load and guards against 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedshift.datasets import cifar, idx, iwildcam, pacs
+from fedshift.datasets import cifar, cifar100, heart, idx, iwildcam, pacs, retina
 from fedshift.datasets.base import Samples
 from fedshift.errors import unknown
 
@@ -51,9 +51,10 @@ class Entry:
     `folders` are the sub-folder names tried in each search folder; a download goes to the first.
     `missing` lists what a folder lacks, `read` gives (train, test), `examples` their right sizes
     and `content` their right digest. `content` is None where the order of the examples depends on
-    the layout on disk (CIFAR-10); there the sizes per class are checked alone, or by `read` where
-    it is `self_checked`. `built_in` says why a set needs no download, `package` names a Debian
-    package that holds it, `by_hand` says how to get a set that is not downloaded.
+    the layout on disk (CIFAR-10), and where no digest is known (CIFAR-100); there the sizes per
+    class are checked alone, or by `read` where it is `self_checked`. `built_in` says why a set
+    needs no download, `package` names a Debian package that holds it, `by_hand` says how to get a
+    set that is not downloaded.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Entry:
     self_checked: bool = False
     folders: tuple[str, ...] = ()
     missing: Callable[[Path], tuple[str, ...]] = idx.missing
-    read: Callable[[Path], tuple[Samples, Samples]] | None = None
+    read: Callable[..., tuple[Samples, Samples]] | None = None
     content: str | None = None
     remotes: tuple[Remote, ...] = ()
 
@@ -119,17 +120,9 @@ def _remotes(base: str, *files: tuple[str, str, int]) -> tuple[Remote, ...]:
 
 
 _FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 _FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
 _GREY = "1 x 28 x 28"
 
@@ -217,6 +210,35 @@ _CIFAR_10 = Entry(
     ),
 )
 
+_CIFAR_100 = replace(
+    _CIFAR_10,
+    name="cifar-100",
+    summary="colour photographs of 100 kinds of things",
+    classes=cifar100.FINE,
+    folders=("cifar-100-python", "cifar100", "cifar-100"),
+    missing=cifar100.missing,
+    read=cifar100.read_fine,
+    remotes=(
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            169_001_437,
+            members=(
+                ("train", "16019d7e3df5f24257cddd939b257f8d"),
+                ("test", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+            ),
+        ),
+    ),
+)
+
+_CIFAR_20 = replace(
+    _CIFAR_100,
+    name="cifar-20",
+    summary="CIFAR-100 with its 20 groups of kinds as classes",
+    classes=cifar100.COARSE,
+    read=cifar100.read_coarse,
+)
+
 _GAUSSIANS = Entry(
     name="gaussians",
     summary="the FedPALS paper's synthetic task: 3 Gaussians, 2 clients",
@@ -264,4 +286,57 @@ _IWILDCAM = Entry(
     read=iwildcam.read,
 )
 
-ENTRIES = (_MINI, _FASHION_MNIST, _MNIST, _CIFAR_10, _PACS, _IWILDCAM, _GAUSSIANS)
+_RETINA = Entry(
+    name="retina",
+    summary="glaucoma on pictures of the optic disc, ACRIMA, RIM-ONE and REFUGE",
+    classes=retina.CLASSES,
+    examples=(1_672, 718),
+    shape=f"3 x {retina.SIZE} x {retina.SIZE}",
+    licence="each set has its own; RIM-ONE DL forbids redistribution and commercial use",
+    page="https://arxiv.org/abs/2509.23049",
+    by_hand=(
+        "download ACRIMA (https://doi.org/10.6084/m9.figshare.7613135), RIM-ONE DL "
+        "(https://github.com/miag-ull/rim-one-dl) and REFUGE (https://refuge.grand-challenge.org, "
+        "after registration) and unpack all three into retina/"
+    ),
+    self_checked=True,
+    folders=("retina_balanced", "retina", "RETINA", "retina.tar"),
+    missing=retina.missing,
+    read=retina.read,
+)
+
+_HEART_DISEASE = Entry(
+    name="heart-disease",
+    summary="patients of four hospitals, 13 features",
+    classes=heart.CLASSES,
+    examples=(643, 277),
+    shape="13",
+    licence="CC BY 4.0 (Janosi, Steinbrunn, Pfisterer & Detrano)",
+    page="https://doi.org/10.24432/C52P4X",
+    self_checked=True,
+    folders=("heart-disease", "heart+disease", "heart_disease_dataset"),
+    missing=heart.missing,
+    read=heart.read,
+    remotes=_remotes(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",
+        # UCI prints no checksums; these are the ones that FLamby's download checks.
+        ("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db", 18_461),
+        ("processed.hungarian.data", "22e96bee155b5973568101c93b3705f6", 10_263),
+        ("processed.switzerland.data", "9a87f7577310b3917730d06ba9349e20", 4_109),
+        ("processed.va.data", "4249d03ca7711e84f4444768c9426170", 6_737),
+    ),
+)
+
+ENTRIES = (
+    _MINI,
+    _FASHION_MNIST,
+    _MNIST,
+    _CIFAR_10,
+    _CIFAR_100,
+    _CIFAR_20,
+    _PACS,
+    _IWILDCAM,
+    _RETINA,
+    _HEART_DISEASE,
+    _GAUSSIANS,
+)

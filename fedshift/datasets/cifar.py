@@ -7,7 +7,7 @@ https://www.cs.toronto.edu/~kriz/cifar.html ("Dataset layout").
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,33 @@ def read_batch(path: Path) -> Samples:
     Raises:
         DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
     """
+    images, labels = read_pickled(path, {b"labels": len(CLASSES)})
+    return Samples(images, labels[b"labels"])
+
+
+def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict[bytes, Tensor]]:
+    """Images and labels of a pickled dict: b"data", and a list of n integers under each given key.
+
+    `classes` gives how many classes the labels of a key have.
+
+    Shapes: images uint8 [n, 3, 32, 32], labels int64 [n].
+
+    Raises:
+        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    """
     batch = load(path)
-    if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
-        raise damaged(path, f"holds {_described(batch)}, expected a dict with b'data', b'labels'")
-    data, labels = batch[b"data"], batch[b"labels"]
+    if not isinstance(batch, dict) or not {b"data", *classes} <= batch.keys():
+        keys = ", ".join(repr(key) for key in (b"data", *classes))
+        raise damaged(path, f"holds {_described(batch)}, expected a dict with {keys}")
+    data = batch[b"data"]
     if not isinstance(data, Array) or len(data.shape) != 2 or data.shape[1] != _VALUES:
         shape = list(data.shape) if isinstance(data, Array) else type(data).__name__
         raise damaged(path, f"b'data' is {shape}, expected bytes of shape [n, {_VALUES}]")
-    return Samples(
-        torch.from_numpy(data.values()).reshape(-1, 3, SIDE, SIDE),
-        _checked_labels(path, labels, data.shape[0]),
-    )
+    labels = {
+        key: _checked_labels(path, key, batch[key], data.shape[0], count)
+        for key, count in classes.items()
+    }
+    return torch.from_numpy(data.values()).reshape(-1, 3, SIDE, SIDE), labels
 
 
 def read_mosaics(folder: Path) -> Samples:
@@ -117,14 +133,14 @@ def _described(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _checked_labels(path: Path, labels: Any, count: int) -> Tensor:
+def _checked_labels(path: Path, key: bytes, labels: Any, count: int, classes: int) -> Tensor:
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise damaged(path, f"b'labels' is {_described(labels)}, expected a list of integers")
+        raise damaged(path, f"{key!r} is {_described(labels)}, expected a list of integers")
     if len(labels) != count:
         raise damaged(path, f"{len(labels):,} labels for {count:,} images")
-    wrong = next((label for label in labels if not 0 <= label < len(CLASSES)), None)
+    wrong = next((label for label in labels if not 0 <= label < classes), None)
     if wrong is not None:
-        raise damaged(path, f"label {wrong}; allowed: 0 to {len(CLASSES) - 1}")
+        raise damaged(path, f"label {wrong}; allowed: 0 to {classes - 1}")
     return torch.tensor(labels, dtype=torch.int64)
 
 

@@ -170,6 +170,44 @@ def check_size(size: object) -> None:
         raise InputError(f"size={size!r}; allowed: a whole number of pixels, 1 or more")
 
 
+def check_not_enlarged(path: Path, size: int) -> None:
+    """Raises DataError where the images in a folder or archive are smaller than `size` pixels.
+
+    The first image that is met speaks for all of them. Without any, nothing is said here.
+    """
+    first = _first(path)
+    if first is None:
+        return
+    with _pillow(path).open(io.BytesIO(first[1]), formats=("JPEG", "PNG")) as image:
+        side = min(image.width, image.height)
+        if side < size:
+            raise DataError(
+                f"{path}: {first[0]} has {image.width} x {image.height} pixels, and enlarging "
+                f"images to {size} adds nothing to them. Ask for at most {side} pixels, or get the "
+                "originals (`fedshift datasets` says where each set comes from) and name the "
+                "folder above them first in $FEDSHIFT_DATA."
+            )
+
+
+def _first(path: Path) -> tuple[str, bytes] | None:
+    """Name and bytes of the first image in a folder or an uncompressed archive."""
+    if path.is_dir():
+        for top, _, names in os.walk(path):
+            for name in filter(_is_image, names):
+                return name, Path(top, name).read_bytes()
+        return None
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if _is_image(member.name) else None
+            if stream is not None:
+                return member.name, stream.read()
+    return None
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(ENDINGS) and not os.path.basename(name).startswith(".")
+
+
 def read_table(raw: bytes, where: Path, columns: Sequence[str]) -> dict[str, list[str]]:
     """The named columns of a CSV file with a header.
 

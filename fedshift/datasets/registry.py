@@ -12,7 +12,11 @@ import torch
 from fedshift.datasets.base import Dataset, Samples, content_sha256, search_folders
 from fedshift.datasets.catalogue import ENTRIES, SHIPPED, Entry, entry
 from fedshift.datasets.gaussians import gaussians
+from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError
+
+# Sets whose images are decoded to a size of choice.
+SIZED = ("pacs", "iwildcam")
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ def known(folders: Sequence[Path | str] | None = None) -> tuple[Known, ...]:
     return tuple(_known(one, _roots(folders)) for one in ENTRIES)
 
 
-def load(name: str, folders: Sequence[Path | str] | None = None) -> Dataset:
+def load(
+    name: str, folders: Sequence[Path | str] | None = None, size: int | None = None
+) -> Dataset:
     """A known data set, read from the first search folder that has all of its files.
 
     The folders are those of `base.search_folders` (or `folders`); in each, the sub-folders that
@@ -49,15 +55,24 @@ def load(name: str, folders: Sequence[Path | str] | None = None) -> Dataset:
     is generated: its training part is both clients' data of seed 0 one after the other, its test
     part follows T_0; `gaussians()` gives the clients apart, other seeds and other targets.
 
+    size: pixels a side, for sets that are decoded from photographs (SIZED); 96 if left out.
+
     Raises:
-        InputError: unknown name, with the nearest match.
-        DataError: not found, damaged, or with other content than the official one.
+        InputError: unknown name, with the nearest match; a size for another set.
+        DataError: not found, damaged, smaller than `size`, or with other content than the official
+            one.
     """
     one = entry(name)
+    if size is not None and name not in SIZED:
+        raise InputError(f'size={size} is for {", ".join(SIZED)}, not for "{name}"; leave it out')
     if one.read is None:
         return _generated(one)
     folder = _folder(one, _roots(folders))
-    train, test = one.read(folder)
+    if size is None:
+        train, test = one.read(folder)
+    else:
+        check_not_enlarged(folder, size)
+        train, test = one.read(folder, size)
     digest = content_sha256(train, test)
     if not one.self_checked:
         _check_content(one, folder, (train, test), digest)

@@ -18,7 +18,7 @@ import numpy as np
 from fedshift.datasets.base import damaged
 from fedshift.errors import DataError
 
-# An official CIFAR batch takes 31 MB.
+# Official CIFAR files take 31 MB, the training file of CIFAR-100 155 MB.
 LARGEST = 1 << 28
 
 

@@ -17,7 +17,7 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, check_columns, dry_logits, split_buffers
 from fedshift.seeds import Seeds, generator, key
 from fedshift.server.combine import check_weights
-from fedshift.tree import Params, Parts, stack
+from fedshift.tree import Params, Parts, flatten, stack
 
 States = Mapping[int, Parts]
 
@@ -77,7 +77,11 @@ def expected_update(server: Parts, first: Parts) -> Parts:
 
 
 def check_reply(reply: Reply, expected: Parts) -> None:
-    """Raise TrainingError, naming the client, for a misshapen or non-finite update."""
+    """Raise TrainingError, naming the client, for a misshapen or non-finite update.
+
+    What a client keeps must be finite too: a personal model may diverge without a word of it in
+    the update, and would be served.
+    """
     for part in expected | reply.update:
         ours, theirs = reply.update.get(part), expected.get(part)
         if ours is None or theirs is None or ours.keys() != theirs.keys():
@@ -93,6 +97,12 @@ def check_reply(reply: Reply, expected: Parts) -> None:
                     f'client {reply.client} sent non-finite numbers in "{part}/{name}": its '
                     "training diverged. Lower the learning rate, or look at this client's data"
                 )
+    for name, v in flatten(reply.changed).items():
+        if not bool(torch.isfinite(v).all()):
+            raise TrainingError(
+                f'client {reply.client} would keep non-finite numbers in "{name}": its own model '
+                "diverged. Lower the learning rate, or the strength of what pulls on this model"
+            )
 
 
 def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
@@ -187,8 +197,8 @@ def run(
     """Rounds one by one, from round 1 or from where `after` stands.
 
     cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and a
-    network that does not fit the clients' examples, both before the first round, and TrainingError
-    when a client's update cannot be used.
+    network that does not fit the clients' examples or a schedule without a rate for the last round,
+    all before the first round, and TrainingError when a client's update cannot be used.
     """
     total = len(federation.clients)
     size = total if cohort is None else cohort
@@ -196,6 +206,9 @@ def run(
         raise InputError(f"rounds must be 0 or more, got {rounds}")
     check_model(algorithm.model, federation)
     current = start(algorithm, federation) if after is None else after
+    if rounds > current.t:  # a schedule that ends too early says so now, not after days
+        for phase in algorithm.at(rounds).phases().values():
+            phase.rate(rounds)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         current = play_round(algorithm, federation, current.server, current.states, ids, t, backend)

@@ -23,10 +23,20 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    """[data]: which data set, and the share of each client's examples kept for validation."""
+    """[data]: which data set, and the share of each client's examples kept for validation.
+
+    For shift.target = "clients", training and test file are one pool, of which `limit` examples are
+    drawn (all if left out), and each client keeps the share `test` of its examples for testing.
+    size: pixels a side that pacs and iwildcam are decoded to (96 if left out). augment: "photos"
+    changes training images at random, see `fedshift.datasets.augment`.
+    """
 
     name: str = "fashion-mnist-mini"
+    size: Count | None = None
+    augment: Literal["none", "photos"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    limit: Count | None = None
 
     @field_validator("name")
     @classmethod
@@ -36,11 +46,19 @@ class Data(Section):
             raise unknown("data set", name, names)
         return name
 
+    @model_validator(mode="after")
+    def _decoded(self) -> Data:
+        if self.size is not None and self.name not in ("pacs", "iwildcam"):
+            raise ValueError(f'size is for "pacs" and "iwildcam", not for "{self.name}"')
+        return self
+
 
 class Split(Section):
     """[shift]: how examples are dealt to the training clients, and what the target is.
 
-    target: "drawn" (by the same machinery, as one client more), "uniform", or K numbers.
+    target: "drawn" (by the same machinery, as one client more), "uniform", K numbers, or "clients":
+    the model is used on the clients' own kind of data, and every client keeps a test set.
+    transform, intensity: what each client's images go through (`fedshift.shifts.covariate`).
     target_noise: the server is told normalise(T + target_noise * max(eps, 0)), eps ~ N(0, I_K);
     test and validation examples follow T all the same.
     Kind "natural" takes the data set's own clients and target. Other keys depend on `kind`; see
@@ -57,7 +75,9 @@ class Split(Section):
         "natural",
     ] = "sparsity"
     clients: Count = 9
-    target: Literal["drawn", "uniform"] | tuple[float, ...] = "drawn"
+    target: Literal["drawn", "uniform", "clients"] | tuple[float, ...] = "drawn"
+    transform: Literal["none", "bits", "wide", "fashion"] = "none"
+    intensity: Literal["low", "mid", "high"] | None = None
     normalise_target: bool = False
     target_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     labels_per_client: Count | None = None
@@ -73,8 +93,12 @@ class Split(Section):
         options = self._given()
         if self.kind != "natural":
             _KINDS[self.kind][0](**options)
-        elif self.target != "drawn":
+        elif self.target not in ("drawn", "clients"):
             raise ValueError('kind "natural" has its own target; leave target out')
+        if self.transform != "none" and self.target != "clients":
+            raise ValueError('transform needs target = "clients"')
+        if self.intensity is not None and self.transform != "bits":
+            raise ValueError('intensity is for transform = "bits"')
         return self
 
     def shift(self) -> shifts.Shift:
@@ -129,18 +153,36 @@ class Network(Section):
 
     "resnet18-gn" has group normalisation, the other ResNets batch normalisation, which may start
     from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm).
+    projection: width of a linear layer between such a body and the classifier (none if left out).
+    "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
+    FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
     """
 
-    name: Literal["lenet", "mlp", "linear", "resnet18-gn", "resnet18", "resnet50"] = "lenet"
+    name: Literal[
+        "lenet",
+        "mlp",
+        "mlp-projected",
+        "linear",
+        "lenet-gn",
+        "lenet-gn-small",
+        "resnet18-projected",
+        "resnet18-gn",
+        "resnet18",
+        "resnet50",
+    ] = "lenet"
+    branches: Literal["deep", "mid", "shallow", "none"] | None = None
     hidden: tuple[Count, ...] = (200,)
     pretrained: bool = False
     freeze_norm: bool = False
+    projection: Count | None = None
 
     @model_validator(mode="after")
     def _batch_norm(self) -> Network:
-        for key in ("pretrained", "freeze_norm"):
+        for key in ("pretrained", "freeze_norm", "projection"):
             if getattr(self, key) and self.name not in ("resnet18", "resnet50"):
                 raise ValueError(f'{key} is for "resnet18" and "resnet50", not for "{self.name}"')
+        if self.branches is not None and self.name != "lenet-gn":
+            raise ValueError(f'branches is for "lenet-gn", not for "{self.name}"')
         return self
 
 
@@ -158,30 +200,40 @@ class Method(Section):
 
 
 class Training(Section):
-    """[training]: rounds, local SGD and the server's step.
+    """[training]: rounds, local SGD (or Adam) and the server's step.
 
+    schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
-    rounds and after the last.
+    rounds, in each of the last `evaluate_last`, and after the last.
     """
 
     rounds: Count = 150
     epochs: Count | None = None
     steps: Count | None = None
     batch: Count = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     server_lr: Positive = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"
     cohort: Count | None = None
     evaluate_every: Count = 5
+    evaluate_last: Annotated[int, Field(ge=0)] = 0
     threads: Count = 1
 
     @model_validator(mode="after")
     def _one_length(self) -> Training:
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError('momentum is SGD\'s; leave it out with optimizer = "adam"')
         return self
+
+    def evaluates(self, t: int) -> bool:
+        """Whether metrics are taken after round t."""
+        return t % self.evaluate_every == 0 or t > self.rounds - max(self.evaluate_last, 1)
 
     @property
     def local_epochs(self) -> int | None:

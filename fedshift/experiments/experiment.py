@@ -11,13 +11,12 @@ import torch
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.client.local import Local
 from fedshift.engine.rounds import Federation
 from fedshift.experiments.config import Config
 from fedshift.experiments.selection import Choice, candidates, choose
+from fedshift.experiments.settings import setting
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
 from fedshift.experiments.training import Listener, Outcome, silent, train
-from fedshift.server.optimizers import Sgd
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
 
@@ -33,24 +32,6 @@ class Experiment:
     choice: Choice | None
 
 
-def setting(config: Config, prepared: Prepared) -> recipes.Setting:
-    """The recipe's setting: model, target, local SGD and server optimiser as configured."""
-    t = config.training
-    return recipes.Setting(
-        prepared.model,
-        prepared.told,
-        Local(
-            lr=t.lr,
-            epochs=t.local_epochs,
-            steps=t.steps,
-            batch=t.batch,
-            momentum=t.momentum,
-            decay=t.decay,
-        ),
-        Sgd(t.server_lr, t.server_momentum),
-    )
-
-
 def federation_of(config: Config, prepared: Prepared) -> Federation:
     """The task's clients; for the oracle, clients that follow the target."""
     oracle = config.method.name == "oracle"
@@ -63,7 +44,7 @@ def run_experiment(
     """Prepare (unless given), train, and where `ess = "auto"` choose among candidates."""
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
-    base, options = setting(config, ready), config.method.options
+    base, options = setting(config, ready.model, ready.told), config.method.options
     make = recipes.recipe(config.method.name).make
     federation = federation_of(config, ready)
 

@@ -20,7 +20,9 @@ from safetensors.torch import save
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Experiment, run_experiment
+from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.load import dumps
+from fedshift.experiments.served import ServedMetrics
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
 from fedshift.experiments.training import Listener, Metrics, Outcome, listeners
@@ -91,6 +93,8 @@ def _empty(path: Path) -> Path:
     return path
 
 
+# Parts of a client's state that belong to the model that it serves.
+SERVED_PARTS = ("private", "private_buffers", "personal", "personal_buffers")
 CONFIG, LOCK, EVENTS, SUMMARY = (
     "config.resolved.toml", "lock.json", "events.jsonl", "summary.json",
 )  # fmt: skip
@@ -133,7 +137,7 @@ def write_start(folder: Path, config: Config, prepared: Prepared) -> None:
 def lock(config: Config, prepared: Prepared) -> dict[str, Any]:
     """What is needed to get the same numbers again: versions, threads, checksums, seeds."""
     return {
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {n: package_version(n) for n in (*PACKAGES, *extra_packages(config))},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "threads": config.training.threads,
@@ -150,7 +154,10 @@ def write_run(folder: Path, experiment: Experiment) -> None:
     write_start(folder, experiment.config, experiment.prepared)
     write(folder / "metrics.csv", metrics_csv(outcome.metrics))
     write(folder / "clients.csv", _clients_csv(experiment))
-    tensors = {k: v.contiguous() for k, v in flatten(_model(outcome)).items()}
+    if outcome.served:
+        write(folder / "served.csv", metrics_csv(outcome.served))
+    # Copies, because clients may share tensors, which the format refuses.
+    tensors = {k: v.contiguous().clone() for k, v in flatten(_model(outcome)).items()}
     write(folder / "model.safetensors", save(tensors))
     if experiment.choice is not None:
         (folder / "candidates").mkdir()
@@ -161,9 +168,15 @@ def write_run(folder: Path, experiment: Experiment) -> None:
     write(folder / SUMMARY, _json(summary(experiment)))
 
 
-def metrics_csv(metrics: Sequence[Metrics]) -> str:
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What `write_run` has put into summary.json."""
+    held: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    return held
+
+
+def metrics_csv(metrics: Sequence[Metrics] | Sequence[ServedMetrics]) -> str:
     """One row per evaluated round; empty where a value does not exist."""
-    names = [f.name for f in fields(Metrics)]
+    names = [f.name for f in fields(metrics[0])]
     return _csv([names, *([getattr(m, n) for n in names] for m in metrics)])
 
 
@@ -190,7 +203,13 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _model(outcome: Outcome) -> dict[str, dict[str, torch.Tensor]]:
-    return {"params": outcome.params, "buffers": outcome.buffers}
+    kept = {
+        f"client{i}.{part}": tree
+        for i, state in outcome.last.states.items()
+        for part, tree in state.items()
+        if part in SERVED_PARTS and outcome.served
+    }
+    return {"params": outcome.params, "buffers": outcome.buffers, **kept}
 
 
 def _json(value: Any) -> str:

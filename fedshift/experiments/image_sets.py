@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.datasets import Dataset, Samples, catalogue, content_sha256, find, iwildcam, pacs
+from fedshift.datasets.images import check_not_enlarged
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Imbalanced, whole_groups
 
@@ -58,35 +60,50 @@ def iwildcam_roles(found: iwildcam.Wildcam, clients: int) -> Roles:
     return Roles(tuple(train[part] for part in parts), found.rows("val"), test, target)
 
 
-def pacs_task(seed: int) -> tuple[Dataset, list[Rows], NDArray[np.float64], Rows, Rows]:
-    """PACS from the search folders at 96 px, decoded, with its rows dealt as `pacs_roles` says.
+def pacs_task(
+    seed: int, size: int | None = None
+) -> tuple[Dataset, list[Rows], NDArray[np.float64], Rows, Rows]:
+    """PACS from the search folders, decoded, with its rows dealt as `pacs_roles` says.
 
-    (data, rows of each client, T, validation rows, test rows): client and validation rows are of
-    `data.train`, which holds all of train and id_val; test rows are of `data.test`.
+    size: pixels a side, 96 if left out. Gives (data, rows of each client, T, validation rows, test
+    rows): client and validation rows are of `data.train`, which holds all of train and id_val; test
+    rows are of `data.test`. Raises DataError where the images would have to be enlarged to `size`.
     """
-    found = pacs.scan(find("pacs"))
+    found = pacs.scan(_found("pacs", size))
     pacs.check_complete(found)
     roles = pacs_roles(found, seed)
     pool, photos = found.rows("train", "id_val"), found.rows("test")
-    train, test = found.samples(pool), found.samples(photos)
+    train, test = (found.samples(rows, size or pacs.SIZE) for rows in (pool, photos))
     data = _dataset("pacs", train, test, pacs.CLASSES, str(found.images.store.place))
     return data, *_placed(roles, pool, photos)
 
 
 def iwildcam_task(
-    clients: int,
+    clients: int, size: int | None = None
 ) -> tuple[Dataset, list[Rows], NDArray[np.float64], Rows, Rows]:
-    """iWildCam from the search folders at 96 px, as `pacs_task`, with roles by `iwildcam_roles`.
+    """iWildCam from the search folders, as `pacs_task`, with roles by `iwildcam_roles`.
 
-    `data.train` holds train and val, memory-mapped; a training run copies it to float32, which
-    takes four times its size in memory: 16 GB for the complete set at 96 px.
+    `data.train` holds train, client by client, and then val, memory-mapped. A training run copies
+    it to float32, four times its size in memory (16 GB for the complete set at 96 px), unless
+    `size` is given and the network takes bytes: then it stays on disk, and pages come as they are
+    read.
     """
-    found = iwildcam.scan(find("iwildcam"))
+    found = iwildcam.scan(_found("iwildcam", size))
     roles = iwildcam_roles(found, clients)
-    pool, rest = found.rows("train", "val"), found.rows("test")
-    train, test = found.samples(pool), found.samples(rest)
+    parts, rest = (*roles.clients, roles.validation), found.rows("test")
+    train = found.samples(np.concatenate(parts), size or iwildcam.SIZE)
+    test = found.samples(rest, size or iwildcam.SIZE)
     data = _dataset("iwildcam", train, test, found.classes, str(found.images.store.place))
-    return data, *_placed(roles, pool, rest)
+    ends = np.cumsum([len(part) for part in parts])
+    *own, held = np.split(np.arange(ends[-1]), ends[:-1])
+    return data, own, roles.target, held, np.arange(len(rest))
+
+
+def _found(name: str, size: int | None) -> Path:
+    path = find(name)
+    if size is not None:
+        check_not_enlarged(path, size)
+    return path
 
 
 def _without(found: pacs.Pacs, split: str) -> Rows:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedshift import recipes
 from fedshift.errors import InputError, nearest
+from fedshift.experiments import settings
 from fedshift.experiments.config import Config
 from fedshift.model import Model
 
@@ -246,9 +247,17 @@ def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
     return []
 
 
+class _StandIn(nn.Module):
+    """A network with a body and a head: what recipes may ask of one before any data is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(1, 1), nn.Linear(1, 1)
+
+
 def _range_problems(config: Config, recipe: recipes.Recipe) -> list[Problem]:
-    """Build the algorithm on an empty model, so that its own checks speak before any data load."""
-    setting = recipes.Setting(Model(nn.Identity()), (1.0,))
+    """Build the algorithm on a stand-in, so that its own checks speak before any data load."""
+    setting = settings.setting(config, Model(_StandIn()), (1.0,))
     options = config.method.options
     if options.get("ess") == "auto":
         if options.get("lam") is not None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedshift.datasets import Dataset, Samples, content_sha256, gaussians
 from fedshift.errors import InputError, unknown
@@ -24,6 +25,8 @@ class Dealt(NamedTuple):
     target   T [K]
     held     training rows that stand for the target in validation, or None
     test     test rows that follow T
+    own      training rows that each client is tested on, where the model is used by the clients
+    looks    what each client's images go through, on [0, 1]; () where they stay as they are
     """
 
     data: Dataset
@@ -31,17 +34,19 @@ class Dealt(NamedTuple):
     target: NDArray[np.float64]
     held: Indices | None
     test: Indices
+    own: Sequence[Indices] = ()
+    looks: Sequence[Callable[[Tensor], Tensor]] = ()
 
 
-def natural(name: str, split: Split, seed: int) -> Dealt:
-    """The data set's own clients and target.
+def natural(name: str, split: Split, seed: int, size: int | None = None) -> Dealt:
+    """The data set's own clients and target; photographs at `size` pixels a side.
 
     Raises InputError where the data set has no clients of its own, or another number of them.
     """
     makers: dict[str, Callable[[Split, int], Dealt]] = {
         "gaussians": _gaussians,
-        "pacs": lambda _, seed: Dealt(*pacs_task(seed)),
-        "iwildcam": lambda split, _: Dealt(*iwildcam_task(split.clients)),
+        "pacs": lambda _, seed: Dealt(*pacs_task(seed, size)),
+        "iwildcam": lambda split, _: Dealt(*iwildcam_task(split.clients, size)),
     }
     if name not in makers:
         error = unknown("data set with clients of its own", name, makers)

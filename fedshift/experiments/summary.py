@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.experiments import served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
@@ -47,15 +48,20 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "unmeasured_mass": outcome.estimate.unmeasured_mass,
         "final": _final(outcome),
         "best": None if outcome.best is None else vars(outcome.best),
+        "last": _last(experiment),
+        "serving": None if outcome.at_end is None else outcome.at_end.details,
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
-        "why": reasons(
-            task.classes,
-            target.tolist(),
-            (by_size @ rows).tolist(),
-            (weights @ rows).tolist(),
-            outcome.estimate.unmeasured_mass,
-        ),
+        "why": _why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist()),
     }
+
+
+def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[str]:
+    outcome, task = experiment.outcome, experiment.prepared.task
+    last = _last(experiment)
+    if last is not None:
+        return served.reasons(last)
+    unmeasured = outcome.estimate.unmeasured_mass
+    return reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
 
 
 def _final(outcome: Outcome) -> dict[str, Any]:
@@ -64,14 +70,26 @@ def _final(outcome: Outcome) -> dict[str, Any]:
         "round": final.round,
         "target_accuracy": final.target_accuracy,
         "target_loss": final.target_loss,
+        "target_macro_f1": final.target_macro_f1,
         "target_recall": outcome.test.recall,
         "recall_estimate": outcome.estimate.recall,
         "estimated_accuracy": final.estimated_accuracy,
         "estimated_se": final.estimated_se,
         "validation_accuracy": final.validation_accuracy,
         "source_accuracy": final.source_accuracy,
+        **(vars(outcome.served[-1]) if outcome.served else {}),
+        **(outcome.at_end.refits if outcome.at_end else {}),
         "client_accuracy": [s.accuracy for s in outcome.clients],
     }
+
+
+def _last(experiment: Experiment) -> dict[str, Any] | None:
+    """How the clients' models served over the last rounds; None for a task with one test set."""
+    outcome = experiment.outcome
+    if outcome.at_end is None:
+        return None
+    averaged = served.over_last(outcome.served, experiment.config.training.evaluate_last)
+    return {**averaged, **outcome.at_end.refits}
 
 
 def _solved(experiment: Experiment) -> PalsWeights | None:

@@ -5,30 +5,40 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedshift import datasets, shifts
+from fedshift import datasets, recipes, shifts
 from fedshift.data import ClientData, Examples, Task, client_data, register
 from fedshift.datasets import Dataset, Samples
+from fedshift.datasets.augment import photos
 from fedshift.engine.rounds import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Network, Split
+from fedshift.experiments.extras import check_extras
 from fedshift.experiments.natural import Dealt, natural
+from fedshift.experiments.own_tests import among_clients
 from fedshift.model import Model, build, check_classes
-from fedshift.models.dense import Mlp
+from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.models.lenet import LeNet
+from fedshift.models.lenet_gn import SMALL, lenet_gn
 from fedshift.models.pretrained import imagenet
 from fedshift.models.resnet import Norm, ResNet, stem_for
+from fedshift.models.resnet_routed import resnet18_routed
 from fedshift.seeds import Seeds, numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
 
 Indices = NDArray[np.int64]
+Look = Callable[[Tensor], Tensor]
+# Networks that take images as bytes, too.
+BYTES = ("resnet18-gn", "resnet18", "resnet50")
+# Networks that can have a router.
+ROUTED = ("lenet-gn", "lenet-gn-small", "resnet18-projected", "mlp-projected")
 
 
 @dataclass(frozen=True)
@@ -60,26 +70,70 @@ def scaled(x: Tensor) -> Tensor:
     return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 
+def seen(x: Tensor, look: Look | None) -> Tensor:
+    """Model inputs from stored images: through a client's look on [0, 1], then scaled."""
+    return scaled(x) if look is None else look(x.float().div_(255.0)).sub(0.5).div_(0.5)
+
+
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
+    check_extras(config)
     seeds = config.seeds.resolved()
-    data, parts, target, held, test = _dealt(config, seeds.split)
-    trains, holdouts = _hold_out(data.train.y, parts, config.data.validation, seeds.split)
-    x = scaled(data.train.x)
-    task = Task(
-        clients=tuple(client_data(x[i], data.train.y[i], c) for c, i in enumerate(trains)),
-        validation=tuple(Examples(x[i], data.train.y[i]) for i in holdouts),
-        target=torch.tensor(target),
-        test=Examples(scaled(data.test.x[test]), data.test.y[test]),
-        target_validation=None if held is None else Examples(x[held], data.train.y[held]),
-        classes=data.classes,
-    )
-    model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init)
-    check_classes(model, x[:2], len(data.classes))
-    kept_back = [*holdouts, *([] if held is None else [held])]
+    dealt = _dealt(config, seeds.split)
+    data, held = dealt.data, dealt.held
+    trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
+    raw = config.data.size is not None and config.model.name in BYTES
+    task = _task(dealt, trains, holdouts, raw)
+    routed = len(trains) if config.method.name in recipes.routed.__all__ else None
+    x = task.clients[0].x[:2]
+    model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init, routed)
+    check_classes(model, x, len(data.classes))
+    if config.data.augment == "photos":
+        photos(x, 0)  # refuses what it cannot change
+        model = replace(model, augment=photos)
+    kept_back = [*holdouts, *([] if held is None else [held]), *dealt.own]
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
-    told = tuple(noisy(target, config.shift.target_noise, seeds.split).tolist())
-    return Prepared(task, model, seeds, data, pool, _digest([*trains, *kept_back, test]), told)
+    told = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
+    digest = _digest([*trains, *kept_back, dealt.test])
+    return Prepared(task, model, seeds, data, pool, digest, told)
+
+
+def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
+    """raw: images stay bytes, and stay on disk where they are mapped from there."""
+    data, y = dealt.data, dealt.data.train.y
+    looks = dealt.looks or (None,) * len(trains)
+
+    def images(x: Tensor, rows: Indices, look: Look | None = None) -> Tensor:
+        return _rows(x, rows) if raw and look is None else seen(x[rows], look)
+
+    def examples(rows: Indices, look: Look | None = None) -> Examples:
+        return Examples(images(data.train.x, rows, look), y[rows])
+
+    clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
+    tests = tuple(map(examples, dealt.own, looks))
+    return Task(
+        clients=tuple(client_data(held.x, held.y, i) for i, held in enumerate(clients)),
+        validation=tuple(map(examples, holdouts, looks)),
+        target=torch.tensor(dealt.target),
+        test=joined(tests)
+        if tests
+        else Examples(images(data.test.x, dealt.test), data.test.y[dealt.test]),
+        target_validation=None if dealt.held is None else examples(dealt.held),
+        classes=data.classes,
+        tests=tests,
+    )
+
+
+def _rows(x: Tensor, rows: Indices) -> Tensor:
+    """x[rows], as a view where the rows follow one another."""
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return x[int(rows[0]) : int(rows[-1]) + 1]
+    return x[rows]
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """All examples of several sets, in order."""
+    return Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.float64]:
@@ -94,17 +148,33 @@ def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.fl
     return np.asarray(moved / moved.sum())
 
 
-def network(config: Network, shape: tuple[int, ...], classes: int, seed: int) -> Model:
-    """The configured network for inputs of `shape`, first weights from `seed`."""
+def network(
+    config: Network, shape: tuple[int, ...], classes: int, seed: int, clients: int | None = None
+) -> Model:
+    """The configured network for inputs of `shape`, first weights from `seed`.
+
+    clients: with a router that tells so many clients apart; None for a network without one.
+    """
     makers: dict[str, Callable[[], nn.Module]] = {
         "lenet": lambda: LeNet(shape[0], shape[-1], classes),
         "mlp": lambda: Mlp(shape, config.hidden, classes),
+        "mlp-projected": lambda: routed_mlp(shape, config.hidden, classes, clients),
         "linear": lambda: Mlp(shape, (), classes),
+        "lenet-gn": lambda: lenet_gn(
+            shape[0], shape[-1], classes, clients, sharing=config.branches or "deep"
+        ),
+        "lenet-gn-small": lambda: lenet_gn(shape[0], shape[-1], classes, clients, widths=SMALL),
+        "resnet18-projected": lambda: resnet18_routed(classes, clients, channels=shape[0]),
         "resnet18-gn": lambda: _resnet(18, "group", config, shape, classes),
         "resnet18": lambda: _resnet(18, "batch", config, shape, classes),
         "resnet50": lambda: _resnet(50, "batch", config, shape, classes),
     }
-    vectors = config.name in ("mlp", "linear")
+    if clients is not None and config.name not in ROUTED:
+        raise InputError(
+            f'model.name "{config.name}" has no branch that tells clients apart, which this method '
+            f"trains; use one of {', '.join(ROUTED)}"
+        )
+    vectors = config.name in ("mlp", "mlp-projected", "linear")
     if not vectors and (len(shape) != 3 or shape[1] != shape[2]):
         raise InputError(
             f'model.name "{config.name}" needs square images [channels, size, size], the data are '
@@ -119,8 +189,13 @@ def _resnet(
     """A ResNet with the stem for the images' size, or ImageNet's with ImageNet weights."""
     if not config.pretrained:
         stem = stem_for(shape[-1])
-        return ResNet(depth, classes, norm=norm, stem=stem, channels=shape[0])
-    net = ResNet(depth, classes, norm=norm, channels=shape[0], colours="imagenet")
+        return ResNet(
+            depth, classes, norm=norm, stem=stem, channels=shape[0], projection=config.projection
+        )
+    net = ResNet(
+        depth, classes, norm=norm, channels=shape[0], projection=config.projection,
+        colours="imagenet",
+    )  # fmt: skip
     return imagenet(net, depth)
 
 
@@ -139,7 +214,8 @@ def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
     for i, client in enumerate(task.clients):
         counts = largest_remainder(task.target.numpy() * len(client.y))
         rows = np.concatenate([deck.deal(int(c)) for deck, c in zip(decks, counts, strict=True)])
-        clients.append(client_data(scaled(x[rows]), labels[rows], i))
+        images = x[rows] if client.x.dtype == torch.uint8 else scaled(x[rows])
+        clients.append(client_data(images, labels[rows], i))
     return tuple(clients)
 
 
@@ -168,9 +244,11 @@ class _Deck:
 
 def _dealt(config: Config, seed: int) -> Dealt:
     """The data set with its rows dealt: by the configured shift, or as they came."""
+    if config.shift.target == "clients":
+        return among_clients(config, seed)
     if config.shift.kind == "natural":
-        return natural(config.data.name, config.shift, seed)
-    data = datasets.load(config.data.name)
+        return natural(config.data.name, config.shift, seed, config.data.size)
+    data = datasets.load(config.data.name, size=config.data.size)
     parts, target, held = _deal(data.train, len(data.classes), config.shift, seed)
     return Dealt(data, parts, target, held, _target_test(data, target, seed))
 

@@ -14,8 +14,10 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.evaluate import Score, score
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
+from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
+from fedshift.experiments.served import LastRound, ServedMetrics, last_round, models, observe, whole
 from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params
 
@@ -40,7 +42,7 @@ def silent(event: dict[str, Any]) -> None:
 class Metrics:
     """What is known after one evaluated round. Accuracies are fractions, losses nats.
 
-    target_*             on test examples that follow T
+    target_*             on test examples that follow T (macro F1: see `Score`)
     estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its
     estimated_se         standard error
     validation_*         on validation examples that follow T, where there are any
@@ -52,6 +54,7 @@ class Metrics:
     train_loss: float
     target_accuracy: float
     target_loss: float
+    target_macro_f1: float
     estimated_accuracy: float
     estimated_se: float
     validation_accuracy: float
@@ -74,6 +77,9 @@ class Outcome:
     clients: tuple[Score, ...]
     estimate: AccuracyEstimate
     federation: Federation
+    last: Round
+    served: tuple[ServedMetrics, ...] = ()
+    at_end: LastRound | None = None
 
     @property
     def final(self) -> Metrics:
@@ -92,26 +98,41 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Scores of one global model on everything that a task holds out."""
+    """Scores on everything that a task holds out: of the global model, or of all clients' models.
+
+    served: how the clients' models serve, where every client has a test set of its own
+    """
 
     test: Score
     clients: tuple[Score, ...]
     validation: Score | None
     estimate: AccuracyEstimate
+    served: ServedMetrics | None = None
 
 
-def evaluate(algorithm: Algorithm, params: Params, buffers: Params, task: Task) -> Evaluation:
-    """Score the model on the target's test set and on each client's validation examples."""
+def evaluate(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task
+) -> Evaluation:
+    """Score a round's model (or models) on the test examples and on each client's validation.
+
+    Where clients have test sets of their own, every client's validation examples are scored by the
+    model that it serves, and the test examples by the system of all clients.
+    """
     model, classes = algorithm.model, len(task.classes)
-    clients = tuple(score(model, params, buffers, held, classes) for held in task.validation)
-    held = task.target_validation
-    pooled = pool(clients)
-    return Evaluation(
-        score(model, params, buffers, task.test, classes),
-        clients,
-        None if held is None else score(model, params, buffers, held, classes),
-        estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy()),
+    if task.tests:
+        pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
+        served, test = observe(algorithm, current, federation, task)
+    else:
+        pair = (current.server["params"], current.server["buffers"])
+        pairs, served = [pair] * len(task.clients), None
+        test = score(model, *pair, task.test, classes)
+    clients = tuple(
+        score(model, *own, held, classes) for own, held in zip(pairs, task.validation, strict=True)
     )
+    held, pooled = task.target_validation, pool(clients)
+    validation = None if held is None else score(model, *pairs[0], held, classes)
+    estimate = estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy())
+    return Evaluation(test, clients, validation, estimate, served)
 
 
 def pool(scores: Sequence[Score]) -> Score:
@@ -128,34 +149,45 @@ def train(
     label: str,
     listen: Listener = silent,
 ) -> Outcome:
-    """Run all rounds; evaluate every `evaluate_every` rounds, and after the last."""
-    _check_first_round(algorithm, federation, training)
+    """Run all rounds; evaluate as `training` says, and after the last."""
+    _check_first_round(algorithm, federation, training, task)
     listen({"event": "start", "run": label, "rounds": training.rounds})
     metrics: list[Metrics] = []
+    served: list[ServedMetrics] = []
     began = time.perf_counter()
     for current in run(algorithm, federation, training.rounds, cohort=training.cohort):
         now = time.perf_counter()
         listen(_played(label, current, training.rounds, now - began))
         began = now
-        if current.t % training.evaluate_every and current.t != training.rounds:
+        if not training.evaluates(current.t):
             continue
-        params, buffers = current.server["params"], current.server["buffers"]
-        seen = evaluate(algorithm, params, buffers, task)
+        seen = evaluate(algorithm, current, federation, task)
         metrics.append(_metrics(current, seen, federation))
+        served += [] if seen.served is None else [seen.served]
         listen({"event": "evaluation", "run": label, **vars(metrics[-1])})
         began = time.perf_counter()
     weights = algorithm.weigh(current.server, torch.arange(len(federation.clients)))
+    server = current.server
     return Outcome(
-        label, params, buffers, tuple(weights.tolist()), tuple(metrics),
-        seen.test, seen.clients, seen.estimate, federation,
+        label, server.get("params", {}), server.get("buffers", {}), tuple(weights.tolist()),
+        tuple(metrics), seen.test, seen.clients, seen.estimate, federation, current, tuple(served),
+        last_round(algorithm, current, federation, task) if task.tests else None,
     )  # fmt: skip
 
 
-def _check_first_round(algorithm: Algorithm, federation: Federation, training: Training) -> None:
+def _check_first_round(
+    algorithm: Algorithm, federation: Federation, training: Training, task: Task
+) -> None:
     """Whatever the weights refuse, they refuse before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
     ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
-    algorithm.at(1).weigh(start(algorithm, federation).server, ids)
+    server = start(algorithm, federation).server
+    algorithm.at(1).weigh(server, ids)
+    if not task.tests and not whole(server, federation):
+        raise InputError(
+            "this method leaves every client with a model of its own, and there is none for a "
+            'target elsewhere. Set shift.target = "clients" to test on the clients\' own data'
+        )
 
 
 def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
@@ -177,6 +209,7 @@ def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metric
         train_loss=current.loss,
         target_accuracy=seen.test.accuracy,
         target_loss=seen.test.loss,
+        target_macro_f1=seen.test.macro_f1,
         estimated_accuracy=seen.estimate.accuracy,
         estimated_se=seen.estimate.standard_error,
         validation_accuracy=math.nan if seen.validation is None else seen.validation.accuracy,

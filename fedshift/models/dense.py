@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
+from fedshift.models.routed import Routed, projection
 
 
 class Mlp(nn.Module):
@@ -27,3 +29,22 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         features = self.body(x)
         return {"features": features, "logits": self.head(features)}
+
+
+def routed_mlp(
+    shape: tuple[int, ...], hidden: tuple[int, ...], classes: int, clients: int | None = None
+) -> Routed:
+    """Hidden layers with LayerNorm and ReLU, then K logits; with `clients`, a client branch.
+
+    The branches share all hidden layers but the last, of which each has its own. Raises InputError
+    without hidden layers, for widths below 1, and for clients below 1.
+    """
+    if not hidden or any(width < 1 for width in hidden):
+        raise InputError(f"hidden must name one width or more, each at least 1, got {list(hidden)}")
+    widths = (math.prod(shape), *hidden)
+
+    def stage(a: int, b: int) -> Callable[[], nn.Module]:
+        return lambda: nn.Sequential(nn.Flatten(), *projection(a, b))
+
+    stages = [stage(a, b) for a, b in pairwise(widths)]
+    return Routed(stages, hidden[-1], classes, clients, shared=len(stages) - 1)

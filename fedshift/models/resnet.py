@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError, unknown
@@ -29,7 +30,15 @@ class Block(nn.Module):
     first 1x1). x [n, inputs, h, w] -> [n, width * expansion, h / stride, w / stride].
     """
 
-    def __init__(self, inputs: int, width: int, expansion: int, stride: int, norm: Norm) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        expansion: int,
+        stride: int,
+        norm: Norm,
+        groups: int = GROUPS,
+    ) -> None:
         super().__init__()
         outputs = width * expansion
         plain = expansion == 1
@@ -38,13 +47,13 @@ class Block(nn.Module):
         )  # fmt: skip
         layers: list[nn.Module] = []
         for a, b, kernel, step in shapes:
-            layers += [_conv(a, b, kernel, step), _norm(norm, b), nn.ReLU()]
+            layers += [_conv(a, b, kernel, step), _norm(norm, b, groups), nn.ReLU()]
         self.residual = nn.Sequential(*layers[:-1])
         same = stride == 1 and inputs == outputs
         self.shortcut = (
             nn.Identity()
             if same
-            else nn.Sequential(_conv(inputs, outputs, 1, stride), _norm(norm, outputs))
+            else nn.Sequential(_conv(inputs, outputs, 1, stride), _norm(norm, outputs, groups))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,6 +71,7 @@ class ResNet(nn.Module):
                 replace the last layer by 2048 -> 2048, without activation, and a classifier)
     colours     "scaled": inputs lie in [-1, 1]; "imagenet": such inputs are first normalised by
                 ImageNet's means and deviations, as its pretrained weights expect
+    Bytes 0..255 are brought to [-1, 1] first, as `experiments.task.scaled` does.
 
     Convolutions start from He's normal initialisation (fan out), normalisation from scale 1 and
     shift 0. `body` ends at the features, 512 (depth 18), 2048 (depth 50) or `projection` many;
@@ -88,14 +98,19 @@ class ResNet(nn.Module):
         if colours == "imagenet" and channels != 3:
             raise InputError(f"ImageNet's colours are 3 channels, the images have {channels}")
         self.colours, self.projection = colours, projection
-        self.body = _body(depth, norm, stem, channels, projection)
-        features = projection or 8 * _WIDTH * STAGES[depth][1]
+        self.body = backbone(depth, norm, stem, channels)
+        features = 8 * _WIDTH * STAGES[depth][1]
+        if projection is not None:
+            self.body.append(nn.Linear(features, projection))
+            features = projection
         self.head = nn.Linear(features, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if x.dtype == torch.uint8:
+            x = x.float().div_(127.5).sub_(1.0)
         if self.colours == "imagenet":
             mean, sd = (x.new_tensor(v).view(3, 1, 1) for v in (_MEAN, _SD))
             x = ((x + 1) / 2 - mean) / sd
@@ -111,34 +126,32 @@ def stem_for(size: int) -> Stem:
     return "cifar" if size <= 64 else "imagenet"
 
 
-def _body(
-    depth: int, norm: Norm, stem: Stem, channels: int, projection: int | None
+def backbone(
+    depth: int, norm: Norm, stem: Stem, channels: int, groups: int = GROUPS
 ) -> nn.Sequential:
+    """The layers of `ResNet` up to the average over the image; `groups` is for norm "group"."""
     blocks, expansion = STAGES[depth]
-    layers = [*_stem(stem, norm, channels)]
+    layers = [*_stem(stem, norm, channels, groups)]
     inputs = _WIDTH
     for stage, count in enumerate(blocks):
         width = _WIDTH << stage
         for k in range(count):
             stride = 2 if stage and not k else 1
-            layers.append(Block(inputs, width, expansion, stride, norm))
+            layers.append(Block(inputs, width, expansion, stride, norm, groups))
             inputs = width * expansion
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    if projection is not None:
-        layers.append(nn.Linear(inputs, projection))
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def _stem(stem: Stem, norm: Norm, channels: int) -> list[nn.Module]:
+def _stem(stem: Stem, norm: Norm, channels: int, groups: int) -> list[nn.Module]:
     small = stem == "cifar"
     first = _conv(channels, _WIDTH, 3, 1) if small else _conv(channels, _WIDTH, 7, 2)
     pool = [] if small else [nn.MaxPool2d(3, 2, 1)]
-    return [first, _norm(norm, _WIDTH), nn.ReLU(), *pool]
+    return [first, _norm(norm, _WIDTH, groups), nn.ReLU(), *pool]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 
-def _norm(norm: Norm, channels: int) -> nn.Module:
-    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(GROUPS, channels)
+def _norm(norm: Norm, channels: int, groups: int) -> nn.Module:
+    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(groups, channels)

@@ -2,4 +2,154 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from dataclasses import replace
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.fedala import FedAla
+from fedshift.algorithms.fedas import FedAs
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.fedpac import FedPac
+from fedshift.client.local import Local
+from fedshift.client.mixing import Layers, Mix
+from fedshift.client.objectives import CrossEntropy, Proximal
+from fedshift.client.sharing import Share
+from fedshift.errors import InputError
+from fedshift.recipes import personal
+from fedshift.recipes.setting import Setting, divided
+from fedshift.server.confree import ConFree, PairwiseProjection, Scope
+
+__all__ = [
+    "confree",
+    "confree_drm_repo",
+    "fedala",
+    "fedala_drm_repo",
+    "fedas",
+    "fedas_drm_repo",
+    "fedpac",
+    "fedpac_drm_repo",
+]
+
+
+def fedpac(
+    setting: Setting,
+    *,
+    lam: float = 1.0,
+    collaborate: bool = True,
+    head_epochs: int = 1,
+    head_lr: float = 0.1,
+) -> Algorithm:
+    """Pull features to everybody's class means, and mix heads by what suits each client.
+
+    Reference: Xu, Tong and Huang 2023, "Personalized federated learning with feature alignment and
+    classifier collaboration" (FedPAC), arXiv 2306.11867, Algorithm 1.
+    Note: head_epochs at rate head_lr for the head, then setting.local for the body; lam = 0 with
+    collaborate = false is FedRep bit for bit; needs a model that returns "features".
+    """
+    fit = replace(setting.local, lr=head_lr, epochs=head_epochs, steps=None)
+    full = FedPac(
+        setting.model, setting.head, lam, collaborate,
+        fit=fit, local=setting.local, server=setting.server,
+    )  # fmt: skip
+    if lam or collaborate:
+        return full
+    phases = replace(fit, only=setting.head), replace(setting.local, frozen=setting.head)
+    return FedAvg(setting.model, local=phases, share=Share(setting.head), server=setting.server)
+
+
+def fedpac_drm_repo(setting: Setting, *, mu: float = 0.01) -> FedAvg:
+    """FedRep with a pull of the body towards the body received: not FedPAC.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedpac.py.
+    Note: what the rows "FedPAC" of their tables report: no prototypes, no mixing of heads; half of
+    the steps for each phase; mu = 0 is fedrep_drm_repo bit for bit.
+    """
+    plain = personal.fedrep_drm_repo(setting)
+    pulled = CrossEntropy() + Proximal(mu, free=setting.head) if mu else CrossEntropy()
+    return replace(plain, objective=pulled)
+
+
+def fedala(
+    setting: Setting,
+    *,
+    layers: Layers = 1,
+    mix_lr: float = 1.0,
+    share: float = 0.8,
+    threshold: float = 0.1,
+) -> FedAla:
+    """Start local training from a mixture of the old local and the global model that is learned.
+
+    Reference: Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated
+    learning", arXiv 2212.01197, Algorithm 1.
+    Note: layers counts layers with parameters from the end (the paper's p), or is "all"; mix_lr is
+    the rate of the mixing weights, share the part of the examples that they are learned on.
+    """
+    mix = Mix(mix_lr, layers, share, threshold)
+    return FedAla(setting.model, mix, setting.head, local=setting.local, server=setting.server)
+
+
+def fedala_drm_repo(setting: Setting) -> FedAla:
+    """FedAvg with half of the steps, served before it is averaged: not FedALA.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedala.py.
+    Note: what the rows "FedALA" of their tables report: the other half of the steps is meant for
+    the mixing weights, which receive no gradient there and stay at 1.
+    """
+    _, train = divided(setting, "fedala_drm_repo", 2)
+    return FedAla(setting.model, None, local=train, server=setting.server)
+
+
+def fedas(
+    setting: Setting, *, align_epochs: int = 1, align_lr: float = 0.01, align_batch: int = 16
+) -> FedAs:
+    """Lead the body received back to the client's old features; weigh clients by Fisher traces.
+
+    Reference: Yang, Huang and Ye 2024, "FedAS: bridging inconsistency in personalized federated
+    learning", CVPR.
+    Note: sizes do not count, except through the traces; align_epochs = 0 leaves the alignment out;
+    needs a model that returns "features".
+    """
+    if align_epochs < 0:
+        raise InputError(f"align_epochs must be 0 or more, got {align_epochs}")
+    align = Local(lr=align_lr, epochs=align_epochs, batch=align_batch) if align_epochs else None
+    return FedAs(setting.model, setting.head, align, local=setting.local, server=setting.server)
+
+
+def fedas_drm_repo(setting: Setting) -> FedAs:
+    """FedPer with a fifth of the steps spent on matching the last local model's features.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
+    Note: of 10 steps, 2 match features example by example and 8 train body and head; weights by
+    size, no Fisher traces.
+    """
+    align, train = divided(setting, "fedas_drm_repo", 5)
+    return FedAs(
+        setting.model, setting.head, align, "examples", False, local=train, server=setting.server
+    )
+
+
+def confree(
+    setting: Setting,
+    *,
+    alpha: float = 0.5,
+    normalise: bool = True,
+    scope: Scope = "tensor",
+    head_epochs: int = 1,
+) -> FedAvg:
+    """FedRep whose changes are freed of conflicts on the server, to the gain of the worst client.
+
+    Reference: Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized
+    federated learning", AAAI, doi 10.1609/aaai.v39i21.34449.
+    Note: other hosts take combine=ConFree(); normalise = false projects as the authors' code does;
+    scope is "tensor" or "model"; sizes do not count; head_epochs as in fedrep.
+    """
+    host = personal.fedrep(setting, head_epochs=head_epochs)
+    return replace(host, combine=ConFree(alpha, normalise, scope))
+
+
+def confree_drm_repo(setting: Setting) -> FedAvg:
+    """FedRep with pairwise projections of the clients' changes, weighted by size.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/confree.py.
+    Note: projections only, of the whole change at once; half of the steps for each phase.
+    """
+    return replace(personal.fedrep_drm_repo(setting), combine=PairwiseProjection())

@@ -2,4 +2,219 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from dataclasses import replace
+from typing import Literal
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.finetune import FineTune
+from fedshift.algorithms.local_only import LocalOnly
+from fedshift.client.local import Local
+from fedshift.client.sharing import Share
+from fedshift.errors import InputError, nearest, unknown
+from fedshift.recipes import one_model
+from fedshift.recipes.setting import Setting
+
+__all__ = [
+    "ditto",
+    "ditto_drm_repo",
+    "fedavgft",
+    "fedbabu",
+    "fedbabu_drm_repo",
+    "fedper",
+    "fedproxft",
+    "fedrep",
+    "fedrep_drm_repo",
+    "fedsamft",
+    "local_only",
+]
+
+TunePart = Literal["head", "body", "full"]
+
+
+def local_only(setting: Setting) -> LocalOnly:
+    """Train every client alone, from the common first model.
+
+    Reference: the baseline "local" of Li et al. 2021 (Ditto), arXiv 2012.04221, Section 4.
+    Note: nothing is sent; run it always, it is what personalisation must beat.
+    """
+    return LocalOnly(setting.model, local=setting.local)
+
+
+def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) -> Algorithm:
+    """`inner`, with fine-tuning in the last `tune_rounds` of the setting's rounds."""
+    if tune_rounds < 0:
+        raise InputError(f"tune_rounds must be 0 or more, got {tune_rounds}")
+    if not tune_rounds:
+        return inner
+    if setting.rounds is None:
+        raise InputError(
+            f"tune_rounds={tune_rounds} are the last rounds of the run, and the setting does not "
+            "say how many that has; give Setting(..., rounds=...)"
+        )
+    if tune_rounds >= setting.rounds:
+        raise InputError(
+            f"tune_rounds={tune_rounds} of {setting.rounds} rounds leave none to train together; "
+            f"give 0 to {setting.rounds - 1} (for none together, take local_only)"
+        )
+    return FineTune(inner, setting.rounds - tune_rounds, tune)
+
+
+def fedavgft(setting: Setting, *, tune_rounds: int = 100) -> Algorithm:
+    """FedAvg, then every client tunes the whole model alone in the last rounds.
+
+    Reference: Wang et al. 2025, "Beyond aggregation: guiding clients in heterogeneous federated
+    learning" (FedDRM), arXiv 2509.23049, Section 4 (baseline).
+    Note: 100 of 800 rounds there; report tune_rounds with results; 0 is FedAvg bit for bit.
+    """
+    return _tuned(setting, one_model.fedavg(setting), tune_rounds, setting.local)
+
+
+def fedproxft(setting: Setting, *, mu: float = 0.01, tune_rounds: int = 100) -> Algorithm:
+    """FedProx, then every client tunes the whole model alone, without the pull.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
+    Note: mu = 0 is fedavgft, and tune_rounds = 0 is FedProx, bit for bit.
+    """
+    return _tuned(setting, one_model.fedprox(setting, mu=mu), tune_rounds, setting.local)
+
+
+def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: int = 100) -> Algorithm:
+    """FedSAM, then every client tunes the whole model alone, by plain SGD.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
+    Note: two gradients per federated step; rho = 0 is fedavgft bit for bit.
+    """
+    return _tuned(setting, one_model.fedsam(setting, rho=rho), tune_rounds, setting.local)
+
+
+def ditto(setting: Setting, *, lam: float = 1.0) -> Ditto:
+    """FedAvg, and beside it a personal model on each client that is pulled to the global one.
+
+    Reference: Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
+    personalization", arXiv 2012.04221, Algorithm 1.
+    Note: both models train as long as the setting says; lam = 0 is local_only beside FedAvg.
+    """
+    return Ditto(one_model.fedavg(setting), lam, setting.local)
+
+
+def ditto_drm_repo(setting: Setting, *, lam: float = 1.0) -> Ditto:
+    """Ditto with the setting's steps shared out between the two models.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/ditto.py.
+    Note: of 10 steps, 5 are the global model's and 5 the personal one's.
+    """
+    first, second = _halved(setting, "ditto_drm_repo")
+    return Ditto(one_model.fedavg(replace(setting, local=first)), lam, second)
+
+
+def _halved(setting: Setting, name: str) -> tuple[Local, Local]:
+    """The local steps in two halves, the second with the odd one; InputError if impossible."""
+    steps = _steps(setting, name)
+    if steps < 2:
+        raise InputError(f"{name} shares the steps out between two phases; {steps} is too few")
+    first = replace(setting.local, steps=steps // 2)
+    return first, replace(setting.local, steps=steps - steps // 2)
+
+
+def _steps(setting: Setting, name: str) -> int:
+    if setting.local.steps is None:
+        raise InputError(
+            f"{name} counts steps, as the code that it follows (10 per round); give "
+            "Local(steps=10, epochs=None)"
+        )
+    return setting.local.steps
+
+
+def fedper(setting: Setting) -> FedAvg:
+    """FedAvg on the body; heads stay on the clients and train along with it.
+
+    Reference: Arivazhagan et al. 2019, "Federated learning with personalization layers",
+    arXiv 1912.00818.
+    Note: the head is what Setting(head=...) names, and may be several layers.
+    """
+    return replace(one_model.fedavg(setting), share=Share(_head(setting)))
+
+
+def _head(setting: Setting) -> tuple[str, ...]:
+    """The setting's head, checked: each prefix matches, and something is left for the body."""
+    head, names = setting.head, [name for name, _ in setting.model.net.named_parameters()]
+    matches = head and all(any(n.startswith(prefix) for n in names) for prefix in head)
+    if matches and not all(n.startswith(head) for n in names):
+        return head
+    raise InputError(
+        f"Setting.head = {list(head)} must match some of the model's parameters with each prefix, "
+        f"and not all of them; the model has {', '.join(names[:8])}."
+        f'{nearest(head[0], names) if head else ""} Name the last layer, as head=("fc.",)'
+    )
+
+
+def _head_only(setting: Setting, local: Local) -> Local:
+    _free(setting)
+    return replace(local, only=_head(setting))
+
+
+def _body_only(setting: Setting, local: Local) -> Local:
+    _free(setting)
+    return replace(local, frozen=(*local.frozen, *_head(setting)))
+
+
+def _free(setting: Setting) -> None:
+    if setting.local.only:
+        raise InputError(
+            f"the method decides which parameters move; leave out only={setting.local.only}"
+        )
+
+
+def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
+    """FedAvg on the body; each client first fits its own head to the body received.
+
+    Reference: Collins et al. 2021, "Exploiting shared representations for personalized federated
+    learning" (FedRep), arXiv 2102.07078, Algorithm 1.
+    Note: head_epochs passes over the data for the head, then setting.local for the body;
+    head_epochs = 0 is FedBABU's body training bit for bit.
+    """
+    body = _body_only(setting, setting.local)
+    if head_epochs < 0:
+        raise InputError(f"head_epochs must be 0 or more, got {head_epochs}")
+    if not head_epochs:
+        return replace(fedper(setting), local=body)
+    head = _head_only(setting, replace(setting.local, epochs=head_epochs, steps=None))
+    return replace(fedper(setting), local=(head, body))
+
+
+def fedrep_drm_repo(setting: Setting) -> FedAvg:
+    """FedRep with the setting's steps shared out between head and body.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedrep.py.
+    Note: of 10 steps, 5 are the head's and then 5 the body's; no final fit of the heads.
+    """
+    first, second = _halved(setting, "fedrep_drm_repo")
+    phases = _head_only(setting, first), _body_only(setting, second)
+    return replace(fedper(setting), local=phases)
+
+
+def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "full") -> Algorithm:
+    """FedAvg on the body under a head that nobody trains, then every client tunes alone.
+
+    Reference: Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image
+    classification", arXiv 2106.06042, Algorithm 1.
+    Note: tune_part is "head", "body" or "full" (the authors' code); their 5 epochs of tuning are
+    tune_rounds = 5 with one epoch per round.
+    """
+    local = setting.local
+    parts = {"head": _head_only(setting, local), "body": _body_only(setting, local), "full": local}
+    if tune_part not in parts:
+        raise unknown("tune_part of fedbabu", tune_part, parts)
+    return _tuned(setting, fedrep(setting, head_epochs=0), tune_rounds, parts[tune_part])
+
+
+def fedbabu_drm_repo(setting: Setting, *, tune_rounds: int = 200) -> Algorithm:
+    """FedBABU with the last quarter of 800 rounds for the heads alone.
+
+    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.
+    Note: all of the setting's steps (10) for the body, later all for the head.
+    """
+    _steps(setting, "fedbabu_drm_repo")
+    return fedbabu(setting, tune_rounds=tune_rounds, tune_part="head")

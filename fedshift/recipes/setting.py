@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedshift.client.local import Local
+from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 
@@ -25,3 +26,24 @@ class Setting:
     head: tuple[str, ...] = ("head.",)
     rounds: int | None = None
     clients: int | None = None
+
+
+def divided(setting: Setting, name: str, parts: int) -> tuple[Local, Local]:
+    """The local steps in two phases: floor(steps / parts) of them, and the others.
+
+    For recipes that share out a fixed number of steps; `name` is the recipe's. Raises InputError
+    where the setting has epochs, or too few steps to leave one for each phase.
+    """
+    steps = setting.local.steps
+    if steps is None:
+        raise InputError(
+            f"{name} counts steps, as the code that it follows (10 per round); give "
+            "Local(steps=10, epochs=None)"
+        )
+    if steps < parts:
+        raise InputError(
+            f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few, give "
+            f"{parts} or more"
+        )
+    first = steps // parts
+    return replace(setting.local, steps=first), replace(setting.local, steps=steps - first)

@@ -47,7 +47,10 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Final:
-    """The last evaluation: target and estimate, recall per class [K], accuracy per client [M]."""
+    """The last evaluation: target and estimate, recall per class [K], accuracy per client [M].
+
+    target_macro_f1 is None in folders of versions that did not measure it.
+    """
 
     round: int
     target_accuracy: Share | None
@@ -57,6 +60,7 @@ class Final:
     estimated_accuracy: Share | None
     estimated_se: Number | None
     client_accuracy: tuple[Share | None, ...]
+    target_macro_f1: Share | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     header = (
         "Run",
         "Target accuracy",
+        "Macro F1",
         "Estimated accuracy",
         "± s.e.",
         "ESS",
@@ -28,9 +29,10 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "Round",
     )
     rows = tuple(_result(r, label) for r, label in zip(runs, labels, strict=True))
-    formats = ("", ".1%", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
+    formats = ("", ".1%", ".3f", ".1%", ".1%", ".0f", ".1%", ".4f", ".4f", ".4g", "d")
     text = (
-        "Target accuracy is measured on the target's own labelled test data. The estimate needs "
+        "Target accuracy is measured on the target's own labelled test data, and so is macro F1, "
+        "the mean of F1 over the labels that occur there. The estimate needs "
         "none: it is the clients' pooled recall per class, weighted by the target's label "
         "distribution. ESS, the effective sample size, is the number of examples that equally "
         "weighted data would need for the same variance. Hull distance is how far the target is "
@@ -247,7 +249,7 @@ def _best(selection: Selection) -> dict[str, str]:
 def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
     s = run.summary
     se = _finite(s.final.estimated_se)
-    final = (s.final.target_accuracy, s.final.estimated_accuracy, se)
+    final = (s.final.target_accuracy, s.final.target_macro_f1, s.final.estimated_accuracy, se)
     ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, _finite(s.lam))
     return (label, *final, *ess, s.final.round)
 

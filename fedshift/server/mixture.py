@@ -79,7 +79,7 @@ def mixture(shares: Floats, sizes: Floats, target: Floats, bound: float) -> Mixt
     members = np.bincount(group)
     upper = np.minimum(members * bound, NO_CAP) if capped else np.full(first.shape, NO_CAP)
     totals = np.bincount(group, weights=sizes).astype(np.float64)
-    merged = Problem(_narrow(full.rows[first]), totals, upper)
+    merged = Problem(narrow(full.rows[first]), totals, upper)
     only_equal = full.upper.sum() <= 1.0 + 1e-12
     nearest = merged.upper / merged.upper.sum() if only_equal else project(merged)
     absent = nearest @ shares[first] <= ABSENT
@@ -99,7 +99,7 @@ def _equal_rows(keys: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return first, group
 
 
-def _narrow(rows: Floats) -> Floats:
+def narrow(rows: Floats) -> Floats:
     """Rows in an orthonormal basis of their span when M < K: same distances, M columns."""
     if rows.shape[0] >= rows.shape[1]:
         return rows

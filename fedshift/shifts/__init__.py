@@ -1,6 +1,7 @@
 """Rules that deal one pool of samples to clients so that they differ, and their label tables.
 
-A shift is called as `shift(labels, classes, clients, rng)`; see `Shift`.
+A shift is called as `shift(labels, classes, clients, rng)`; see `Shift`. Feature shifts change what
+a client's images look like: `transform_of(pool, client)(images)`; see `covariate`.
 """
 
 from fedshift.shifts.base import (
@@ -10,6 +11,21 @@ from fedshift.shifts.base import (
     label_counts,
     marginals,
 )
+from fedshift.shifts.covariate import (
+    Brightness,
+    Compose,
+    Gamma,
+    Hue,
+    Invert,
+    Posterise,
+    Saturation,
+    Transform,
+    bit_pool,
+    fashion_pool,
+    transform_of,
+    wide_pool,
+)
+from fedshift.shifts.crop import RandomResizedCrop
 from fedshift.shifts.groups import whole_groups
 from fedshift.shifts.label import DirichletPerClass, DirichletPerClient, Iid, Shards, Sparsity
 from fedshift.shifts.pacs import Imbalanced
@@ -17,20 +33,33 @@ from fedshift.shifts.quantity import QuantitySkew
 from fedshift.shifts.target import dirichlet_marginal, resample_to, sparse_marginal
 
 __all__ = [
+    "Brightness",
+    "Compose",
     "DirichletPerClass",
     "DirichletPerClient",
+    "Gamma",
+    "Hue",
     "Iid",
     "Imbalanced",
+    "Invert",
     "Partition",
+    "Posterise",
     "QuantitySkew",
+    "RandomResizedCrop",
+    "Saturation",
     "Shards",
     "Shift",
     "Sparsity",
+    "Transform",
+    "bit_pool",
     "check_partition",
     "dirichlet_marginal",
+    "fashion_pool",
     "label_counts",
     "marginals",
     "resample_to",
     "sparse_marginal",
+    "transform_of",
     "whole_groups",
+    "wide_pool",
 ]

@@ -200,7 +200,8 @@ class DirichletPerClass:
 
     Source: Yurochkin et al. (2019, arXiv:1905.12022), section 4: the default. Their code, and
     NIID-Bench (Li et al. 2022, arXiv:2102.02079) and FedLab after it, are `capacity=True,
-    min_size=10`; they draw again without limit, and divide 0 by 0 where no mass is left.
+    min_size=10` (FedLab: K, as in FedDRM's "Dir-0.3"); they draw again without limit, divide 0 by 0
+    where no mass is left, and by rounding may give a sample to a last client that is full.
     """
 
     beta: float

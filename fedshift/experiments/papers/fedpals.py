@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedshift.experiments.papers.fedpals_columns import (
+    CIFAR,
+    FASHION,
+    PHOTO_ROUNDS,
+    ROUNDS,
+    SPARSE,
+    cameras,
+    dirichlet,
+    gaussians,
+    mini,
+    photos,
+    small_photos,
+    sparsity,
+    ten_clients,
+)
 from fedshift.experiments.papers.printed import printed, printed_rows
-from fedshift.experiments.reproduce.study import Column, Metric, Row, Study
-
-FASHION, CIFAR, PACS, WILD = "Fashion-MNIST", "CIFAR-10", "PACS", "iWildCam"
-ROUNDS = 150
-Tables = Mapping[str, Mapping[str, Any]]
+from fedshift.experiments.reproduce.study import Metric, Row, Study
 
 # --------------------------------------------------------------------------- methods
 
@@ -57,14 +68,6 @@ GENERAL = (
     "Test examples are the official test file resampled to T, as many as it allows; the authors' "
     "code tests on the target's part of the training file.",
 )
-SPARSE = (
-    "Sparsity split: every client has floor(min_y n_y / m_y) examples of each of its labels, m_y "
-    "the number of clients (and target) that hold y.",
-)
-DIRICHLET = (
-    "Dirichlet split: every client has the marginal drawn for it and all have one size; the paper "
-    "states neither sizes nor rounding.",
-)
 TUNING = (
     "FedPALS: one model per ESS of lambda=0, 10, 25, 50 and 75 % (those below lambda=0's are left "
     "out), for every seed the one of highest validation accuracy, ties to the larger ESS.",
@@ -75,88 +78,13 @@ SWEEP = (
     "Which data sets, fixed splits and values the figure shows is chosen where the text does not "
     "say; the figure's numbers are not printed, so there is no column of the paper's.",
 )
-PHOTOS = (
-    "PACS and iWildCam: split from the authors' code, 80 rounds from its sweep files; selection on "
-    "PACS's held-out source images and iWildCam's out-of-distribution validation cameras.",
-    "PACS and iWildCam: a ResNet-18 with group normalisation at 96 px from random weights, local "
-    "SGD with learning rate 0.1, no augmentation. The paper: ImageNet's ResNet-50, its batch "
-    "normalisation frozen, 224 (448) px, Adam with learning rate 3e-5, augmentation.",
-)
 FIDELITY = (
     'lambda belongs to the unsquared distance, fidelity = "norm", as in the authors\' code: only '
     "there do 0, 12, 42 and 93 give the stated ESS of 15, 25, 50 and 75 %."
 )
-
-# --------------------------------------------------------------------------- data sets and splits
-
-
-def _column(title: str, split: str, shift: Mapping[str, Any], **more: Any) -> Column:
-    """Ten clients of the paper: nine that train and the target. Extra tables go in `more`."""
-    rounds = int(more.pop("rounds", ROUNDS))
-    training = {"batch": 32, "lr": 0.1, **more.pop("training", {})}
-    settings: Tables = {
-        "data": {"name": title.lower(), "validation": 0.2},
-        "shift": {"clients": 9, **shift},
-        "model": {"name": "lenet"},
-        "training": training,
-    }
-    return Column(title.lower(), title, split, settings, rounds, **more)
-
-
-def _sparsity(title: str, labels: int, **more: Any) -> Column:
-    return _column(
-        title,
-        f"C={labels}",
-        {"kind": "sparsity", "labels_per_client": labels},
-        chosen=SPARSE,
-        **more,
-    )
-
-
-def _dirichlet(title: str, beta: float, **more: Any) -> Column:
-    return _column(
-        title,
-        f"beta={beta:g}",
-        {"kind": "dirichlet-per-client", "beta": beta},
-        chosen=DIRICHLET,
-        **more,
-    )
-
-
-def _mini(labels: int) -> Column:
-    return _sparsity("Fashion-MNIST-mini", labels, extra=True)
-
-
-def _photos(split: str = "C=6", **shift: Any) -> Column:
-    """PACS: three clients of cartoons and sketches, target photos."""
-    return _pictures("pacs", PACS, split, {"clients": 3, **shift})
-
-
-def _cameras() -> Column:
-    """iWildCam: cameras dealt to a hundred clients."""
-    return _pictures("iwildcam", WILD, "M=100", {"clients": 100})
-
-
-def _pictures(name: str, title: str, split: str, shift: Mapping[str, Any]) -> Column:
-    settings: Tables = {
-        "data": {"name": name, "validation": 0.0},
-        "shift": {"kind": "natural", **shift},
-        "model": {"name": "resnet18-gn"},
-        "training": {"batch": 32, "lr": 0.1},
-    }
-    differs = "ResNet-18 at 96 px without pretrained weights"
-    return Column(name, title, split, settings, 80, seeds=3, differs=differs, chosen=PHOTOS)
-
-
-def _gaussians(delta: float) -> Column:
-    settings: Tables = {
-        "data": {"name": "gaussians", "validation": 0.0},
-        "shift": {"kind": "natural", "clients": 2, "delta": delta},
-        "model": {"name": "linear"},
-        "training": {"batch": 32, "lr": 0.01, "epochs": 10},
-    }
-    return Column("gaussians", "Gaussians", f"delta={delta:g}", settings, 300, seeds=5)
-
+PROX_PALS = (
+    "FedProx + FedPALS: mu = 1, the default of the authors' code, and FedPALS's learning rate."
+)
 
 # --------------------------------------------------------------------------- printed numbers
 
@@ -171,10 +99,11 @@ def _with_lambda(row: Mapping[str, str]) -> str:
 
 def _table1() -> Study:
     columns = (
-        *(_sparsity(name, c) for name in (FASHION, CIFAR) for c in (3, 2)),
-        _dirichlet(CIFAR, 0.1),
-        _photos(),
-        *(_mini(c) for c in (3, 2)),
+        *(sparsity(name, c) for name in (FASHION, CIFAR) for c in (3, 2)),
+        dirichlet(CIFAR, 0.1),
+        photos(),
+        small_photos(),
+        *(mini(c) for c in (3, 2)),
     )
     return Study(
         "fedpals/table1",
@@ -189,13 +118,15 @@ def _table1() -> Study:
 
 def _table2() -> Study:
     deltas = [float(row["delta"]) for row in printed_rows("fedpals_table2")]
-    columns = tuple(_photos(f"delta={d:g}", target_noise=d) for d in deltas)
+    columns = tuple(
+        make(f"delta={d:g}", target_noise=d) for make in (photos, small_photos) for d in deltas
+    )
     return Study(
         "fedpals/table2",
         "FedPALS when the target is known with error: T + delta max(eps, 0), normalised",
         (_pals(0.0, "FedPALS"),),
         columns,
-        80,
+        PHOTO_ROUNDS,
         (GENERAL[0], "FedPALS with lambda = 0, the best of Table 4."),
         printed=printed(
             "fedpals_table2", lambda r: (r["dataset"], f"delta={float(r['delta']):g}", "FedPALS")
@@ -206,20 +137,20 @@ def _table2() -> Study:
 def _table3() -> Study:
     rows = (
         *(_pals(lam, fidelity="norm") for lam in (0.0, 600.0, 2500.0, 5800.0)),
-        _prox_pals(5800.0, 0.01),
+        _prox_pals(5800.0, 1.0),
         *BASELINES[:4],
     )
     return Study(
         "fedpals/table3",
         "Macro F1 on iWildCam, 100 clients",
         rows,
-        (_cameras(),),
-        80,
+        (cameras(),),
+        PHOTO_ROUNDS,
         (
             GENERAL[0],
             "FedRS is left out, as in the paper.",
-            'lambda belongs to the unsquared distance, fidelity = "norm", as on PACS; '
-            "FedProx + FedPALS uses mu = 0.01.",
+            'lambda belongs to the unsquared distance, fidelity = "norm", as on PACS.',
+            PROX_PALS,
         ),
         metric=Metric("macro F1", "target_macro_f1", 1.0, 2),
         printed=printed("fedpals_table3", lambda r: (r["dataset"], "M=100", _with_lambda(r))),
@@ -236,17 +167,17 @@ def _table4() -> Study:
         "fedpals/table4",
         "The trade-off of lambda on PACS",
         rows,
-        (_photos(),),
-        80,
-        (GENERAL[0], FIDELITY, "FedProx + FedPALS uses mu = 1, the default of the authors' code."),
+        (photos(), small_photos()),
+        PHOTO_ROUNDS,
+        (GENERAL[0], FIDELITY, PROX_PALS),
         printed=printed("fedpals_table4", lambda r: (r["dataset"], "C=6", _with_lambda(r))),
     )
 
 
 def _sweeps() -> tuple[Study, ...]:
-    labels = tuple(_sparsity(name, c) for name in (CIFAR, FASHION) for c in range(2, 11))
-    mini = tuple(_mini(c) for c in range(2, 11))
-    betas = tuple(_dirichlet(CIFAR, b) for b in (0.05, 0.1, 0.2, 0.5, 1.0, 5.0))
+    labels = tuple(sparsity(name, c) for name in (CIFAR, FASHION) for c in range(2, 11))
+    small = tuple(mini(c) for c in range(2, 11))
+    betas = tuple(dirichlet(CIFAR, b) for b in (0.05, 0.1, 0.2, 0.5, 1.0, 5.0))
     chosen = (*GENERAL, *TUNING, *SWEEP)
     titles = (
         "Accuracy against the number of labels per client, C",
@@ -254,14 +185,14 @@ def _sweeps() -> tuple[Study, ...]:
         "Accuracy against the distance of T from what the clients can mix",
     )
     return (
-        Study("fedpals/fig2", titles[0], ALL, (*labels, *mini), ROUNDS, chosen, plot="sweep"),
+        Study("fedpals/fig2", titles[0], ALL, (*labels, *small), ROUNDS, chosen, plot="sweep"),
         Study("fedpals/fig5", titles[1], ALL, betas, ROUNDS, chosen, plot="sweep"),
-        Study("fedpals/fig6", titles[2], ALL, (*labels, *mini), ROUNDS, chosen, plot="distance"),
+        Study("fedpals/fig6", titles[2], ALL, (*labels, *small), ROUNDS, chosen, plot="distance"),
     )
 
 
 def _fig7() -> Study:
-    columns = (_dirichlet(CIFAR, 0.2), _sparsity(CIFAR, 3), _mini(3))
+    columns = (dirichlet(CIFAR, 0.2), sparsity(CIFAR, 3), mini(3))
     chosen = (*GENERAL, *TUNING, *SWEEP)
     title = "Target accuracy by round"
     return Study("fedpals/fig7", title, ALL, columns, ROUNDS, chosen, plot="curves")
@@ -270,11 +201,11 @@ def _fig7() -> Study:
 def _fig8() -> Study:
     shift = {"kind": "sparsity", "labels_per_client": 3}
     epochs = [
-        _column(CIFAR, f"E={e}", shift, rounds=ROUNDS // e, training={"epochs": e})
+        ten_clients(CIFAR, f"E={e}", shift, rounds=ROUNDS // e, training={"epochs": e})
         for e in (1, 5, 10, 20, 40)
     ]
     clients = [
-        _column(CIFAR, f"M={m}", shift | {"clients": m - 1}, training=_cohort(m))
+        ten_clients(CIFAR, f"M={m}", shift | {"clients": m - 1}, training=_cohort(m))
         for m in (10, 50, 100)
     ]
     chosen = (
@@ -303,7 +234,7 @@ def _fig9() -> Study:
         "fedpals/fig9",
         "Two clients, and a target that leaves what they can mix",
         (_pals(0.0, "FedPALS"), FEDAVG),
-        tuple(_gaussians(d / 10) for d in range(11)),
+        tuple(gaussians(d / 10) for d in range(11)),
         300,
         (
             GENERAL[0],

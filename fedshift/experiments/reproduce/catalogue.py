@@ -6,13 +6,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedshift.errors import unknown
-from fedshift.experiments.papers import fedpals
+from fedshift.experiments.papers import feddrm, fedpals, routing
 from fedshift.experiments.reproduce.study import Study
 
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    return fedpals.studies()
+    return fedpals.studies() | feddrm.studies() | routing.studies()
 
 
 def study(name: str) -> Study:

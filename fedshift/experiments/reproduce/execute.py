@@ -25,11 +25,11 @@ from fedshift.experiments.training import Listener, silent
 
 @dataclass(frozen=True)
 class Report:
-    """What came of doing runs: who was trained, what failed and why, and whether it was stopped."""
+    """What came of doing runs: who was trained, what failed and why, and by what it was stopped."""
 
     trained: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    interrupted: KeyboardInterrupt | None = None
 
 
 def execute(
@@ -37,16 +37,16 @@ def execute(
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.
 
-    A failure is kept and the others go on. SIGINT stops: complete runs stay, those under way are
-    begun anew next time.
+    A failure is kept and the others go on. An interruption stops: complete runs stay, those under
+    way are begun anew next time.
     """
     todo = [run for run in runs.values() if not store.done(run)]
     listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
     progress = _Progress(listen)
     try:
         (_one_by_one if jobs == 1 else _at_once)(todo, store, jobs, progress)
-    except KeyboardInterrupt:
-        return Report(tuple(progress.trained), progress.failures, interrupted=True)
+    except KeyboardInterrupt as stop:
+        return Report(tuple(progress.trained), progress.failures, stop)
     return Report(tuple(progress.trained), progress.failures)
 
 

@@ -60,10 +60,9 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
         values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
         where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
-            said.append(
-                f"Tuned on validation: {where} (seed {record['seed']}, {record['rounds']} rounds)."
-            )
-        elif cell.row.grid and cell.problem is None:
+            rounds = f"{record['rounds']} round{'s' * (record['rounds'] != 1)}"
+            said.append(f"Tuned on validation: {where} (seed {record['seed']}, {rounds}).")
+        elif cell.problem is None and cell.row.grid.keys() - cell.column.own_options(cell.row):
             said.append(f"Chosen: {where}, a default (--tune has not been run).")
     said += [f"Changed from the protocol: {override}." for override in plan.overrides]
     said += [f"Run with: {text}." for text in _versions(cells)]

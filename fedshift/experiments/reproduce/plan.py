@@ -11,10 +11,12 @@ from typing import Any
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
+from fedshift.experiments.extras import check_extras
 from fedshift.experiments.load import apply_override, validate
 from fedshift.experiments.reproduce.store import Run, Store, run_of
 from fedshift.experiments.reproduce.study import Column, Options, Row, Study
 from fedshift.experiments.selection import candidates
+from fedshift.experiments.served import measured
 from fedshift.experiments.training import Metrics
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
@@ -56,7 +58,11 @@ class Plan:
 
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
-        return {**row.options, **self.tuned.get((column.key, row.label), {})}
+        tuned = self.tuned.get((column.key, row.label), {})
+        options = {**row.options, **column.own_options(row), **tuned}
+        rounds = self.rounds_of(column)
+        scaled = {k: max(1, options[k] * rounds // column.rounds) for k in row.scaled}
+        return options | scaled
 
     def problem(self, row: Row, column: Column) -> str | None:
         """Why this cell cannot be run here, or None."""
@@ -65,12 +71,16 @@ class Plan:
         absent = column.missing()
         if absent:
             return absent
-        if self.study.metric.key not in {f.name for f in fields(Metrics)}:
+        if self.study.metric.key not in measured() | {f.name for f in fields(Metrics)}:
             return f"this version does not measure {self.study.metric.name}"
         try:
-            config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
+            config = config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
         except InputError as e:
             return f"cannot be configured in this version: {' '.join(str(e).splitlines())}"
+        try:
+            check_extras(config)
+        except InputError as e:
+            return str(e)
         return None
 
 
@@ -92,13 +102,16 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
     One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
     """
     rounds = plan.rounds_of(column)
-    best = plan.study.metric.stop == "best"
-    tables: dict[str, Any] = {name: dict(table) for name, table in column.settings.items()}
+    metric = plan.study.metric
+    tables: dict[str, Any] = dict(column.tables(row))
     tables["method"] = {"name": row.method, **plan.options_of(row, column), **options}
     tables["seeds"] = {"run": seed}
     for override in plan.overrides:
         apply_override(tables, override)
-    tables["training"] |= {"rounds": rounds, "evaluate_every": 1 if best else rounds}
+    every = 1 if metric.stop == "best" else rounds
+    tables["training"] |= {"rounds": rounds, "evaluate_every": every}
+    if metric.last:
+        tables["training"]["evaluate_last"] = min(metric.last, rounds)
     origin = f"{plan.study.name}, {column.key}, {row.label}"
     return validate(tables, origin=origin, overrides=plan.overrides)
 

@@ -21,6 +21,7 @@ class Value:
     chosen     the candidate's label where there were several, as in "ess=25%"
     others     the candidates that validation did not choose
     distance   of T from the hull of the clients' marginals
+    over_rounds  standard deviation over the rounds that the value is a mean of, where it is one
     """
 
     seed: int
@@ -34,6 +35,7 @@ class Value:
     validation: float | None = None
     ess_fraction: float | None = None
     distance: float | None = None
+    over_rounds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,9 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
     study, found = plan.study, []
     for column in study.columns:
         cells = [_cell(plan, row, column, store, failures) for row in study.rows]
-        base = next((c for c in cells if c.row.label == study.baseline), None)
+        by_label = {c.row.label: c for c in cells}
         for cell in cells:
+            base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell is not base:
                 cell = replace(cell, difference=paired(cell.by_seed, base.by_seed))
             found.append(cell)
@@ -107,7 +110,8 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
         if whole and all(store.done(c.run) for c in options):
-            values.append(_value(seed, options, store, plan.study.metric))
+            metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
+            values.append(_value(seed, options, store, metric))
     summed = moments([v.value for v in values]) if values else None
     return replace(cell, values=tuple(values), failures=tuple(failed), moments=summed)
 
@@ -133,7 +137,12 @@ def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric
         seen.get("validation_accuracy"),
         chosen.summary.get("ess_fraction"),
         chosen.summary.get("hull_distance"),
+        _scaled(seen.get(f"{metric.key}_sd"), metric),
     )
+
+
+def _scaled(value: Any, metric: Metric) -> float | None:
+    return metric.scale * float(value) if isinstance(value, int | float) else None
 
 
 def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:

@@ -62,6 +62,7 @@ def _readable(config: Config) -> str:
         "noise": shift.target_noise or None,
         "clients": shift.clients,
         "E": config.training.epochs,
+        "px": config.data.size,
     }
     parts = [
         config.data.name,

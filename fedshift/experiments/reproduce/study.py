@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from fedshift import recipes
 from fedshift.datasets import known
-from fedshift.errors import InputError, unknown
+from fedshift.datasets.images import check_not_enlarged
+from fedshift.errors import DataError, InputError, unknown
 
 Options = Mapping[str, Any]
 Plot = Literal["bars", "sweep", "distance", "curves"]
@@ -26,15 +27,16 @@ class Printed:
 class Metric:
     """What a cell holds: `scale` times the key of a run's summary, with so many digits.
 
-    `stop` says which round counts: "best" is the one of lowest loss on validation examples that
-    follow the target, "final" the last.
+    `stop` says which rounds count: "best" is the one of lowest loss on validation examples that
+    follow the target, "final" the last, "last" the mean over the `last` last rounds.
     """
 
     name: str = "accuracy, %"
     key: str = "target_accuracy"
     scale: float = 100.0
     digits: int = 1
-    stop: Literal["best", "final"] = "best"
+    stop: Literal["best", "final", "last"] = "best"
+    last: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Row:
     key     what --methods takes; rows may share one (FedPALS at four lambdas)
     grid    hyper-parameters that --tune chooses, each with its values
     ess     ESS fractions to try for every seed (0 is lambda = 0), the best on validation counts
+    scaled  options that count rounds: a shortened run shortens them alike
+    reads   the summary's key in place of the table's, where rows differ in what they show
+    against the row that this one is compared with, where it is not the table's baseline; "-" none
     """
 
     label: str
@@ -52,6 +57,9 @@ class Row:
     options: Options = field(default_factory=dict)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ess: tuple[float, ...] = ()
+    scaled: tuple[str, ...] = ()
+    reads: str = ""
+    against: str = ""
 
     @property
     def available(self) -> bool:
@@ -68,6 +76,8 @@ class Column:
     extra   not in the paper: only used where --dataset names it
     differs in what the column departs from the paper as it stands, in a few words
     chosen  what the paper leaves open for this column, and what we took
+    own     row key -> tables that go on top of `settings` for that method here, such as a learning
+            rate of its own; "method" holds options
     """
 
     dataset: str
@@ -79,6 +89,7 @@ class Column:
     extra: bool = False
     differs: str = ""
     chosen: tuple[str, ...] = ()
+    own: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -98,18 +109,32 @@ class Column:
         except ValueError:
             return None
 
+    def own_options(self, row: Row) -> Options:
+        """Options that the row's method has in this column and not elsewhere."""
+        return self.own.get(row.key, {}).get("method", {})
+
+    def tables(self, row: Row) -> dict[str, dict[str, Any]]:
+        """The experiment file's tables for a row, but its method."""
+        own = {k: v for k, v in self.own.get(row.key, {}).items() if k != "method"}
+        return {name: {**table, **own.get(name, {})} for name, table in self.settings.items()}
+
     def missing(self) -> str | None:
-        """What to do about data that are not there; None where they are."""
-        sets = {one.name: one for one in known()}
-        if self.dataset not in sets:
-            return f'this version cannot load the data set "{self.dataset}"'
-        one = sets[self.dataset]
-        if one.available:
-            return None
-        return (
-            f'data set "{self.dataset}" was not found. Get it: {one.how}; or name the folder above '
-            "it in $FEDSHIFT_DATA."
-        )
+        """What to do about data that are not there, or too small; None where they are."""
+        sets, name = {one.name: one for one in known()}, self.settings["data"]["name"]
+        if name not in sets:
+            return f'this version cannot load the data set "{name}"'
+        one, size = sets[name], self.settings["data"].get("size")
+        if not one.available:
+            return (
+                f'data set "{name}" was not found. Get it: {one.how}; or name the folder above it '
+                "in $FEDSHIFT_DATA."
+            )
+        try:
+            if size is not None and one.found is not None:
+                check_not_enlarged(one.found, size)
+        except DataError as e:
+            return str(e)
+        return None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ NUMBERS = (
 )  # fmt: skip
 SEEDS = (
     "dataset", "split", "method", "seed", "value", "round", "chosen", "validation_accuracy",
-    "ess_fraction", "hull_distance", "run", "config_sha256", "other_runs",
+    "ess_fraction", "hull_distance", "over_rounds", "run", "config_sha256", "other_runs",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
         "Here",
         "Paper",
         "95 % interval",
-        f"Minus {study.baseline}, paired",
+        f"Minus {study.baseline}, paired" if study.baseline else "Minus the baseline",
         "Differs from the paper",
     )
     rows = tuple(
@@ -52,7 +52,7 @@ def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
             c.column.title,
             c.column.split,
             c.row.label,
-            spread(c.moments, study.metric),
+            here(c, study.metric),
             printed_text(c.printed, study.metric),
             interval(c.moments, study.metric),
             difference(c.difference, study.metric),
@@ -100,6 +100,7 @@ def seeds_table(cells: Sequence[Cell]) -> Table:
             v.validation,
             v.ess_fraction,
             v.distance,
+            v.over_rounds,
             v.run.name,
             v.config_sha256,
             " ".join(run.name for run in v.others),
@@ -107,13 +108,20 @@ def seeds_table(cells: Sequence[Cell]) -> Table:
         for c in cells
         for v in c.values
     )
-    formats = ("", "", "", "d", "g", "d", "", "g", "g", "g", "", "", "")
+    formats = ("", "", "", "d", "g", "d", "", "g", "g", "g", "g", "", "", "")
     return Table(SEEDS, rows, formats)
 
 
 def run_links(cell: Cell, runs: str) -> Mapping[str, str]:
     """Seed -> address of the run folder that its value comes from, under the address `runs`."""
     return {str(v.seed): f"{runs}/{v.run.name}" for v in cell.values}
+
+
+def here(cell: Cell, metric: Metric) -> str:
+    """Ours: mean and deviation over seeds; of a single seed, the deviation over its rounds."""
+    text = spread(cell.moments, metric)
+    rounds = cell.values[0].over_rounds if len(cell.values) == 1 else None
+    return text if rounds is None else f"{text} ± {rounds:.{metric.digits}f} over rounds"
 
 
 def spread(found: Moments | None, metric: Metric) -> str:
@@ -154,5 +162,5 @@ def _short(cell: Cell, metric: Metric) -> str:
     behind = [note] if note else []
     if cell.printed is not None:
         behind.append(f"paper {printed_text(cell.printed, metric)}")
-    text = spread(cell.moments, metric)
+    text = here(cell, metric)
     return f"{text} ({'; '.join(behind)})" if behind else text

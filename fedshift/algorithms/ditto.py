@@ -1,0 +1,103 @@
+"""Ditto: a personal model beside the global one, pulled towards it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.steps import context_of, train_phases
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Proximal, Term
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """v_i <- v_i - eta (grad F_i(v_i) + lam (v_i - w_t)), beside any method that trains w.
+
+    Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
+    personalization", arXiv 2012.04221, Equation 2 and Algorithm 1. w_t is the model received, for
+    all steps of the round. `inner` neither sees v_i nor lam, so w moves as it would alone. A
+    client that is not drawn keeps v_i. v_i starts at the common first model and never leaves.
+
+    inner     the method that trains w: FedAvg, or another one whose clients receive a whole model
+    lam       strength of the pull, 0 or more; for 0 the term is left out
+    personal  the phase of v_i, or several in turn, with batches of its own
+    objective F_i in the personal phase
+
+    With one plain step the pull moves v_i to w_t at eta lam = 1, and diverges from 2 on. Raises
+    InputError for lam < 0, and (before round 1) for an `inner` whose clients keep parameters.
+    """
+
+    inner: Algorithm
+    lam: float = 1.0
+    personal: Local | tuple[Local, ...] = Local()
+    objective: Term = CrossEntropy()
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.lam < float("inf"):
+            raise InputError(f"Ditto lam must be 0 or more, got {self.lam}")
+
+    @property
+    def model(self) -> Model:
+        """The network of both models."""
+        return self.inner.model
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        server = self.inner.init(params, buffers, table)
+        if missing := sorted(params.keys() - server["params"].keys()):
+            raise InputError(
+                f"Ditto pulls towards a whole model, and clients would not receive {missing[0]} "
+                f"({len(missing)} parameters are kept private); share all of them"
+            )
+        return server
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        own = {"personal": params, "personal_buffers": buffers}
+        return self.inner.init_client(params, buffers, data) | own
+
+    def phases(self) -> Mapping[str, Local]:
+        return {**self.inner.phases(), **self._own()}
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.inner.weigh(server, ids)
+
+    def trains(self, weights: Tensor) -> Tensor:
+        # v_i must be trained even where the client weighs nothing in w.
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return self.inner.broadcast(server, client)
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        update, changed = self.inner.client_update(message, state, data, plans)
+        objective = self.objective + Proximal(self.lam) if self.lam else self.objective
+        context = context_of(message["params"], message["buffers"], state, data)
+        own = state["personal"], state["personal_buffers"]
+        end, after, _ = train_phases(self.model, objective, self._own(), *own, context, data, plans)
+        return update, {**changed, "personal": end, "personal_buffers": after}
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        return self.inner.server_update(server, updates, seed)
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return state["personal"], state["personal_buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        return self.inner.reveals()
+
+    def at(self, t: int) -> Ditto:
+        stage = self.inner.at(t)
+        return self if stage is self.inner else replace(self, inner=stage)
+
+    def _own(self) -> dict[str, Local]:
+        return numbered(self.personal, "personal")

@@ -1,0 +1,136 @@
+"""FedALA: clients learn, weight by weight, how much of the global model to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.client.local import Local
+from fedshift.client.mixing import Mix, leading, mixed, top
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.data import ClientData, Plan
+from fedshift.model import Model
+from fedshift.server.combine import Mean
+from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class FedAla:
+    """FedAvg whose clients start from theta^_i = v_i + (theta - v_i) * W_i, W_i in [0, 1] learned.
+
+        client  W_i by `Mix` on CE(theta^_i);  v_i by SGD from theta^_i
+        server  theta <- server(theta, sum_i a_i (v_i - theta))
+
+    Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated learning",
+    AAAI, arXiv 2212.01197, Algorithm 1. v_i [all parameters] and W_i [of the top layers] stay on
+    the client; W_i starts at 1. A client serves v_i, its model after its own training. Where the
+    model received equals v_i in every entry (round 1) W_i is left alone. Buffers are the received
+    ones, and those of the passes that teach W_i are dropped.
+
+    mix   None takes theta^_i = theta: FedAvg with models served before they are averaged
+    head  name prefixes of the classifier's parameters: the layer that `mix.layers` counts from
+
+    How many epochs W_i takes at first depends on its losses, so `client_update` loops in Python
+    over values of tensors, as no other method here: it cannot be vectorised over clients. Unlike
+    in the authors' code, a client that does not take part does not mix, and keeps serving v_i.
+    Raises InputError (before round 1) for more layers than the model has.
+    """
+
+    model: Model
+    mix: Mix | None = Mix()
+    head: tuple[str, ...] = ("head.",)
+    objective: Term = CrossEntropy()
+    local: Local = Local()
+    combine: Mean = Mean()
+    server: ServerOptimizer = Sgd()
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        self._top()
+        return {
+            "params": params,
+            "buffers": buffers,
+            "optimizer": self.server.init(params),
+            "table": {k: table[k] for k in ("n", *self.combine.needs)},
+        }
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return {
+            "personal": params,
+            "personal_buffers": buffers,
+            "mixing": {k: torch.ones_like(params[k]) for k in self._top()},
+            "history": {"mixed": torch.zeros((), dtype=torch.bool)},
+            **self.objective.remember(params, buffers, data),
+        }
+
+    def phases(self) -> Mapping[str, Local]:
+        train = numbered(self.local)
+        return train if self.mix is None else train | {"mix": self._pass()}
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.combine.weigh(rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        # v_i must be trained even where the client weighs nothing in theta.
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {"params": server["params"], "buffers": server["buffers"]}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        received, buffers = message["params"], message["buffers"]
+        start, learned = self._start(message, state, data, plans)
+        end, after, loss = train_locally(
+            self.model, self.objective, numbered(self.local), start, buffers, state, data, plans
+        )
+        return update_of(received, end, after, loss, data), {
+            "personal": end,
+            "personal_buffers": after,
+            **learned,
+            **self.objective.remember(end, after, data),
+        }
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
+        return fold(server, updates, delta, self.server)
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return state["personal"], state["personal_buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        return revealed(self.combine.needs)
+
+    def at(self, t: int) -> FedAla:
+        return self
+
+    def _pass(self) -> Local:
+        return replace(self.local, epochs=1, steps=None)
+
+    def _top(self) -> tuple[str, ...]:
+        return () if self.mix is None else top(self.model, self.mix.layers, self.head)
+
+    def _start(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Params, Parts]:
+        """(theta^_i, the changed parts of the state)."""
+        received, buffers, mine = message["params"], message["buffers"], state["personal"]
+        if self.mix is None or all(torch.equal(mine[k], v) for k, v in received.items()):
+            return received, {}
+        mixing, once = state["mixing"], bool(state["history"]["mixed"])
+        old, new = ({k: whole[k] for k in mixing} for whole in (mine, received))
+        below = {k: v for k, v in received.items() if k not in mixing}
+        context = context_of(received, buffers, state, data)
+        drawn = leading(plans["mix"], self.mix.share)
+        mixing = self.mix(
+            self.model, self.objective, old, new, below, mixing, buffers, context, data, drawn,
+            1 if once else self.mix.cap,
+        )  # fmt: skip
+        learned = {"mixing": mixing, "history": {"mixed": torch.ones((), dtype=torch.bool)}}
+        return received | mixed(old, new, mixing), learned

@@ -1,0 +1,198 @@
+"""FedAS: the body received is led back to old features; clients count by Fisher information."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.client.gradients import gradient_trace
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.prototypes import (
+    ToClassMeans,
+    ToPrevious,
+    check_features,
+    class_moments,
+    head_shape,
+)
+from fedshift.client.sharing import Share
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError, unknown
+from fedshift.model import Model
+from fedshift.server.combine import Mean
+from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.tree import Params, Parts, map_
+
+Match = Literal["classes", "examples"]
+
+
+@dataclass(frozen=True)
+class FedAs:
+    """FedAvg on the body with F_i in the place of n_i, heads at home, and features held in place.
+
+        align   theta' by SGD from theta on sum_k ||f_theta'(x) - p_ik||^2 / d, p_ik the class means
+                of the features of the client's own last body
+        train   (theta_i, phi_i) by SGD on CE from (theta', phi_i)
+        server  theta <- server(theta, sum_i F_i (theta_i - theta) / sum_i F_i)
+
+    Yang, Huang and Ye 2024, "FedAS: bridging inconsistency in personalized federated learning",
+    CVPR, pp. 11986-11995. The alignment loss is `prototypes.ToClassMeans`, F_i is
+    `gradients.gradient_trace` after training, in the batches of `local`. n_i counts only where all
+    F_i are 0, and in the reported mean loss. In the authors' code all clients align one and the
+    same model object, one after the other; here, as in PFLlib, each its own copy.
+
+    A client aligns from its second participation on (ours): its first old body is the common first
+    model, which has learned nothing. Shapes and steps are the same then; the result is not used.
+
+    head   name prefixes of the head's parameters
+    align  the alignment phase, of the body alone; None leaves it out
+    match  "classes" as above; "examples" matches every example's features to those of the client's
+           whole last model (`prototypes.ToPrevious`), as the FedDRM authors' code does
+    fisher False takes the weights of `combine` instead of F_i; nothing more than FedPer then leaves
+
+    Raises InputError for an `align` that chooses parameters itself and unknown `match`, and before
+    any training for a model without "features".
+    """
+
+    model: Model
+    head: tuple[str, ...] = ("head.",)
+    align: Local | None = Local(lr=0.01, epochs=1, batch=16)
+    match: Match = "classes"
+    fisher: bool = True
+    objective: Term = CrossEntropy()
+    local: Local = Local()
+    combine: Mean = Mean()
+    server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        if self.match not in ("classes", "examples"):
+            raise unknown("match of FedAS", str(self.match), ("classes", "examples"))
+        if self.align is not None and (self.align.only or self.align.frozen):
+            raise InputError(
+                "FedAS aligns the body alone; leave out "
+                f"only={self.align.only} and frozen={self.align.frozen}"
+            )
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        self._share.check([*params, *buffers])
+        shared = self._share.shared(params)
+        return {
+            "params": shared,
+            "buffers": self._share.shared(buffers),
+            "optimizer": self.server.init(shared),
+            "table": {k: table[k] for k in ("n", *self.combine.needs)},
+        }
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        if self.align is not None:
+            check_features(self.model, self.head, params, buffers, data)
+        return {
+            **self._memory(params, buffers, data),
+            "history": {"trained": torch.zeros((), dtype=torch.bool)},
+        }
+
+    def phases(self) -> Mapping[str, Local]:
+        # One pass in the batches of training, where the trace and the class means are taken.
+        passes = {"pass": replace(self.local, epochs=1, steps=None)}
+        return {**numbered(self.local), **self._align(), **passes}
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.combine.weigh(rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {"params": server["params"], "buffers": server["buffers"]}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        received = message["params"] | state["private"]
+        buffers = message["buffers"] | state["private_buffers"]
+        start, first = self._aligned(received, buffers, state, data, plans)
+        phases = numbered(self.local)
+        end, after, loss = train_locally(
+            self.model, self.objective, phases, start, first, state, data, plans
+        )
+        shared = self._share.shared
+        update = update_of(shared(received), shared(end), shared(after), loss, data)
+        if self.fisher:
+            context = context_of(end, after, state, data)
+            frame = (end, after, context, data, plans["pass"])
+            trace = gradient_trace(self.model, CrossEntropy(), *frame)
+            update["fisher"] = {"trace": trace}
+        done = {"history": {"trained": torch.ones((), dtype=torch.bool)}}
+        return update, self._memory(end, after, data) | done
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        cohort = updates["cohort"]
+        if self.fisher:
+            traces = updates["fisher"]["trace"].double()
+            # Clients that nothing can be learned from: as if there were no Fisher information.
+            weight = traces / traces.sum() if bool(traces.any()) else cohort["weight"]
+            updates = updates | {"cohort": {**cohort, "weight": weight}}
+        delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
+        return fold(server, updates, delta, self.server)
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return server["params"] | state["private"], server["buffers"] | state["private_buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        trace = "the sum of its squared batch gradients after training, in one number"
+        return revealed(self.combine.needs) | ({"fisher": trace} if self.fisher else {})
+
+    def at(self, t: int) -> FedAs:
+        return self
+
+    @property
+    def _share(self) -> Share:
+        return Share(self.head)
+
+    def _memory(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        """The head, the body beside which it was trained, and what the objective remembers."""
+        return {
+            "private": self._share.kept(params),
+            "private_buffers": self._share.kept(buffers),
+            "body": self._share.shared(params),
+            "body_buffers": self._share.shared(buffers),
+            **self.objective.remember(params, buffers, data),
+        }
+
+    def _align(self) -> dict[str, Local]:
+        return {} if self.align is None else {"align": replace(self.align, frozen=self.head)}
+
+    def _aligned(
+        self,
+        received: Params,
+        buffers: Params,
+        state: Parts,
+        data: ClientData,
+        plans: Mapping[str, Plan],
+    ) -> tuple[Params, Params]:
+        """The model and buffers to train from: aligned, if this client has trained before."""
+        if self.align is None:
+            return received, buffers
+        shape = head_shape(self.model, self.head)
+        last = state["body"] | state["private"]
+        buffers_then = state["body_buffers"] | state["private_buffers"]
+        own = class_moments(self.model, last, buffers_then, data, plans["pass"], shape)
+        like = next(iter(received.values()))
+        goal = {"mean": own.mean.to(like.dtype), "held": (own.n > 0).to(like.dtype)}
+        past = {"prototypes": goal, "previous": last, "previous_buffers": buffers_then}
+        context = context_of(received, buffers, state, data) | past
+        term = ToClassMeans() if self.match == "classes" else ToPrevious()
+        phase = self._align()["align"]
+        done = phase(self.model, term, received, buffers, context, data, plans["align"])
+        known = state["history"]["trained"]
+
+        def chosen(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(known, new, old)
+
+        return map_(chosen, done.params, received), map_(chosen, done.buffers, buffers)

@@ -1,0 +1,175 @@
+"""FedPAC: features aligned to everybody's class means, heads combined for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.prototypes import (
+    Moments,
+    ToPrototypes,
+    check_features,
+    class_moments,
+    head_shape,
+    statistics,
+)
+from fedshift.client.sharing import Share
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.server.combine import Mean
+from fedshift.server.heads import head_weights, pooled_prototypes
+from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.tree import Params, Parts, map_, weighted_sum
+
+# Rows per pass when features are averaged; many, because no gradient is kept.
+WHOLE = Local(epochs=1, batch=256)
+
+
+@dataclass(frozen=True)
+class FedPac:
+    """A shared body theta and, for each client, the best convex mixture of everybody's heads.
+
+        client  phi_i by SGD on CE, body frozen; then theta_i by SGD on CE + (lam/d) ||f - c_y||^2
+        server  theta <- server(theta, sum_i a_i (theta_i - theta)),  phi_i <- sum_j alpha_ij phi_j,
+                c_k <- sum_i n_ik mu_ik / sum_i n_ik
+
+    Xu, Tong and Huang 2023, "Personalized federated learning with feature alignment and classifier
+    collaboration" (FedPAC), arXiv 2306.11867, Algorithm 1. f [d] are the "features" that the head
+    is given. alpha_i is that of `server.heads.head_weights`. Its V_i and H_i are taken with the
+    body received, before training; the class means mu_ik after it; both in evaluation mode.
+
+    The pull begins in the second round. A class without c, because the last cohort had none of it,
+    is pulled to the client's own mean before training. Heads live on the server, one row per
+    client: row i is sent to client i, served by it, and replaced when it takes part; the
+    prototypes are those of the last cohort. Clients without examples keep out of the mixtures.
+
+    head         name prefixes of the head's parameters; running statistics are never mixed
+    lam          strength of the pull; 0 leaves it out
+    collaborate  False leaves every client its own head
+    fit, local   the phase of the head and that of the body
+
+    With lam = 0 and collaborate = False this is FedRep. Raises InputError for lam < 0 and phases
+    that choose parameters themselves, and before any training for a model without "features".
+    """
+
+    model: Model
+    head: tuple[str, ...] = ("head.",)
+    lam: float = 1.0
+    collaborate: bool = True
+    objective: Term = CrossEntropy()
+    fit: Local = Local()
+    local: Local = Local()
+    combine: Mean = Mean()
+    server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.lam < float("inf"):
+            raise InputError(f"FedPAC lam must be 0 or more, got {self.lam}")
+        for phase in (self.fit, self.local):
+            if phase.only or phase.frozen:
+                raise InputError(
+                    "FedPAC decides which parameters move in its two phases; leave out "
+                    f"only={phase.only} and frozen={phase.frozen}"
+                )
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        self._share.check(params)
+        shared, n = self._share.shared(params), table["n"]
+        shape, like = head_shape(self.model, self.head), next(iter(params.values()))
+        return {
+            "params": shared,
+            "buffers": buffers,
+            "optimizer": self.server.init(shared),
+            "heads": map_(lambda v: torch.stack([v] * len(n)), self._share.kept(params)),
+            "prototypes": {"mean": like.new_zeros(shape), "count": like.new_zeros(shape[0])},
+            "table": {k: table[k] for k in ("n", *self.combine.needs)},
+        }
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        check_features(self.model, self.head, params, buffers, data)
+        return {"client": {"id": data.id}, **self.objective.remember(params, buffers, data)}
+
+    def phases(self) -> Mapping[str, Local]:
+        return {**self._train(), "statistics": WHOLE}
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.combine.weigh(rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        # A head must be trained even where the client weighs nothing in the body.
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        kept = {k: server[k] for k in ("params", "buffers", "prototypes")}
+        return kept | {"head": map_(lambda v: v[client], server["heads"])}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        start, buffers = message["params"] | message["head"], message["buffers"]
+        shape, like = head_shape(self.model, self.head), message["prototypes"]["mean"]
+        before = class_moments(self.model, start, buffers, data, plans["statistics"], shape)
+        known = state | {"prototypes": _goals(message["prototypes"], before)}
+        objective = self.objective + ToPrototypes(self.lam) if self.lam else self.objective
+        end, after, loss = train_locally(
+            self.model, objective, self._train(), start, buffers, known, data, plans
+        )
+        now = class_moments(self.model, end, after, data, plans["statistics"], shape)
+        variance, means = statistics(before)
+        shared = self._share.shared
+        return update_of(shared(start), shared(end), after, loss, data) | {
+            "head": self._share.kept(end),
+            "prototypes": {"mean": now.mean.to(like.dtype), "count": now.n.to(like.dtype)},
+            "statistics": {"variance": variance, "means": means.to(like.dtype)},
+        }, self.objective.remember(end, after, data)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
+        ids, new = updates["cohort"]["id"], updates["head"]
+        if self.collaborate:
+            told, held = updates["statistics"], server["table"]["n"][ids] > 0
+            mix = head_weights(told["variance"], told["means"], held)
+            each = [weighted_sum(row, new) for row in mix]
+            new = {k: torch.stack([one[k] for one in each]) for k in new}
+        return fold(server, updates, delta, self.server) | {
+            "heads": map_(lambda old, v: old.index_copy(0, ids, v), server["heads"], new),
+            "prototypes": pooled_prototypes(updates["prototypes"]),
+        }
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        head = map_(lambda v: v[state["client"]["id"]], server["heads"])
+        return server["params"] | head, server["buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        return revealed(self.combine.needs) | {
+            "head": "its own head after training, before it is mixed with others",
+            "prototypes": "the mean of its features in each class, and how many examples each has",
+            "statistics": "the variance of its features in one number, and their class means "
+            "times the classes' shares, by the model received",
+        }
+
+    def at(self, t: int) -> FedPac:
+        return self
+
+    @property
+    def _share(self) -> Share:
+        return Share(self.head)
+
+    def _train(self) -> dict[str, Local]:
+        fit = replace(self.fit, only=self.head)
+        return numbered((fit, replace(self.local, frozen=self.head)))
+
+
+def _goals(prototypes: Params, own: Moments) -> Params:
+    """c_k where the last cohort had class k, else the client's own mean; held = 0 in round 1."""
+    count = prototypes["count"]
+    mean = torch.where((count > 0)[:, None], prototypes["mean"], own.mean.to(count.dtype))
+    return {"mean": mean, "held": (count.sum() > 0).to(count.dtype).expand(len(count))}

@@ -1,0 +1,112 @@
+"""Fine-tuning: a federated method first, then every client for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.steps import train_locally
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params, Parts, map_
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """Rounds 1, ..., `after` are `inner`'s; in later ones v_i <- local SGD on F_i from v_i.
+
+    v_i starts at the model that `inner` would serve on client i after round `after`, when the
+    client is drawn for the first time in a tuning round: that round's message is `inner`'s, later
+    ones are empty. What leaves a client in a tuning round is its report. A client that is not drawn
+    keeps serving `inner`'s model. Schedules go on: a rate is that of the round of the whole run.
+
+    tune       one phase of plain SGD, or several in turn (the head first, then all)
+    objective  the loss of the tuning rounds. A term with a memory finds what `inner` keeps for it,
+               and what it remembered last
+
+    `inner.model_for` must need no more of the server than `inner.broadcast` sends. Raises
+    InputError unless `after` is 0 or more; after = 0 takes the steps of `LocalOnly`.
+    """
+
+    inner: Algorithm
+    after: int
+    tune: Local | tuple[Local, ...] = Local()
+    objective: Term = CrossEntropy()
+
+    def __post_init__(self) -> None:
+        if self.after < 0:
+            raise InputError(f"fine-tuning after round {self.after}; give 0 or more rounds")
+
+    @property
+    def model(self) -> Model:
+        """The inner method's network."""
+        return self.inner.model
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        nobody = torch.zeros(len(table["n"]), dtype=torch.bool)
+        return self.inner.init(params, buffers, table) | {"tuned": {"client": nobody}}
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        # Copies: `inner` may keep the same tensors, and safetensors saves no tensor under two names.
+        return self.inner.init_client(params, buffers, data) | {
+            "personal": map_(torch.clone, params),
+            "personal_buffers": map_(torch.clone, buffers),
+            "tuned": {"done": torch.zeros((), dtype=torch.bool)},
+        }
+
+    def phases(self) -> Mapping[str, Local]:
+        return numbered(self.tune, "personal")
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self._last().weigh(server, ids)
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        has_it = bool(server["tuned"]["client"][client])
+        return {} if has_it else self._last().broadcast(server, client)
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        own = state["personal"], state["personal_buffers"]
+        start, buffers = self._last().model_for(message, state) if message else own
+        end, after, loss = train_locally(
+            self.model, self.objective, self.phases(), start, buffers, state, data, plans
+        )
+        return {"report": {"id": data.id, "loss": loss}}, {
+            "personal": end,
+            "personal_buffers": after,
+            "tuned": {"done": torch.ones((), dtype=torch.bool)},
+        }
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        tuned = server["tuned"]["client"].clone()
+        tuned[updates["cohort"]["id"]] = True
+        return {"tuned": {"client": tuned}}
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        if bool(state["tuned"]["done"]):
+            return state["personal"], state["personal_buffers"]
+        return self._last().model_for(server, state)
+
+    def reveals(self) -> Mapping[str, str]:
+        always, told = ("report", "evaluation", "register"), self.inner.reveals()
+        until = f", in rounds 1 to {self.after} only"
+        early = {k: v + until for k, v in told.items() if k not in always and self.after}
+        return early | {k: told[k] for k in always if k in told}
+
+    def at(self, t: int) -> Algorithm:
+        return self if t > self.after else self.inner.at(t)
+
+    def _last(self) -> Algorithm:
+        """The stage of `inner` whose model is tuned."""
+        return self.inner.at(max(self.after, 1))

@@ -1,0 +1,75 @@
+"""Every client for itself: the baseline that a personalised method has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.steps import REGISTERED, REVEALED, train_locally
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.data import ClientData, Plan
+from fedshift.model import Model
+from fedshift.server.weights import BySize
+from fedshift.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class LocalOnly:
+    """v_i <- local SGD on F_i from v_i, in every round that client i is drawn for; nothing is sent.
+
+    All v_i start at the common first model. The velocity starts anew in each round, so that a
+    method with the same phases takes the same steps. The server holds no model, so its "params" are
+    empty, and the weights n_i / n only average the reported losses.
+    """
+
+    model: Model
+    objective: Term = CrossEntropy()
+    local: Local | tuple[Local, ...] = Local()
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        return {"params": {}, "buffers": {}, "table": {"n": table["n"]}}
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        kept = {"personal": params, "personal_buffers": buffers}
+        return kept | self.objective.remember(params, buffers, data)
+
+    def phases(self) -> Mapping[str, Local]:
+        return numbered(self.local, "personal")
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return BySize()(rows(server, ids))
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights, dtype=torch.bool)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        own = state["personal"], state["personal_buffers"]
+        end, after, loss = train_locally(
+            self.model, self.objective, self.phases(), *own, state, data, plans
+        )
+        kept = {"personal": end, "personal_buffers": after}
+        report = {"report": {"id": data.id, "loss": loss}}
+        return report, kept | self.objective.remember(end, after, data)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        return {}
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return state["personal"], state["personal_buffers"]
+
+    def reveals(self) -> Mapping[str, str]:
+        told = {k: REVEALED[k] for k in ("report", "evaluation")}
+        return told | {"register": REGISTERED["n"]}
+
+    def at(self, t: int) -> LocalOnly:
+        return self

@@ -1,0 +1,40 @@
+"""Ctrl-C while libraries load. Imports the standard library only, since it comes first."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+INTERRUPTED, TERMINATED = 130, 143
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for `--format json`."""
+    return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """SIGINT and SIGTERM end the process at once, with one message and the usual exit code.
+
+    Nothing is written yet that would have to be put in order, and extension modules do not survive
+    an exception in the middle of being loaded: torch aborts, numpy cannot be loaded a second time.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
+        told = json.dumps({"error": "interrupted", "exit_code": code})
+        os.write(2, f"{told if wants_json(sys.argv) else 'interrupted'}\n".encode())
+        os._exit(code)
+
+    before = {one: signal.signal(one, leave) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,149 @@
+"""How much of a received model to start from, learned entry by entry on the client's own data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.client.local import gradient_of
+from fedshift.client.objectives import Term
+from fedshift.data import ClientData, Plan, take
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params, Parts, map_
+
+Layers = int | Literal["all"]
+
+
+def top(model: Model, layers: Layers, head: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the parameters of the last `layers` modules that hold any, in declaration order.
+
+    The last one is the last whose parameters' names start with a prefix of `head`: a router that
+    the network declares after its classifier is no part of what classifies. Without such names it
+    is the last of all. Raises InputError for more layers than there are.
+    """
+    own = [
+        tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters("", False))
+        for path, module in model.net.named_modules()
+    ]
+    held = [names for names in own if names]
+    ends = [i for i, names in enumerate(held) if any(name.startswith(head) for name in names)]
+    held = held[: ends[-1] + 1] if ends else held
+    count = len(held) if layers == "all" else layers
+    if count > len(held):
+        raise InputError(f"layers={layers}; the model has {len(held)} layers with parameters")
+    return tuple(name for names in held[len(held) - count :] for name in names)
+
+
+def mixed(old: Params, new: Params, mixing: Params) -> Params:
+    """old + (new - old) * W, entry by entry; exactly new where W = 1 and old where W = 0."""
+    return map_(lambda a, b, w: torch.lerp(a, b, w), old, new, mixing)
+
+
+def leading(plan: Plan, share: float) -> Plan:
+    """The first floor(share n) rows, at least one, of a plan of one epoch over n rows."""
+    wanted = torch.floor(share * plan.weight.sum().double()).clamp(min=1.0)
+    before = (plan.weight.flatten().cumsum(0) - plan.weight.flatten()).reshape(plan.weight.shape)
+    weight = plan.weight * (before < wanted)
+    if plan.sizes is None:
+        return plan._replace(weight=weight)
+    left = max(1, math.floor(share * sum(plan.sizes)))
+    sizes: tuple[int, ...] = ()
+    for size in plan.sizes:
+        if left > 0:
+            sizes = (*sizes, min(size, left))
+            left -= size
+    steps = len(sizes)
+    return plan._replace(rows=plan.rows[:steps], weight=weight[:steps], sizes=sizes)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How W is learned: W <- clip(W - lr (new - old) * grad CE(theta^), 0, 1), batch by batch.
+
+    theta^ = `mixed`(old, new, W) is formed anew after each batch; old and new stay. Zhang et al.
+    2023 (FedALA), arXiv 2212.01197, Algorithm 1. The first time a client does so it goes on, epoch
+    by epoch, until the losses of the last batches of its last `window` epochs have a standard
+    deviation below `threshold`, at most `cap` epochs; after that, one epoch per round.
+
+    lr      step of W, which has no unit: the gradient is taken with respect to W
+    layers  modules with parameters, counted from the end, in which models are mixed; below them the
+            received model is taken. "all" or 1, 2, ...
+    share   part of the client's examples that W is learned on, drawn anew each round
+    cap     the authors' code has none, and does not end where losses keep moving or are NaN
+
+    Raises InputError for values outside these ranges.
+    """
+
+    lr: float = 1.0
+    layers: Layers = 1
+    share: float = 0.8
+    threshold: float = 0.1
+    window: int = 10
+    cap: int = 50
+
+    def __post_init__(self) -> None:
+        for name, v in (("lr", self.lr), ("threshold", self.threshold)):
+            if not 0.0 < v < math.inf:
+                raise InputError(f"FedALA's {name} for W must be a positive number, got {v}")
+        if not 0.0 < self.share <= 1.0:
+            raise InputError(f"FedALA's share of examples must be in (0, 1], got {self.share}")
+        for name, v in (("window", self.window), ("cap", self.cap)):
+            if v < 1:
+                raise InputError(f"FedALA's {name} must be at least 1, got {v}")
+        if self.layers != "all" and self.layers < 1:
+            raise InputError(
+                f'FedALA layers must be 1 or more, or "all", got {self.layers} (in the authors\' '
+                'code 0 means all: write "all")'
+            )
+
+    def __call__(
+        self,
+        model: Model,
+        objective: Term,
+        old: Params,
+        new: Params,
+        below: Params,
+        mixing: Params,
+        buffers: Params,
+        context: Parts,
+        data: ClientData,
+        plan: Plan,
+        epochs: int,
+    ) -> Params:
+        """W after at most `epochs` over the plan; old, new and W of the top, `below` the rest."""
+        losses: list[Tensor] = []
+        for _ in range(epochs):
+            last = torch.zeros(())
+            for s in range(plan.steps):
+                batch = take(data, plan, s)
+                gradient = gradient_of(model, objective, below, buffers, batch, context)
+                found = gradient(mixed(old, new, mixing))
+                live = plan.weight[s].sum() > 0
+                mixing = self._stepped(mixing, found.grad, old, new, live)
+                last = torch.where(live, found.loss, last.to(found.loss.dtype))
+            losses.append(last)
+            if self.settled(losses):
+                break
+        return mixing
+
+    def settled(self, losses: list[Tensor]) -> bool:
+        """Whether the last `window` losses hardly differ; not before there are more than those."""
+        if len(losses) <= self.window:
+            return False
+        latest = torch.stack(losses[-self.window :]).double()
+        return float(latest.std(correction=0)) < self.threshold
+
+    def _stepped(
+        self, mixing: Params, grad: Params, old: Params, new: Params, live: Tensor
+    ) -> Params:
+        """W after one batch; W itself where the batch is padding."""
+
+        def step(w: Tensor, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(live, (w - self.lr * (b - a) * g).clamp(0.0, 1.0), w)
+
+        return map_(step, mixing, grad, old, new)

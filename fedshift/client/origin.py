@@ -1,0 +1,58 @@
+"""The client's own id as a second label: the local half of learning a router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.errors import InputError
+from fedshift.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class ClientEntropy(Term):
+    """-(1/B) sum_b w_b log softmax_S(z_b)[i], z the "client_logits" [B, N], i this client's id.
+
+    S is the cohort of the round: the softmax runs over the clients that take part. Given that an
+    example comes from a client in S, the probability of its origin is again a softmax, over those
+    rows alone, so that this is an exact likelihood; over all N, absent rows would only be pushed
+    down. Rows outside S have gradient 0. With everybody taking part S = all, bit for bit.
+
+    Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 2.3, where everybody takes part; paper and
+    authors' code are silent on smaller cohorts. At logits that are all equal the value is log |S|.
+    Raises InputError for a model without "client_logits" and one of another number of clients.
+    """
+
+    def hear(self, server: Parts) -> Parts:
+        # The server alone knows who takes part; every client of the cohort is told.
+        present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
+        present[server["cohort"]["id"]] = True
+        return {"cohort": {"present": present}}
+
+    def __call__(self, view: View) -> Tensor:
+        present = view.context["cohort"]["present"]
+        logits = client_logits(view.out, len(present))
+        absent = ~present.to(logits.device)
+        own = view.context["client"]["id"].to(logits.device).expand(len(logits))
+        loss = F.cross_entropy(logits.masked_fill(absent, -torch.inf), own, reduction="none")
+        return batch_mean(loss, view.batch)
+
+
+def client_logits(out: Params, clients: int) -> Tensor:
+    """The router's output [B, N] among a model's outputs; InputError where it is not there."""
+    if "client_logits" not in out:
+        raise InputError(
+            f'routing needs "client_logits", and this model returns {sorted(out)}; let its forward '
+            'return {"logits": ..., "client_logits": z}, z with a column per client'
+        )
+    logits = out["client_logits"]
+    if logits.ndim != 2 or logits.shape[1] != clients:
+        raise InputError(
+            f'the model gives "client_logits" {tuple(logits.shape)} and there are {clients} '
+            f"clients; build the network with one column per client, {clients}"
+        )
+    return logits

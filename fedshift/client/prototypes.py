@@ -1,0 +1,171 @@
+"""What a client knows of its classes' features, and terms that pull features towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.data import ClientData, Plan, take
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params
+
+
+class Moments(NamedTuple):
+    """Of each class: examples n [K], mean of the features f [K, d], mean of ||f||^2 [K]; float64.
+
+    A class without examples has zeros.
+    """
+
+    n: Tensor
+    mean: Tensor
+    square: Tensor
+
+
+def features_of(out: Params) -> Tensor:
+    """The "features" that a model returned, one row per input, [B, d]. InputError without them."""
+    if "features" not in out:
+        raise InputError(
+            f'this method looks at "features", and the model returns {sorted(out)}; let its '
+            'forward return {"features": z, "logits": ...}, z being what the head is given'
+        )
+    return out["features"].flatten(1)
+
+
+def head_shape(model: Model, head: tuple[str, ...]) -> tuple[int, int]:
+    """(K, d): the outputs of the head's last matrix and the inputs of its first.
+
+    `head` are the prefixes of its parameters' names, in the order in which the network declares
+    them. Raises InputError where none of them is a matrix.
+    """
+    named = model.net.named_parameters()
+    found = [p for name, p in named if name.startswith(head) and p.ndim == 2]
+    if not found:
+        raise InputError(
+            f"no parameter that starts with {list(head)} is a matrix, so the width of the features "
+            "is unknown; name the last linear layer's parameters by Setting(head=...)"
+        )
+    return int(found[-1].shape[0]), int(found[0].shape[1])
+
+
+def check_features(
+    model: Model, head: tuple[str, ...], params: Params, buffers: Params, data: ClientData
+) -> None:
+    """Raise InputError unless the model returns features that fit its head, tried on one input."""
+    if not len(data.y):
+        return
+    with torch.no_grad():
+        found = features_of(model(params, buffers, data.x[:1])).shape[1]
+    width = head_shape(model, head)[1]
+    if found != width:
+        raise InputError(
+            f'the model returns {found} "features" for an input, and its head takes {width}; '
+            "return what the head is given"
+        )
+
+
+def class_moments(
+    model: Model,
+    params: Params,
+    buffers: Params,
+    data: ClientData,
+    plan: Plan,
+    shape: tuple[int, int],
+) -> Moments:
+    """The `Moments` over the rows of a plan that goes once over the data; shape is (K, d).
+
+        mean_k = (1/n_k) sum_{y = k} f(x),    square_k = (1/n_k) sum_{y = k} ||f(x)||^2
+
+    In evaluation mode, without gradient; every example counts 1, whatever its importance.
+    """
+    classes, width = shape
+    n = torch.zeros(classes, dtype=torch.float64, device=data.w.device)
+    total, square = n.new_zeros(classes, width), torch.zeros_like(n)
+    with torch.no_grad():
+        for s in range(plan.steps):
+            batch = take(data, plan, s)
+            held = (batch.w != 0).double()
+            f = features_of(model(params, buffers, batch.x)).double()
+            n = n.index_add(0, batch.y, held)
+            total = total.index_add(0, batch.y, f * held[:, None])
+            square = square.index_add(0, batch.y, (f * f).sum(1) * held)
+    held = n.clamp(min=1.0)
+    return Moments(n, total / held[:, None], square / held)
+
+
+def statistics(moments: Moments) -> tuple[Tensor, Tensor]:
+    """FedPAC's (V [], H [K, d]) of a client, float64; both 0 without examples.
+
+        V = (1/n) sum_k (p_k S_k - p_k^2 ||mu_k||^2),    H_k = p_k mu_k
+
+    with n its examples, p_k the share of class k, mu_k and S_k its features' mean and mean squared
+    norm. Xu, Tong and Huang 2023 (FedPAC), arXiv 2306.11867.
+    """
+    n = moments.n.sum().clamp(min=1.0)
+    p = moments.n / n
+    means = p[:, None] * moments.mean
+    return (p @ moments.square - means.square().sum()) / n, means
+
+
+def to_prototypes(view: View) -> Tensor:
+    """(1/d) ||f(x_b) - c_{y_b}||^2 for each example whose class is held, else 0, [B].
+
+    `context["prototypes"]` has c as "mean" [K, d] and "held" [K].
+    """
+    held = view.context["prototypes"]["held"][view.batch.y] > 0
+    goal = view.context["prototypes"]["mean"][view.batch.y]
+    distance = (features_of(view.out) - goal).square().mean(1)
+    return torch.where(held, distance, torch.zeros_like(distance))
+
+
+@dataclass(frozen=True)
+class ToPrototypes(Term):
+    """lam/(B d) sum_b w_b ||f(x_b) - c_{y_b}||^2, over the classes whose prototype c is known.
+
+    Xu, Tong and Huang 2023 (FedPAC), arXiv 2306.11867, with the mean over batch and dimensions of
+    the authors' code. Raises InputError unless lam > 0: leave the term out for 0.
+    """
+
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.lam < float("inf"):
+            raise InputError(f"ToPrototypes lam must be a positive number, got {self.lam}")
+
+    def __call__(self, view: View) -> Tensor:
+        return self.lam * batch_mean(to_prototypes(view), view.batch)
+
+
+@dataclass(frozen=True)
+class ToClassMeans(Term):
+    """sum_k 1/(B_k d) sum_{b: y_b = k} w_b ||f(x_b) - c_k||^2, over the classes k of the batch.
+
+    B_k is the number of the batch's examples of class k: each class counts once, however many of
+    its examples the batch has. Yang, Huang and Ye 2024 (FedAS), authors' code, clientas.py.
+    """
+
+    def __call__(self, view: View) -> Tensor:
+        batch = view.batch
+        present = F.one_hot(batch.y, len(view.context["prototypes"]["held"])).to(batch.w.dtype)
+        rows = (present * (batch.w != 0)[:, None]).sum(0)
+        return (batch.w * to_prototypes(view) / rows[batch.y].clamp(min=1.0)).sum()
+
+
+@dataclass(frozen=True)
+class ToPrevious(Term):
+    """1/(B d) sum_b w_b ||f(x_b) - f_p(x_b)||^2, p being the client's model after its last round.
+
+    The FedDRM authors' code, algorithms/fedas.py. `context["previous"]` and "previous_buffers" are
+    p, in evaluation mode and without gradient.
+    """
+
+    def __call__(self, view: View) -> Tensor:
+        with torch.no_grad():
+            params, buffers = view.context["previous"], view.context["previous_buffers"]
+            goal = features_of(view.model(params, buffers, view.batch.x))
+        return batch_mean((features_of(view.out) - goal).square().mean(1), view.batch)

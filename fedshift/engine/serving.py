@@ -1,0 +1,139 @@
+"""How local models serve: each client its own queries, or all of them anybody's.
+
+Shapes: M clients, n pooled test examples, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.data import Examples
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params
+
+Ties = Literal["smallest", "probability"]
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What every client's model says about everybody's test examples.
+
+    probabilities [M, n, K], labels y [n], origin [n] (whose test example it is, 0..M-1),
+    client_logits [n, M] of the router, or None for a network without one.
+    """
+
+    probabilities: Tensor
+    y: Tensor
+    origin: Tensor
+    client_logits: Tensor | None
+
+    @property
+    def labels(self) -> Tensor:
+        """The label that each model gives, [M, n]; the smallest of equals."""
+        return self.probabilities.argmax(2)
+
+    def routed(self, client: Tensor) -> Tensor:
+        """The label given by the model of the client that each query is sent to; client [n]."""
+        return self.labels[client, torch.arange(len(self.y))]
+
+    def mixed(self, share: Tensor) -> Tensor:
+        """argmax_y sum_i r_i(x) P_i(y | x), with shares r [n, M] that sum to 1."""
+        mixture = torch.einsum("nm,mnk->nk", share.to(self.probabilities.dtype), self.probabilities)
+        return mixture.argmax(1)
+
+    def voted(self, ties: Ties = "smallest") -> Tensor:
+        """The label that most models give.
+
+        ties: "smallest" takes the smallest label among the most frequent (chosen: the paper is
+        silent, and the authors' torch.mode promises nothing); "probability" the one of largest
+        summed probability.
+        """
+        votes = F.one_hot(self.labels, self.probabilities.shape[2]).sum(0)
+        if ties == "smallest":
+            return votes.argmax(1)
+        if ties != "probability":
+            raise InputError(f'ties = "{ties}"; allowed: "smallest", "probability"')
+        among = votes == votes.amax(1, keepdim=True)
+        return self.probabilities.sum(0).masked_fill(~among, -1.0).argmax(1)
+
+
+def serve(
+    model: Model,
+    served: Sequence[tuple[Params, Params]],
+    tests: Sequence[Examples],
+    *,
+    batch: int = 1000,
+) -> Served:
+    """Run every client's (parameters, buffers) on the pooled tests, in blocks of `batch`.
+
+    The router is taken from the first client's model: it is shared, so all have the same. Raises
+    InputError unless there is one test set per client and at least one example.
+    """
+    if len(served) != len(tests) or not sum(map(len, tests)):
+        raise InputError(
+            f"{len(served)} models and {len(tests)} test sets with {sum(map(len, tests))} examples;"
+            " give one test set per client, not all of them empty"
+        )
+    x, y = torch.cat([t.x for t in tests]), torch.cat([t.y for t in tests])
+    origin = torch.repeat_interleave(
+        torch.arange(len(tests)), torch.tensor([len(t) for t in tests])
+    )
+    # Clients that serve one model hold the same tensors: one pass does for all of them.
+    once = {_tensors(*pair): pair for pair in served}
+    found = {which: _outputs(model, *pair, x, batch) for which, pair in once.items()}
+    outs = [found[_tensors(*pair)] for pair in served]
+    probabilities = torch.stack([out["logits"].softmax(1) for out in outs])
+    return Served(probabilities, y, origin, outs[0].get("client_logits"))
+
+
+def _tensors(params: Params, buffers: Params) -> tuple[int, ...]:
+    return tuple(map(id, (*params.values(), *buffers.values())))
+
+
+def _outputs(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Params:
+    with torch.no_grad():
+        parts = [model(params, buffers, block) for block in torch.split(x, batch)]
+    kept = [k for k in ("logits", "client_logits") if k in parts[0]]
+    return {k: torch.cat([part[k] for part in parts]) for k in kept}
+
+
+def accuracy(given: Tensor, truth: Tensor) -> float:
+    """The share of equal entries; given, truth [n]. NaN without entries."""
+    return float((given == truth).double().mean())
+
+
+def own_accuracy(served: Served) -> Tensor:
+    """Each client's accuracy on its own test examples, [M] float64; NaN for one without any."""
+    right = (served.routed(served.origin) == served.y).double()
+    clients = served.probabilities.shape[0]
+    hits = torch.bincount(served.origin, weights=right, minlength=clients)
+    return hits / torch.bincount(served.origin, minlength=clients)
+
+
+def average_accuracy(own: Tensor, sizes: Tensor) -> float:
+    """sum_i w_i acc_i, w_i = n_i / N over the clients that have test examples.
+
+    own [M] as from `own_accuracy`, sizes n [M] the clients' training examples. Wang et al. 2025
+    (FedDRM), arXiv 2509.23049, Section 4: weights are training sizes. With test sets in proportion
+    to n it equals the accuracy of sending every query to where it comes from.
+    """
+    known = ~own.isnan()
+    weights = sizes.double()[known]
+    return float((own[known] * weights).sum() / weights.sum())
+
+
+def by_client_and_class(served: Served, classes: int) -> tuple[Tensor, Tensor]:
+    """(correct [M, K], total [M, K]): every client's model on its own examples, label by label."""
+    clients = served.probabilities.shape[0]
+    cell = served.origin * classes + served.y
+    right = served.routed(served.origin) == served.y
+    total = torch.bincount(cell, minlength=clients * classes)
+    correct = torch.bincount(cell[right], minlength=clients * classes)
+    return correct.reshape(clients, classes), total.reshape(clients, classes)

@@ -1,0 +1,62 @@
+"""How far clients' gradients are from one another: why FedDRM weighs its two losses."""
+
+from __future__ import annotations
+
+import torch
+
+from fedshift.client.gradients import pass_gradient
+from fedshift.client.local import Local
+from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.origin import ClientEntropy
+from fedshift.data import ClientData
+from fedshift.engine.rounds import Federation
+from fedshift.model import Model
+from fedshift.seeds import generator
+from fedshift.tree import Params, sq_norm, sub, weighted_sum
+
+BATCH = 500
+
+
+def gradient_drift(
+    model: Model,
+    served: tuple[tuple[Params, Params], ...],
+    federation: Federation,
+    shared: tuple[str, ...] = ("body.",),
+) -> dict[str, float]:
+    """D = sum_i w_i ||g_i - g||^2, g = sum_i w_i g_i, of the class loss and of the client loss.
+
+    g_i is client i's gradient over all its examples at the model that it serves, taken over the
+    parameters named by `shared`, which both losses reach; w_i = n_i / N. Keys drift_class and
+    drift_client. Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.4 and Figure 3: a client
+    sees one client label only, so the client loss drifts more. The figure's definition is not
+    printed; this one is chosen.
+    """
+    weights = federation.table["n"].double()
+    weights = weights / weights.sum()
+    found = {}
+    for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy())):
+        gradients = [
+            _gradient(model, term, pair, data, shared, len(weights))
+            for pair, data in zip(served, federation.clients, strict=True)
+        ]
+        stacked = {k: torch.stack([g[k] for g in gradients]) for k in gradients[0]}
+        mean = weighted_sum(weights, stacked)
+        apart = torch.stack([sq_norm(sub(g, mean)).double() for g in gradients])
+        found[name] = float(weights @ apart)
+    return found
+
+
+def _gradient(
+    model: Model,
+    term: Term,
+    pair: tuple[Params, Params],
+    data: ClientData,
+    shared: tuple[str, ...],
+    clients: int,
+) -> Params:
+    phase = Local(batch=BATCH, epochs=1, only=shared)
+    plan = phase.plan(int((data.w != 0).sum()), 1, generator(0, "drift", int(data.id)))
+    everybody = {"present": torch.ones(clients, dtype=torch.bool)}
+    context = {"client": {"id": data.id}, "cohort": everybody}
+    whole = pass_gradient(phase, model, term, *pair, context, data, plan)
+    return {k: v for k, v in whole.items() if k.startswith(shared)}

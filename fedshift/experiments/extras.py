@@ -1,0 +1,25 @@
+"""Optional packages that an experiment needs, looked for before any data are read."""
+
+from __future__ import annotations
+
+from fedshift.datasets.augment import kornia_module
+from fedshift.experiments.config import Config
+from fedshift.models.pretrained import torchvision_models
+
+
+def check_extras(config: Config) -> None:
+    """Raises InputError, with how to install it, for a package that cannot be imported."""
+    if config.data.augment == "photos":
+        kornia_module()
+    if config.model.pretrained:
+        torchvision_models()
+
+
+def extra_packages(config: Config) -> tuple[str, ...]:
+    """Packages beyond the library's own requirements whose version can change the numbers."""
+    needed = {
+        "pillow": config.data.name in ("pacs", "iwildcam"),
+        "kornia": config.data.augment == "photos",
+        "torchvision": config.model.pretrained,
+    }
+    return tuple(name for name, is_needed in needed.items() if is_needed)

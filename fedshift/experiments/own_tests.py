@@ -1,0 +1,106 @@
+"""Tasks whose model is used on the clients' own kind of data: every client keeps a test set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import datasets
+from fedshift.datasets import Dataset, Samples, heart, retina
+from fedshift.errors import InputError, unknown
+from fedshift.experiments.config import Config
+from fedshift.experiments.natural import Dealt
+from fedshift.holdout import hold_out
+from fedshift.seeds import numpy_generator
+from fedshift.shifts import covariate
+
+Indices = NDArray[np.int64]
+
+
+def among_clients(config: Config, seed: int) -> Dealt:
+    """Training and test file in one pool, dealt to the clients, each split in training and test.
+
+    Of a client's n rows floor((1 - share) n) are for training, the others its test set, drawn by
+    (seed, client); share is `data.test`. T is the label marginal of all test sets together. With
+    shift.transform every client's images go through its own look. Wang et al. 2025 (FedDRM),
+    arXiv 2509.23049, Section 4, whose share is 0.3.
+    """
+    share = config.data.test
+    if config.shift.kind == "natural":
+        data, trains, tests = _at_sites(config, seed)
+    else:
+        data, parts = _pooled(config, seed)
+        trains, tests = hold_out(parts, share, seed)
+    counts = np.bincount(data.train.y.numpy()[np.concatenate(tests)], minlength=len(data.classes))
+    nothing = np.empty(0, np.int64)
+    return Dealt(
+        data, trains, counts / counts.sum(), None, nothing, tests, looks(config, len(trains))
+    )
+
+
+def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
+    """(the pool as a data set without a test file, rows of each client)."""
+    data = pool(datasets.load(config.data.name, size=config.data.size), config.data.limit, seed)
+    rng = numpy_generator(seed, "split")
+    try:
+        deal = config.shift.shift()
+        return data, deal(data.train.y.numpy(), len(data.classes), config.shift.clients, rng)
+    except InputError as e:
+        raise InputError(f"[shift]: {e}") from None
+
+
+def _at_sites(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices], Sequence[Indices]]:
+    """(all examples as a data set without a test file, training rows, test rows of each site)."""
+    name, share = config.data.name, config.data.test
+    makers = {
+        "heart-disease": lambda path: heart.federated(heart.scan(path), seed, share),
+        "retina": lambda path: retina.federated(retina.scan(path), seed, share),
+    }
+    if name not in makers:
+        error = unknown("data set whose sites are clients", name, makers)
+        raise InputError(f'shift.kind = "natural" with target = "clients": {error}')
+    found, split = makers[name](datasets.find(name))
+    if config.shift.clients != len(found.sites):
+        raise InputError(
+            f"shift.clients = {config.shift.clients}, but {name} has {len(found.sites)} sites; "
+            f"set shift.clients = {len(found.sites)}"
+        )
+    held = Samples(found.x, found.y)
+    nobody = Samples(found.x[:0], found.y[:0])
+    data = replace(datasets.load(name), train=held, test=nobody)
+    return data, split.train, split.test
+
+
+def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
+    """Training and test examples together, or `limit` of them, drawn without replacement.
+
+    Raises InputError where there are fewer than `limit`.
+    """
+    x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+    if limit is not None:
+        if limit > len(y):
+            raise InputError(f"data.limit = {limit}, but {data.name} has {len(y)} examples")
+        rows = numpy_generator(seed, "limit").permutation(len(y))[:limit]
+        x, y = x[rows], y[rows]
+    return replace(data, train=Samples(x, y), test=Samples(x[:0], y[:0]))
+
+
+def looks(config: Config, clients: int) -> tuple[Callable[[Tensor], Tensor], ...]:
+    """What each client's images go through; () for transform = "none".
+
+    Raises InputError where the pool of looks has fewer entries than there are clients.
+    """
+    kind, intensity = config.shift.transform, config.shift.intensity or "high"
+    if kind == "none":
+        return ()
+    made = {
+        "bits": lambda: covariate.bit_pool(intensity),
+        "wide": covariate.wide_pool,
+        "fashion": covariate.fashion_pool,
+    }[kind]()
+    return tuple(covariate.transform_of(made, i) for i in range(clients))

@@ -1,0 +1,56 @@
+"""What is kept of a last round for drawings: who answers what well, and how sure the router is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.engine.serving import Served, by_client_and_class
+from fedshift.router.quality import brier, calibration_error, pairwise_auc, risk_coverage
+from fedshift.router.score import posterior
+
+POINTS = 50
+
+
+def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
+    """One JSON object; sizes n [M].
+
+    class_accuracy  [M][K]: every client's model on its own test examples, None without any
+    router          None, or how the router does on all test examples:
+        sent          [M][M]: the share of client i's queries that are sent to client j
+        auc           [M][M]: how well i's queries can be told from j's, 1/2 not at all
+        coverage, risk, aurc   errors among the share of queries with the largest posteriors
+        ece, brier    calibration of the posterior
+    """
+    correct, total = by_client_and_class(served, classes)
+    z = served.client_logits
+    return {
+        "class_accuracy": _shares(correct, total),
+        "router": None if z is None else _router(served, posterior(z, sizes)),
+    }
+
+
+def _router(served: Served, belief: Tensor) -> dict[str, Any]:
+    confidence, chosen = belief.max(1)
+    clients = belief.shape[1]
+    pairs = torch.bincount(served.origin * clients + chosen, minlength=clients * clients)
+    sent = pairs.reshape(clients, clients)
+    curve = risk_coverage(confidence, served.routed(chosen) != served.y)
+    at = np.unique(np.linspace(0, len(curve.coverage) - 1, POINTS).round().astype(int))
+    return {
+        "sent": _shares(sent, sent.sum(1, keepdim=True).expand_as(sent)),
+        "auc": pairwise_auc(belief.log(), served.origin).tolist(),
+        "coverage": curve.coverage[at].tolist(),
+        "risk": curve.risk[at].tolist(),
+        "aurc": curve.area,
+        "ece": calibration_error(belief, served.origin),
+        "brier": brier(belief, served.origin),
+    }
+
+
+def _shares(part: Tensor, whole: Tensor) -> list[list[float | None]]:
+    rows = zip(part.tolist(), whole.tolist(), strict=True)
+    return [[p / w if w else None for p, w in zip(*row, strict=True)] for row in rows]

@@ -1,0 +1,243 @@
+"""What is measured where clients serve models of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import Task
+from fedshift.engine.evaluate import Score
+from fedshift.engine.rounds import Federation, Round, first_state
+from fedshift.engine.serving import (
+    Served,
+    accuracy,
+    average_accuracy,
+    own_accuracy,
+    serve,
+)
+from fedshift.experiments.drift import gradient_drift
+from fedshift.experiments.routing_details import details
+from fedshift.router.route import Router
+from fedshift.router.score import scores
+from fedshift.tree import Params
+
+
+@dataclass(frozen=True)
+class ServedMetrics:
+    """Accuracies after one round, as fractions; NaN for what the method does not have.
+
+    system_accuracy    on everybody's test examples together, each answered by the method's own
+                       rule: by the model of the client that the router finds, else by vote
+    average_accuracy   of every client's model on its own test examples, by training sizes
+    worst_accuracy     the smallest of these
+    global_accuracy    of the one model that the server holds, where it is complete
+    vote_accuracy      of the label that most clients' models give
+    routed_posterior   by the client of largest posterior, and
+    routed_density     of largest density ratio
+    mixture_accuracy   of all models, mixed by the posterior
+    oracle_routed      by the client that the example comes from
+    router_accuracy    how often the router finds that client
+    """
+
+    round: int
+    system_accuracy: float
+    average_accuracy: float
+    worst_accuracy: float
+    global_accuracy: float
+    vote_accuracy: float
+    routed_posterior: float
+    routed_density: float
+    mixture_accuracy: float
+    oracle_routed: float
+    router_accuracy: float
+
+
+# What `refits` adds to the metrics of the last round.
+REFITS = (
+    "refitted_accuracy", "refitted_router_accuracy", "moment_accuracy", "moment_router_accuracy",
+    "drift_class", "drift_client",
+)  # fmt: skip
+
+
+def measured() -> set[str]:
+    """The names of everything that is measured where clients serve models of their own."""
+    return {f.name for f in fields(ServedMetrics)} | set(REFITS)
+
+
+def whole(server: dict[str, Params], federation: Federation) -> bool:
+    """Whether the server holds a complete model."""
+    return server.get("params", {}).keys() == federation.params.keys()
+
+
+def models(
+    algorithm: Algorithm, current: Round, federation: Federation
+) -> tuple[tuple[Params, Params], ...]:
+    """The (parameters, buffers) that every client serves after a round."""
+    stage = algorithm.at(current.t)
+    found = []
+    for i in range(len(federation.clients)):
+        state = current.states.get(i)
+        state = first_state(algorithm, federation, i) if state is None else state
+        found.append(stage.model_for(current.server, state))
+    return tuple(found)
+
+
+def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict[str, Tensor]:
+    """Every rule's label for every query [n], by the metric that it belongs to."""
+    found = {"vote_accuracy": served.voted(), "oracle_routed": served.routed(served.origin)}
+    if client_logits is None:
+        return found
+    posterior = scores(client_logits, sizes, "posterior")
+    density = scores(client_logits, sizes, "density")
+    return found | {
+        "routed_posterior": served.routed(posterior.argmax(1)),
+        "routed_density": served.routed(density.argmax(1)),
+        "mixture_accuracy": served.mixed(posterior.softmax(1)),
+    }
+
+
+def measure(
+    t: int, served: Served, sizes: Tensor, shared: Tensor | None
+) -> tuple[ServedMetrics, Tensor]:
+    """The metrics of round t, and the system's own answer to every query [n].
+
+    sizes n [M]; `shared` [n] are the labels that the server's model gives, or None.
+    """
+    own, z = own_accuracy(served), served.client_logits
+    given = answers(served, sizes, z)
+    rule = "routed_posterior" if z is not None else "vote_accuracy"
+    found = {name: accuracy(labels, served.y) for name, labels in given.items()}
+    metrics = ServedMetrics(
+        round=t,
+        system_accuracy=found[rule],
+        average_accuracy=average_accuracy(own, sizes),
+        worst_accuracy=float(np.nanmin(own.numpy())),
+        global_accuracy=math.nan if shared is None else accuracy(shared, served.y),
+        vote_accuracy=found["vote_accuracy"],
+        routed_posterior=found.get("routed_posterior", math.nan),
+        routed_density=found.get("routed_density", math.nan),
+        mixture_accuracy=found.get("mixture_accuracy", math.nan),
+        oracle_routed=found["oracle_routed"],
+        router_accuracy=math.nan if z is None else accuracy(z.argmax(1), served.origin),
+    )
+    return metrics, given[rule]
+
+
+def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
+    """Counts of given labels [n] against the truth [n]; a loss is not defined for a system."""
+    correct = torch.bincount(truth[given == truth], minlength=classes)
+    total, predicted = (torch.bincount(v, minlength=classes) for v in (truth, given))
+    return Score(correct, total, predicted, math.nan)
+
+
+def observe(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task
+) -> tuple[ServedMetrics, Score]:
+    """Run all clients' models on all clients' test examples."""
+    served = serve(algorithm.model, models(algorithm, current, federation), task.tests)
+    shared = None
+    if whole(current.server, federation):
+        pair = (current.server["params"], current.server["buffers"])
+        shared = serve(algorithm.model, [pair], [task.test]).labels[0]
+    metrics, given = measure(current.t, served, federation.table["n"], shared)
+    return metrics, score_of(given, served.y, len(task.classes))
+
+
+@dataclass(frozen=True, eq=False)
+class LastRound:
+    """What is worked out once, after training: `refits` numbers and `details` for drawings."""
+
+    refits: dict[str, float]
+    details: dict[str, Any]
+
+
+def last_round(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task
+) -> LastRound:
+    """Refits and details of a run's last round."""
+    pairs = models(algorithm, current, federation)
+    served = serve(algorithm.model, pairs, task.tests)
+    shown = details(served, federation.table["n"], len(task.classes))
+    if served.client_logits is None:
+        return LastRound({}, shown)
+    found = gradient_drift(algorithm.model, pairs, federation)
+    return LastRound(found | refits(algorithm, current, federation, task, served), shown)
+
+
+def refits(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
+) -> dict[str, float]:
+    """Accuracies of the last round with the router's last layer fitted again.
+
+    refitted_accuracy, moment_accuracy          hard routing by the posterior
+    refitted_router_..., moment_router_...      how often the right client is found
+    Source: `fedshift.router.refit` and `fedshift.router.moments`.
+    """
+    stage, sizes = algorithm.at(current.t), federation.table["n"]
+    router = Router.of(stage, current.server, current.states)
+    fitted = {
+        "refitted": router.refitted(federation.clients),
+        "moment": router.from_moments(federation.clients),
+    }
+    found = {}
+    for name, one in fitted.items():
+        z = one.logits(task.test.x)
+        given = answers(served, sizes, z)["routed_posterior"]
+        found[f"{name}_accuracy"] = accuracy(given, served.y)
+        found[f"{name}_router_accuracy"] = accuracy(z.argmax(1), served.origin)
+    return found
+
+
+def reasons(last: Mapping[str, Any]) -> list[str]:
+    """What the serving metrics of the last rounds say, in sentences; fractions, see `over_last`."""
+    system, oracle = last["system_accuracy"], last["oracle_routed"]
+    if oracle == last["vote_accuracy"] == last["global_accuracy"]:
+        return [f"All clients serve one model, which answers queries with {_percent(system)}."]
+    if math.isnan(last["router_accuracy"]):
+        said = [
+            f"Every client answers its own queries with {_percent(last['average_accuracy'])}; "
+            f"anybody's query, put to the vote of all models, with {_percent(system)}."
+        ]
+    else:
+        said = [
+            f"Sent to the client that it comes from, a query is answered with {_percent(oracle)}. "
+            f"The router finds that client for {_percent(last['router_accuracy'])} and gets "
+            f"{_percent(system)}: imperfect routing costs {100 * (oracle - system):.1f} points."
+        ]
+    if math.isnan(last["global_accuracy"]):
+        said.append(
+            "This method has no global model. Train fedavg on the same task as well: routing is "
+            "worth its cost only where it beats one model for all."
+        )
+    elif last["global_accuracy"] >= system:
+        said.append(
+            f"The global model alone gets {_percent(last['global_accuracy'])}: the clients' own "
+            "models, as a system, do not beat it here."
+        )
+    return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def over_last(metrics: Sequence[ServedMetrics], rounds: int) -> dict[str, Any]:
+    """Mean and standard deviation of each metric over the evaluated ones of the last rounds.
+
+    The deviation divides by the number of rounds, under the metric's name and "_sd". Wang et al.
+    2025 report the last 50 rounds; the divisor is chosen, since they store only curves.
+    """
+    end = metrics[-1].round
+    tail = [m for m in metrics if m.round > end - max(rounds, 1)]
+    said: dict[str, Any] = {"round": end, "rounds": len(tail)}
+    for name in (f.name for f in fields(ServedMetrics) if f.name != "round"):
+        values = np.array([getattr(m, name) for m in tail])
+        said |= {name: float(values.mean()), f"{name}_sd": float(values.std())}
+    return said

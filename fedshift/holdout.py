@@ -1,0 +1,45 @@
+"""Dividing what each client holds into training and test rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError
+from fedshift.seeds import numpy_generator
+
+Rows = NDArray[np.int64]
+
+
+def hold_out(
+    parts: Sequence[Rows], share: float, seed: int
+) -> tuple[tuple[Rows, ...], tuple[Rows, ...]]:
+    """(training rows, test rows) of each client: floor((1 - share) n) of its n rows, and the rest.
+
+    A client's rows are permuted by a generator of (seed, client), so its division depends on its
+    own rows alone. Rows come out ascending. With several labels per client nothing is stratified.
+
+    Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4, whose share is 0.3. The authors'
+    code computes int(0.7 n) in floats, one row fewer for some n (62 of 90), from one stream for all
+    clients.
+
+    Raises InputError for a client that would have nothing to train on or to be tested on.
+    """
+    pairs = [_divided(part, share, seed, i) for i, part in enumerate(parts)]
+    return tuple(train for train, _ in pairs), tuple(test for _, test in pairs)
+
+
+def _divided(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:
+    # 1e-9 keeps whole numbers whole: 0.7 * 90 is 62.99999999999999 in floating point.
+    kept = math.floor((1.0 - share) * len(part) + 1e-9)
+    if not 0 < kept < len(part):
+        raise InputError(
+            f"client {client} has {len(part)} examples: a test share of {share} leaves {kept} of "
+            "them for training; it needs at least one to train and one to test. Use fewer "
+            "clients, a larger min_size or another share in (0, 1)"
+        )
+    order = numpy_generator(seed, "held out", client).permutation(part)
+    return np.sort(order[:kept]), np.sort(order[kept:])

@@ -1,0 +1,92 @@
+"""A router from first and second moments of the client features, and how new a query is.
+
+Shapes: N clients, n examples of one client, e client features, B queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+from fedshift.router.head import ClientHead
+
+
+class Moments(NamedTuple):
+    """What a client sends, once: n [], sum_b h_b [e], sum_b h_b h_b^T [e, e]; float64.
+
+    Of the last, only the sum over the clients is used.
+    """
+
+    n: Tensor
+    sum: Tensor
+    square: Tensor
+
+
+def moments(features: Tensor) -> Moments:
+    """The moments of one client's features h [n, e]."""
+    h = features.double()
+    return Moments(torch.tensor(float(len(h)), dtype=torch.float64), h.sum(0), h.T @ h)
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """N Gaussians of one covariance: means [N, e], factor [e, e], sizes n [N]; float64.
+
+    factor is the lower Cholesky factor of the loaded pooled within-client covariance
+
+        S = (1/N) sum_i sum_b (h_b - mu_i)(h_b - mu_i)^T + loading * mean(diag) * I.
+    """
+
+    means: Tensor
+    factor: Tensor
+    sizes: Tensor
+
+    def head(self) -> ClientHead:
+        """Linear discriminant analysis: xi_i = S^-1 mu_i, gamma_i = -mu_i^T xi_i / 2 + log n_i/N.
+
+        softmax(gamma + xi h) is then P(client | h) where client i's features are N(mu_i, S).
+        """
+        xi = torch.cholesky_solve(self.means.T, self.factor).T
+        gamma = -0.5 * (self.means * xi).sum(1) + (self.sizes / self.sizes.sum()).log()
+        return ClientHead(gamma, xi)
+
+    def novelty(self, features: Tensor) -> Tensor:
+        """min_i (h - mu_i)^T S^-1 (h - mu_i) over clients with examples; h [B, e] -> [B].
+
+        Lee et al. 2018, arXiv 1807.03888, Equation 2, with clients for classes. Around e for a
+        query like the clients' own, if their features are Gaussian.
+        """
+        held = self.means[self.sizes > 0].to(features.device)
+        factor = self.factor.to(features.device)
+        h = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
+        centres = torch.linalg.solve_triangular(factor, held.T, upper=False).T
+        return torch.stack([(h - c).square().sum(1) for c in centres]).amin(0)
+
+
+def pooled(sent: Sequence[Moments], loading: float = 0.01) -> Gaussians:
+    """The Gaussians of clients 0..N-1 from what they sent.
+
+    loading is the share of the mean variance that is added to every variance. Raises InputError for
+    a loading below 0, for features of no variance at all, and for no examples.
+    """
+    if not loading >= 0.0:
+        raise InputError(f"loading must be 0 or more, got {loading}")
+    n, total = torch.stack([m.n for m in sent]), torch.stack([m.sum for m in sent])
+    if not n.sum() > 0:
+        raise InputError("no client has examples; a router needs some")
+    means = total / n.clamp(min=1.0)[:, None]
+    within = torch.stack([m.square for m in sent]).sum(0) - (means * n[:, None]).T @ means
+    scale = (within / n.sum()).diagonal().mean()
+    covariance = within / n.sum() + loading * scale * torch.eye(len(within), dtype=within.dtype)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if int(failed) or not scale > 0:
+        raise InputError(
+            f"the features' covariance is singular at loading={loading}; give a larger one, as "
+            "0.01, and features that vary within clients"
+        )
+    return Gaussians(means, factor, n)

@@ -1,0 +1,129 @@
+"""How good a router is: does it find the origin, are its probabilities right, what refusals buy.
+
+Shapes: B queries of known origin [B] (client ids), N clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.stats
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift.errors import InputError
+
+Floats = NDArray[np.float64]
+
+
+def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
+    """The share of queries that are sent to where they come from; chosen [B], or [B, k].
+
+    Of k columns, any one counts. A refused query is not right. Wang et al. 2025 (FedDRM).
+    """
+    _check(len(chosen), origin)
+    columns = chosen if chosen.ndim == 2 else chosen[:, None]
+    return float((columns == origin[:, None]).any(1).double().mean())
+
+
+def brier(probabilities: Tensor, origin: Tensor) -> float:
+    """(1/B) sum_b sum_i (r_i(x_b) - 1[i = origin_b])^2, in [0, 2]; probabilities r [B, N]."""
+    _check(len(probabilities), origin)
+    truth = torch.nn.functional.one_hot(origin, probabilities.shape[1])
+    return float((probabilities.double() - truth).square().sum(1).mean())
+
+
+def calibration_error(probabilities: Tensor, origin: Tensor, bins: int = 15) -> float:
+    """ECE: sum_g (B_g / B) |accuracy_g - mean confidence_g|, groups by confidence max_i r_i.
+
+    `bins` intervals of equal width, each with its upper end. Guo et al. 2017, arXiv 1706.04599,
+    Equation 3.
+    """
+    _check(len(probabilities), origin)
+    if bins < 1:
+        raise InputError(f"bins must be 1 or more, got {bins}")
+    confidence, best = probabilities.double().max(1)
+    group = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    gap = (best == origin).double() - confidence
+    return float(torch.bincount(group, weights=gap, minlength=bins).abs().sum() / len(origin))
+
+
+def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
+    """P(d(x) > d(x')) + P(=)/2, d = s_i - s_j, x from client i, x' from client j; [N, N] float64.
+
+    Symmetric; 1/2 says that the router cannot tell the two clients' queries apart. NaN on the
+    diagonal and where a client has no query. It does not depend on sizes, priors or prices.
+    Mann-Whitney; Hand and Till 2001 use it for several classes.
+    """
+    _check(len(scores), origin)
+    s, who = scores.detach().cpu().double().numpy(), origin.cpu().numpy()
+    clients = s.shape[1]
+    table = np.full((clients, clients), np.nan)
+    for i in range(clients):
+        for j in range(i):
+            margin = s[:, i] - s[:, j]
+            table[i, j] = table[j, i] = _auc(margin[who == i], margin[who == j])
+    return torch.from_numpy(table)
+
+
+def _auc(high: Floats, low: Floats) -> float:
+    if not len(high) or not len(low):
+        return float("nan")
+    ranks = scipy.stats.rankdata(np.concatenate([high, low]))[: len(high)].sum()
+    return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """Error among the queries that are answered, as fewer and fewer are: coverage, risk [B]."""
+
+    coverage: Tensor
+    risk: Tensor
+
+    @property
+    def area(self) -> float:
+        """AURC = (1/B) sum_k risk at coverage k/B; smaller is better."""
+        return float(self.risk.mean())
+
+
+def risk_coverage(confidence: Tensor, wrong: Tensor) -> RiskCoverage:
+    """Risk (1/k) sum of errors among the k most confident, k = 1..B; confidence, wrong [B].
+
+    Equal confidences count as if taken in random order (the expected risk), so the curve does not
+    depend on how queries are listed. For novelty pass its negative. Geifman, Uziel and El-Yaniv
+    2019, arXiv 1805.08206.
+    """
+    _check(len(confidence), wrong)
+    doubt = -confidence.detach().cpu().double().numpy()
+    errors = wrong.detach().cpu().double().numpy()
+    _, group, members = np.unique(doubt, return_inverse=True, return_counts=True)
+    mean = np.bincount(group, weights=errors) / members
+    k = np.arange(1, len(doubt) + 1)
+    risk = np.repeat(mean, members).cumsum() / k
+    return RiskCoverage(torch.from_numpy(k / len(k)), torch.from_numpy(risk))
+
+
+def threshold(confidence: Tensor, coverage: float) -> float:
+    """The largest t for which at least this share of queries has confidence >= t.
+
+    For `min_posterior` from held-out posteriors; for `max_novelty`, minus the threshold of minus
+    the novelty. Raises InputError unless 0 < coverage <= 1.
+    """
+    if not 0.0 < coverage <= 1.0 or not len(confidence):
+        raise InputError(
+            f"coverage {coverage} of {len(confidence)} queries; give at least one query and a "
+            "coverage in (0, 1]"
+        )
+    # The small subtrahend keeps 0.29 * 100 = 28.999999999999996 + 1 ulp from asking for one more.
+    k = max(int(np.ceil(coverage * len(confidence) - 1e-9)), 1)
+    return float(confidence.sort(descending=True).values[k - 1])
+
+
+def _check(queries: int, origin: Tensor) -> None:
+    if not queries or origin.shape != (queries,):
+        raise InputError(
+            f"{queries} queries and truth of shape {tuple(origin.shape)}; give one per query, "
+            "and at least one"
+        )

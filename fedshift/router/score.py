@@ -1,0 +1,135 @@
+"""From client logits to scores, posteriors and priors. Shapes: B queries, N clients."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError, unknown
+
+Rule = Literal["posterior", "density"]
+Prior = Rule | Tensor
+RULES = ("posterior", "density")
+
+
+def scores(
+    logits: Tensor, sizes: Tensor, prior: Prior = "posterior", prices: Tensor | None = None
+) -> Tensor:
+    """s_i(x) = z_i(x) - log(n_i / N) + log q_i - mu_i; [B, N] float64.
+
+    z [B, N] are raw client logits: they contain log(n_i / N), because the router was fitted to
+    clients of these sizes n [N]. So z_i - log(n_i / N) is the log of client i's density, up to a
+    function of x that all clients share, and softmax(s) at mu = 0 is P(client | x) when queries
+    come from the clients in proportions q.
+
+        "posterior"  q_i = n_i / N: s = z. The paper's rule
+        "density"    q_i = 1 / N: whose population does x resemble. The rule of the authors' code
+        a tensor     q [N], any distribution
+
+    prices mu [N] are in nats: a client at capacity is made less attractive. A client with n_i = 0
+    or q_i = 0 scores minus infinity. Logarithms are taken in float64.
+
+    Source: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 2.3; other priors: Saerens, Latinne
+    and Decaestecker 2002. Raises InputError for a prior, sizes or prices that do not
+    fit.
+    """
+    if logits.ndim != 2 or logits.shape[1:] != sizes.shape:
+        raise InputError(
+            f"client logits {tuple(logits.shape)} for sizes {tuple(sizes.shape)}; "
+            "give [B, N] and [N]"
+        )
+    shift = _shift(sizes, prior)
+    if prices is not None:
+        shift = shift - _checked_prices(prices, len(sizes))
+    return logits.double() + shift.to(logits.device)
+
+
+def posterior(logits: Tensor, sizes: Tensor, prior: Prior = "posterior") -> Tensor:
+    """r_i(x) = softmax_i(s(x)) without prices: P(client i | x) under the prior, [B, N] float64."""
+    return scores(logits, sizes, prior).softmax(1)
+
+
+def _shift(sizes: Tensor, prior: Prior) -> Tensor:
+    """log q - log(n / N) [N]: 0 for the clients' own prior, exactly."""
+    own = shares(sizes)
+    if isinstance(prior, Tensor):
+        wanted = _checked_prior(prior, own)
+    elif prior == "density":
+        wanted = torch.full_like(own, 1.0 / len(own))
+    elif prior == "posterior":
+        wanted = own
+    else:
+        raise unknown("prior", str(prior), RULES)
+    # A client without examples was never fitted: its logit says nothing, whatever the prior.
+    return torch.where(own > 0, wanted.log() - own.log(), -torch.inf)
+
+
+def shares(sizes: Tensor) -> Tensor:
+    """n_i / N [N] in float64; InputError unless sizes are 0 or more and not all 0."""
+    n = sizes.detach().cpu().double()
+    if n.ndim != 1 or not bool(torch.isfinite(n).all()) or bool((n < 0).any()) or not n.sum() > 0:
+        raise InputError(
+            f"sizes must be one number of examples per client, not all 0, got {_shown(n)}"
+        )
+    return n / n.sum()
+
+
+def _checked_prior(prior: Tensor, own: Tensor) -> Tensor:
+    q = prior.detach().cpu().double()
+    if q.shape != own.shape:
+        raise InputError(f"a prior of shape {tuple(q.shape)} for {len(own)} clients; give one each")
+    if not bool(torch.isfinite(q).all()) or bool((q < 0).any()) or abs(float(q.sum()) - 1) > 1e-6:
+        raise InputError(f"a prior must be 0 or more and sum to 1, got {_shown(q)}")
+    if not bool((q[own > 0] > 0).any()):
+        raise InputError(
+            f"the prior {_shown(q)} is 0 for every client that can be routed to; "
+            f"give mass to one of {(own > 0).nonzero().flatten().tolist()}"
+        )
+    return q
+
+
+def _checked_prices(prices: Tensor, clients: int) -> Tensor:
+    mu = prices.detach().cpu().double()
+    if mu.shape != (clients,) or not bool(torch.isfinite(mu).all()):
+        raise InputError(f"prices must be {clients} finite numbers, got {_shown(mu)}")
+    return mu
+
+
+def _shown(v: Tensor) -> str:
+    text = ", ".join(f"{x:g}" for x in v.flatten()[:8].tolist())
+    return f"[{text}{', ...' if v.numel() > 8 else ''}]"
+
+
+def estimate_prior(
+    logits: Tensor, sizes: Tensor, *, tolerance: float = 1e-10, steps: int = 10_000
+) -> Tensor:
+    """The mix q [N] of clients that unlabelled queries come from, float64.
+
+    q maximises sum_x log sum_i q_i r_i(x) / w_i, w_i = n_i / N and r the posterior at q = w, which
+    is concave. Expectation-maximisation: q_i <- mean_x (q_i r_i(x) / w_i) / sum_l (q_l r_l(x) /
+    w_l), from q = w until the change sum_i |dq_i| is below the tolerance.
+
+    Source: Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a
+    priori probabilities: a simple procedure", Neural Computation 14. Consistent where r is calibrated; refit the router before.
+    Raises InputError without queries.
+    """
+    if not len(logits):
+        raise InputError("no queries to estimate a prior from; give at least one")
+    own = shares(sizes)
+    held = own > 0
+    # The ratio r_i / w_i in a common scale per query; the scale cancels in every step.
+    log_ratio = scores(logits, sizes, "density").cpu()[:, held]
+    ratio = (log_ratio - log_ratio.amax(1, keepdim=True)).exp()
+    q = own[held]
+    for _ in range(steps):
+        joint = ratio * q
+        new = (joint / joint.sum(1, keepdim=True)).mean(0)
+        moved = float((new - q).abs().sum())
+        q = new
+        if moved < tolerance:
+            break
+    full = torch.zeros_like(own)
+    full[held] = q
+    return full

@@ -1,0 +1,191 @@
+"""ConFREE: a direction without what clients' changes have against one another.
+
+Everything depends on the changes u_i through their inner products only, and every answer is a
+combination of them. The changes are therefore reduced to coordinates in their span, [n, r] with
+r <= n, and what is sought are n coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError, unknown
+from fedshift.seeds import numpy_generator
+from fedshift.server.hull import project
+from fedshift.server.simplex import NO_CAP, Floats, Problem
+from fedshift.server.weights import BySize, Uniform, Weights
+from fedshift.tree import Params, weighted_sum
+
+Scope = Literal["tensor", "model"]
+# Columns of a change that are reduced at a time: what is in memory in float64 is n times this.
+BLOCK = 65536
+# Relative to the longest change: a guidance shorter than this is rounding, and counts as none, and
+NOTHING = 1e-12
+# a combination u_w is not sought closer to zero than this.
+SHORTEST = 1e-7
+
+
+def coordinates(leaves: Iterable[Tensor]) -> Floats:
+    """Rows [n, r], r <= n, with the inner products of the changes; leaves [n, ...] of one model.
+
+    R' of the QR decomposition of the changes as columns, block by block, so that no inner product
+    is squared before it is needed.
+    """
+    triangle = torch.zeros(0, 0, dtype=torch.float64)
+    for leaf in leaves:
+        for block in torch.split(leaf.flatten(1), BLOCK, dim=1):
+            columns = block.T.double()
+            held = torch.cat([triangle, columns]) if len(triangle) else columns
+            triangle = torch.linalg.qr(held, mode="r").R
+    found: Floats = triangle.T.numpy()
+    return found
+
+
+def guidance(rows: Floats, source: np.random.Generator, normalise: bool = True) -> Floats:
+    """Coefficients [n] of g_0 = (1/n) sum_i v_i, rows [n, r] being the changes u_i.
+
+        v_i <- u_i;  for all other j in random order:
+        v_i <- v_i - min(0, <v_i, u_j>) u_j / ||u_j||^2
+
+    Yu et al. 2020, "Gradient surgery for multi-task learning" (PCGrad), arXiv 2001.06782,
+    Algorithm 1. normalise=False leaves out the division, as ConFREE's authors' code does.
+    """
+    n = len(rows)
+    gram = rows @ rows.T
+    square = np.diag(gram)
+    mixes = np.eye(n)
+    for i in range(n):
+        for j in source.permutation(n):
+            along = float(mixes[i] @ gram[j])
+            if j != i and along < 0.0 and square[j] > 0.0:
+                mixes[i, j] -= along / square[j] if normalise else along
+    mean: Floats = mixes.mean(axis=0)
+    return mean if np.linalg.norm(mean @ rows) > NOTHING * _longest(rows) else np.zeros(n)
+
+
+def _longest(rows: Floats) -> float:
+    """max_i ||u_i||."""
+    return float(np.sqrt(np.einsum("ij,ij->i", rows, rows).max(initial=0.0)))
+
+
+def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
+    """Coefficients [n] of d = argmax min_i <u_i, d> subject to ||d - g_0|| <= alpha ||g_0||.
+
+    rows [n, r] are the u_i, `start` [n] the coefficients of g_0. Its dual is
+
+        min over the simplex of <u_w, g_0> + alpha ||g_0|| ||u_w||,    u_w = sum_i w_i u_i,
+
+    and d = g_0 + alpha ||g_0|| u_w / ||u_w||; Liu et al. 2021 (CAGrad), arXiv 2110.14048. With
+    ||u|| = min over s > 0 of (||u||^2/s + s)/2 and s held, u_w is the point of the changes' hull
+    nearest to -(s/alpha) g_0/||g_0||: a unique point, though w may not be. ||u_w||/s falls in s,
+    and s is right where it is 1. If it never is, the dual has its minimum at u_w = 0, where w does
+    not determine d; u_w / s at a small s then gives it, at a loss of at most alpha ||g_0|| s / 4.
+    """
+    longest, reach = _longest(rows), alpha * float(np.linalg.norm(start @ rows))
+    if reach <= alpha * NOTHING * longest:
+        return start
+    unit = rows / longest
+    towards = (start @ rows) / (reach / alpha)
+
+    def nearest(s: float) -> Floats:
+        apart = unit + (s / alpha) * towards
+        apart /= np.abs(apart).max()
+        return project(Problem(apart, np.ones(len(unit)), np.full(len(unit), NO_CAP)))
+
+    def excess(log_s: float) -> float:
+        length = float(np.linalg.norm(nearest(math.exp(log_s)) @ unit))
+        return math.log(max(length, 1e-300)) - log_s
+
+    s = SHORTEST
+    if excess(math.log(SHORTEST)) > 0.0:
+        # Rounding can lift the upper end, where the hull's longest point has length 1, above 0.
+        s = math.exp(scipy.optimize.brentq(excess, math.log(SHORTEST), 1e-9, xtol=1e-13))
+    w = nearest(s)
+    length = max(s, float(np.linalg.norm(w @ unit)))
+    moved: Floats = start + reach / (length * longest) * w
+    return moved
+
+
+@dataclass(frozen=True)
+class ConFree:
+    """theta <- theta + d / (1 + alpha^2), d as in `fairest` from g_0 as in `guidance`.
+
+    Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized federated
+    learning", AAAI, doi 10.1609/aaai.v39i21.34449. The cohort's changes count alike, whatever the
+    clients' sizes; buffers are averaged by the same 1/C. d makes the worst client's improvement
+    min_i <u_i, d> at least that of g_0.
+
+    alpha      how far d may be from g_0, relative to its length; 0 takes g_0. Neither the paper's
+               abstract nor the authors' code says which they use; 0.5 is CAGrad's
+    normalise  False projects as the authors' code does, without division by ||u_j||^2: for changes
+               much shorter than 1 that does nearly nothing, and the result depends on their scale
+    scope      "tensor": every parameter tensor by itself, as the authors' code does; or "model"
+
+    The order of PCGrad's projections is drawn from the server's seed. All changes must be seen one
+    by one: no secure aggregation. Raises InputError for alpha outside [0, inf) and unknown scopes.
+    """
+
+    alpha: float = 0.5
+    normalise: bool = True
+    scope: Scope = "tensor"
+    needs = ("n",)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha < math.inf:
+            raise InputError(f"ConFree alpha must be 0 or more, got {self.alpha}")
+        if self.scope not in ("tensor", "model"):
+            raise unknown("scope of ConFree", str(self.scope), ("tensor", "model"))
+
+    def weigh(self, table: Params) -> Tensor:
+        return Uniform()(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        groups = [[name] for name in sorted(stacked)]
+        if self.scope == "model":
+            groups = [sorted(stacked)]
+        found: Params = {}
+        for names in groups:
+            group = {name: stacked[name] for name in names}
+            source = numpy_generator(seed, "confree", *names)
+            found |= weighted_sum(self._coefficients(coordinates(group.values()), source), group)
+        return {name: found[name] for name in stacked}
+
+    def _coefficients(self, rows: Floats, source: np.random.Generator) -> Tensor:
+        start = guidance(rows, source, self.normalise)
+        d = fairest(rows, start, self.alpha) if self.alpha else start
+        return torch.from_numpy(d / (1.0 + self.alpha**2))
+
+
+@dataclass(frozen=True)
+class PairwiseProjection:
+    """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / ||u_j||^2.
+
+    What the FedDRM authors' code, algorithms/confree.py, runs in the place of ConFREE: inner
+    products of the changes as they came, over all parameters at once, and weights a by size.
+    """
+
+    weights: Weights = BySize()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.weights.needs
+
+    def weigh(self, table: Params) -> Tensor:
+        return self.weights(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        rows = coordinates(stacked[name] for name in sorted(stacked))
+        gram = rows @ rows.T
+        square = np.diag(gram)
+        against = np.minimum(gram, 0.0) / np.where(square > 0.0, square, 1.0)
+        np.fill_diagonal(against, 0.0)
+        a = weights.double().numpy()
+        return weighted_sum(torch.from_numpy(a - a @ against), stacked)
