@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedshift.engine.rounds import Federation, run
     from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
     from fedshift.model import Model
+    from fedshift.router.route import Router
     from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
 
 _LAZY = {
@@ -30,6 +31,7 @@ _LAZY = {
     "Federation": "fedshift.engine.rounds",
     "Local": "fedshift.client.local",
     "Model": "fedshift.model",
+    "Router": "fedshift.router.route",
     "Task": "fedshift.data",
     "run": "fedshift.engine.rounds",
 }
@@ -46,6 +48,7 @@ __all__ = [
     "Model",
     "NetworkError",
     "PalsWeights",
+    "Router",
     "Task",
     "TrainingError",
     "ess_curve",

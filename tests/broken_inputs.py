@@ -249,6 +249,12 @@ CASES = (
         'f.toml:10: method.fidelity = "nrom": allowed are squared, norm. Did you mean "norm"?',
     ),
     config(
+        "neither a number nor a word",
+        '"fedavg"',
+        '"fedala"\nlayers = "some"',
+        "f.toml:9: method.layers = \"some\": must be a whole number or 'all'",
+    ),
+    config(
         "negative mu",
         '"fedavg"',
         '"fedprox"\nmu = -0.1',

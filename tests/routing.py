@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from by_hand import final
 from conftest import CLASSES, FEATURES, SIZES, TARGET, make_clients, make_federation
 from torch import Tensor, nn
 
@@ -13,7 +14,8 @@ from fedshift.data import ClientData
 from fedshift.engine.rounds import Federation
 from fedshift.model import Model, build
 from fedshift.models.routed import Routed, projection
-from fedshift.recipes import Setting
+from fedshift.recipes import Setting, feddrm
+from fedshift.router.route import Router
 from fedshift.seeds import generator
 
 
@@ -52,3 +54,17 @@ def draw_gaussians(
 def squares(x: Tensor) -> Tensor:
     """The basis (x, x^2) of Gaussian density ratios: [n] -> [n, 2]."""
     return torch.stack([x, x**2], 1)
+
+
+def drawn(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Standard normal numbers, float64."""
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=source, dtype=torch.float64)
+
+
+def trained_router() -> Router:
+    """The router of FedDRM after four rounds on the small network."""
+    model = routed_model()
+    algorithm = feddrm(routed_setting(model))
+    played = final(algorithm, routed_federation(model), 4)
+    return Router.of(algorithm, played.server, played.states)

@@ -62,6 +62,7 @@ def test_a_signal_ends_a_run_in_order(command: str, number: int, code: int, tmp_
     assert (last["event"], last["error"]) == ("failed", "interrupted")
 
 
+@pytest.mark.slow
 def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
     args = ["reproduce", "fedpals/table1", "--dataset", "fashion-mnist-mini", "--jobs", "2",
             "--seeds", "0", "--methods", "fedavg,fedprox", "-c", "model.name=linear"]  # fmt: skip
@@ -84,8 +85,10 @@ def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
     assert "not in the paper" in (tmp_path / "reproduced" / "table1" / "table.md").read_text()
 
 
-@pytest.mark.parametrize("module", ["typer", "torch"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("module", "number", "code"),
+    [("typer", signal.SIGINT, 130), ("torch", signal.SIGINT, 130), ("torch", signal.SIGTERM, 143)],
+)
 def test_an_interruption_while_libraries_load(
     module: str, number: int, code: int, tmp_path: Path
 ) -> None:
@@ -97,9 +100,13 @@ def test_an_interruption_while_libraries_load(
     found = ran(tmp_path, "methods", "--format", "json", **path)
     assert found[:2] == (code, "")
     assert json.loads(found[2]) == {"error": "interrupted", "exit_code": code}
-    # The same name in another folder does no harm: the guard is what answered.
-    (tmp_path / f"{module}.py").write_text("raise ImportError('stopped')\n")
-    assert "interrupted" not in ran(tmp_path, "methods", **path)[2]
+
+
+def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('stopped')\n")
+    code, _, err = ran(tmp_path, "methods", PYTHONPATH=str(tmp_path), TMPDIR=str(tmp_path))
+    assert code == 70
+    assert "ImportError: stopped" in err
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_the_repositorys_splits(heavy: Setting) -> None:
     for name in ("fedrep_drm_repo", "fedbabu_drm_repo"):
         with pytest.raises(InputError, match=rf"{name} counts steps.*Local\(steps=10"):
             getattr(recipes, name)(heavy)
-    with pytest.raises(InputError, match="fedrep_drm_repo shares .* two phases; 1 is too few"):
+    with pytest.raises(InputError, match="fedrep_drm_repo gives 1 in 2 .* 1 is too few"):
         recipes.fedrep_drm_repo(of_steps(heavy, 1))
 
 

@@ -13,6 +13,7 @@ import pytest
 from report_fixtures import Outline
 
 from fedshift.errors import InputError
+from fedshift.report.heat_map import heat_map
 from fedshift.report.spread import spread
 from fedshift.report.svg import (
     PALETTE,
@@ -20,7 +21,6 @@ from fedshift.report.svg import (
     Bars,
     Series,
     grouped_bars,
-    heat_map,
     line_chart,
     ticks,
 )

@@ -26,6 +26,7 @@ from fedshift.experiments.reproduce.reproduce import (
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.store import Store
 from fedshift.experiments.reproduce.study import narrowed
+from fedshift.report.run_folder import read_run
 
 MINI = Request(
     "fedpals/table1",
@@ -291,6 +292,32 @@ def test_a_run_of_another_configuration_is_refused(
     path.write_text(text.replace("server_lr = 1.0", "server_lr = 0.5"))
     with pytest.raises(DataError, match=r"training.server_lr = 0.5 \(now 1.0\) is not what"):
         reproduce(replace(MINI, out=copied))
+
+
+def test_runs_of_versions_that_measured_less_are_still_read(
+    copied: Path, finished: tuple[Path, Reproduced]
+) -> None:
+    """Folders without macro F1 and without the keys that came with it: nothing is trained."""
+    for folder in (copied / "runs").iterdir():
+        path = folder / "summary.json"
+        whole = json.loads(path.read_text())
+        for part in ("final", "best"):
+            assert 0 <= whole[part].pop("target_macro_f1") <= 1
+        path.write_text(json.dumps(whole))
+        rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+        k = rows[0].index("target_macro_f1")
+        kept = [",".join([*row[:k], *row[k + 1 :]]) for row in rows]
+        (folder / "metrics.csv").write_text("\n".join(kept) + "\n")
+        config = folder / "config.resolved.toml"
+        lines = config.read_text().splitlines()
+        new = ('augment = "none"', 'optimizer = "sgd"')
+        assert set(new) <= set(lines)
+        config.write_text("\n".join(line for line in lines if line not in new) + "\n")
+        assert read_run(folder).summary.final.target_macro_f1 is None
+    for target in ("fedpals/table1", "fedpals/fig7"):
+        assert reproduce(replace(MINI, out=copied, target=target)).report.trained == ()
+    values = [[s["value"] for s in c["seeds"]] for c in results(copied)["cells"]]
+    assert values == [[s["value"] for s in c["seeds"]] for c in results(finished[0])["cells"]]
 
 
 def test_a_published_table_draws_itself_from_summaries(

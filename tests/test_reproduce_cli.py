@@ -74,13 +74,16 @@ def test_a_failed_run_does_not_stop_the_others(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["fedpals/tabel1"], 'unknown table or figure "fedpals/tabel1"; allowed: fedpals/fig2, '
-         "fedpals/fig5, fedpals/fig6, fedpals/fig7, fedpals/fig8, fedpals/fig9, fedpals/table1, "
+        (["fedpals/tabel1"], 'unknown table or figure "fedpals/tabel1"; allowed: feddrm/fig3, '
+         "feddrm/fig4, feddrm/fig5, feddrm/fig6, feddrm/fig7, feddrm/heart, feddrm/lenet, "
+         "feddrm/small, feddrm/table1, feddrm/table2, feddrm/table3, feddrm/table4, fedpals/fig2, fedpals/fig5, "
+         "fedpals/fig6, fedpals/fig7, fedpals/fig8, fedpals/fig9, fedpals/table1, "
          'fedpals/table2, fedpals/table3, fedpals/table4. Did you mean "fedpals/table1"?'),
         (["fedpals/fig9", "--methods", "fedpal"], 'unknown method of fedpals/fig9 "fedpal"; '
          'allowed: fedavg, fedpals. Did you mean "fedpals"?'),
         (["fedpals/table1", "--dataset", "cifar10"], 'unknown data set of fedpals/table1 "cifar10"'
-         '; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, pacs, pacs-96. Did you mean "cifar-10"?'),
+         "; allowed: cifar-10, fashion-mnist, fashion-mnist-mini, pacs, pacs-96. Did you mean "
+         '"cifar-10"?'),
         (["fedpals/table1", "--dataset", "cifar-10", "--split", "beta=.1"], "unknown split of "
          'fedpals/table1 "beta=.1"; allowed: C=2, C=3, beta=0.1. Did you mean "beta=0.1"?'),
         (["fedpals/table1", "--seeds", "0:7"],

@@ -131,3 +131,35 @@ def test_one_test_set_per_model(mlp: Model) -> None:
     empty = Examples(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64))
     with pytest.raises(InputError, match="2 models and 1 test sets with 0 examples; give one"):
         serve(mlp, [mlp.init()] * 2, [empty])
+
+
+class Crooked(torch.nn.Module):
+    """Its logits are not what `head` makes of "features"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(8, 4), torch.nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        z = self.body(x)
+        return {"features": z, "logits": self.head(z.relu())}
+
+
+@pytest.mark.parametrize(("crooked", "passes"), [(False, 1 + 1), (True, 3 + 2)])
+def test_models_that_differ_in_the_head_share_a_pass(
+    crooked: bool, passes: int, mlp: Model, monkeypatch: Any
+) -> None:
+    model = Model(Crooked()) if crooked else mlp
+    params, buffers = model.init()
+    heads = [{k: v + i for k, v in params.items() if k.startswith("head.")} for i in range(3)]
+    served = [(params | head, buffers) for head in heads]
+    source = generator(1, "serving")
+    tests = [Examples(torch.randn(3, 8, generator=source), torch.zeros(3, dtype=torch.int64))] * 3
+    expected = [
+        model(*pair, torch.cat([t.x for t in tests]))["logits"].softmax(1) for pair in served
+    ]
+    calls: list[int] = []
+    plain: Callable[..., dict[str, Tensor]] = Model.__call__
+    monkeypatch.setattr(Model, "__call__", lambda *a: calls.append(1) or plain(*a))
+    torch.testing.assert_close(serve(model, served, tests).probabilities, torch.stack(expected))
+    assert len(calls) == passes

@@ -54,7 +54,7 @@ class FineTune:
         return self.inner.init(params, buffers, table) | {"tuned": {"client": nobody}}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        # Copies: `inner` may keep the same tensors, and safetensors saves no tensor under two names.
+        # Copies, because `inner` may keep the same tensors and safetensors saves none twice.
         return self.inner.init_client(params, buffers, data) | {
             "personal": map_(torch.clone, params),
             "personal_buffers": map_(torch.clone, buffers),

@@ -14,6 +14,7 @@ from fedshift.files import check_page, clean, write
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.run_folder import read_run
+from fedshift.report.ways import WAYS, over_rounds
 
 Done = Sequence[tuple[Path, Experiment]]
 NAMES = {"fedavg": "FedAvg", "fedpals": "FedPALS", "fedprox": "FedProx", "oracle": "Oracle"}
@@ -128,33 +129,15 @@ def show_demo(done: Done, page_path: Path) -> None:
     print(f"Report: {page_path}")
 
 
-# How a query can be answered where clients serve models of their own, and the summary's keys.
-SERVING = (
-    ("own client's model (average accuracy)", "average_accuracy"),
-    ("worst client's own model", "worst_accuracy"),
-    ("one global model", "global_accuracy"),
-    ("vote of all models", "vote_accuracy"),
-    ("routed to the client of largest posterior", "routed_posterior"),
-    ("routed by density ratio", "routed_density"),
-    ("all models, mixed by the posterior", "mixture_accuracy"),
-    ("routed, router refitted", "refitted_accuracy"),
-    ("routed, router from moments", "moment_accuracy"),
-    ("routed to where the query comes from (oracle)", "oracle_routed"),
-    ("right client found by the router", "router_accuracy"),
-    ("... by the refitted router", "refitted_router_accuracy"),
-    ("... by the router from moments", "moment_router_accuracy"),
-)
-
-
 def show_served(title: str, last: dict[str, Any]) -> None:
     """The accuracy of every way to answer a query; what the method does not have is left out."""
     rows = []
-    for label, key in SERVING:
-        value, sd = last.get(key), last.get(f"{key}_sd")
+    for way in WAYS:
+        value, sd = last.get(way.key), last.get(f"{way.key}_sd")
         if value is not None:
-            rows.append((label, percent(value, 2), "" if sd is None else percent(sd, 2)))
-    rounds = "last round" if last["rounds"] == 1 else f"last {last['rounds']} rounds"
-    show_table(title, ("how a query is answered", f"%, {rounds}", "sd over rounds"), rows)
+            rows.append((way.label, percent(value, 2), "" if sd is None else percent(sd, 2)))
+    header = ("how a query is answered", f"%, {over_rounds([last['rounds']])}", "sd over rounds")
+    show_table(title, header, rows)
 
 
 def show_run(folder: Path, experiment: Experiment, page_path: Path) -> None:

@@ -22,7 +22,7 @@ class ClientEntropy(Term):
     rows alone, so that this is an exact likelihood; over all N, absent rows would only be pushed
     down. Rows outside S have gradient 0. With everybody taking part S = all, bit for bit.
 
-    Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 2.3, where everybody takes part; paper and
+    Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3, where everybody takes part; paper and
     authors' code are silent on smaller cohorts. At logits that are all equal the value is log |S|.
     Raises InputError for a model without "client_logits" and one of another number of clients.
     """

@@ -1,7 +1,7 @@
 """RETINA: glaucoma or not, on pictures of the optic disc from three hospitals' collections.
 
 ACRIMA (Diaz-Pinto et al. 2019), RIM-ONE DL (Fumero et al. 2020) and REFUGE (Orlando et al. 2020),
-as Huang et al. (FedLGD) put them together and Wang et al. 2025 (FedDRM), arXiv 2509.23049, use
+as Huang et al. (FedLGD) put them together and Wang et al. 2026 (FedDRM), arXiv 2509.23049, use
 them: three clients, without FedLGD's fourth, Drishti. Only names are read at first; images are
 decoded when asked for.
 """

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedshift.data import Examples
@@ -18,6 +19,7 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params
 
+HEAD = "head."
 Ties = Literal["smallest", "probability"]
 
 
@@ -85,22 +87,54 @@ def serve(
     origin = torch.repeat_interleave(
         torch.arange(len(tests)), torch.tensor([len(t) for t in tests])
     )
-    # Clients that serve one model hold the same tensors: one pass does for all of them.
-    once = {_tensors(*pair): pair for pair in served}
-    found = {which: _outputs(model, *pair, x, batch) for which, pair in once.items()}
-    outs = [found[_tensors(*pair)] for pair in served]
+    outs = _all_outputs(model, served, x, batch)
     probabilities = torch.stack([out["logits"].softmax(1) for out in outs])
     return Served(probabilities, y, origin, outs[0].get("client_logits"))
 
 
-def _tensors(params: Params, buffers: Params) -> tuple[int, ...]:
-    return tuple(map(id, (*params.values(), *buffers.values())))
+def _all_outputs(
+    model: Model, served: Sequence[tuple[Params, Params]], x: Tensor, batch: int
+) -> list[Params]:
+    """Each pair's outputs, with one pass for all pairs that hold the same tensors.
+
+    Pairs that differ in the head alone share a pass too, where the network's `head` turns its
+    "features" into its "logits": that is tried on the first block, not assumed.
+    """
+    bodies = {_tensors(*pair, but=HEAD): pair for pair in served}
+    found = {body: _outputs(model, *pair, x, batch) for body, pair in bodies.items()}
+    split = len(bodies) < len({_tensors(*pair) for pair in served})
+    if split and not all(_head_alone(model, pair, x[:2]) for pair in bodies.values()):
+        return [_outputs(model, *pair, x, batch) for pair in served]
+    outs = []
+    for params, buffers in served:
+        out = found[_tensors(params, buffers, but=HEAD)]
+        outs.append(out | {"logits": _headed(model, params, out["features"])} if split else out)
+    return outs
+
+
+def _tensors(params: Params, buffers: Params, but: str = " ") -> tuple[int, ...]:
+    named = (*params.items(), *buffers.items())
+    return tuple(id(v) for k, v in named if not k.startswith(but))
+
+
+def _head_alone(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
+    out = _outputs(model, *pair, x, len(x))
+    if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:
+        return False
+    return torch.equal(_headed(model, pair[0], out["features"]), out["logits"])
+
+
+def _headed(model: Model, params: Params, features: Tensor) -> Tensor:
+    head = {k.removeprefix(HEAD): v for k, v in params.items() if k.startswith(HEAD)}
+    with torch.no_grad():
+        found: Tensor = functional_call(cast(nn.Module, model.net.head), head, (features,))
+    return found
 
 
 def _outputs(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Params:
     with torch.no_grad():
         parts = [model(params, buffers, block) for block in torch.split(x, batch)]
-    kept = [k for k in ("logits", "client_logits") if k in parts[0]]
+    kept = [k for k in ("logits", "features", "client_logits") if k in parts[0]]
     return {k: torch.cat([part[k] for part in parts]) for k in kept}
 
 
@@ -120,7 +154,7 @@ def own_accuracy(served: Served) -> Tensor:
 def average_accuracy(own: Tensor, sizes: Tensor) -> float:
     """sum_i w_i acc_i, w_i = n_i / N over the clients that have test examples.
 
-    own [M] as from `own_accuracy`, sizes n [M] the clients' training examples. Wang et al. 2025
+    own [M] as from `own_accuracy`, sizes n [M] the clients' training examples. Wang et al. 2026
     (FedDRM), arXiv 2509.23049, Section 4: weights are training sizes. With test sets in proportion
     to n it equals the accuracy of sending every query to where it comes from.
     """

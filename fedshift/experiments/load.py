@@ -239,11 +239,15 @@ def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
     try:
         adapter.validate_python(value)
     except ValidationError as e:
-        error = e.errors()[0]
-        kinds = {e["type"] for e in e.errors()} - {"none_required"}
-        if "literal_error" in kinds:
-            return [(("method", key), _literal(f"method.{key}", error))]
-        return [(("method", key), f"method.{key} = {_shown(value)}: {_rule(error)}")]
+        errors = e.errors()
+        named = [error for error in errors if error["type"] == "literal_error"]
+        other = [e for e in errors if e["type"] not in ("literal_error", "none_required")]
+        if not named:
+            return [(("method", key), f"method.{key} = {_shown(value)}: {_rule(errors[0])}")]
+        if not other:
+            return [(("method", key), _literal(f"method.{key}", named[0]))]
+        either = f"{_rule(other[0])} or {named[0]['ctx']['expected']}"
+        return [(("method", key), f"method.{key} = {_shown(value)}: {either}")]
     return []
 
 

@@ -18,6 +18,7 @@ from fedshift.experiments.natural import Dealt
 from fedshift.holdout import hold_out
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import covariate
+from fedshift.shifts.look_names import look_name
 
 Indices = NDArray[np.int64]
 
@@ -27,7 +28,7 @@ def among_clients(config: Config, seed: int) -> Dealt:
 
     Of a client's n rows floor((1 - share) n) are for training, the others its test set, drawn by
     (seed, client); share is `data.test`. T is the label marginal of all test sets together. With
-    shift.transform every client's images go through its own look. Wang et al. 2025 (FedDRM),
+    shift.transform every client's images go through its own look. Wang et al. 2026 (FedDRM),
     arXiv 2509.23049, Section 4, whose share is 0.3.
     """
     share = config.data.test
@@ -104,3 +105,11 @@ def looks(config: Config, clients: int) -> tuple[Callable[[Tensor], Tensor], ...
         "fashion": covariate.fashion_pool,
     }[kind]()
     return tuple(covariate.transform_of(made, i) for i in range(clients))
+
+
+def look_names(config: Config, clients: int) -> tuple[str, ...] | None:
+    """What sets each client's inputs apart, in words: its look, or its site; None for nothing."""
+    sites = {"heart-disease": heart.SITES, "retina": retina.SITES}
+    if config.shift.kind == "natural":
+        return sites.get(config.data.name)
+    return tuple(map(look_name, looks(config, clients))) or None

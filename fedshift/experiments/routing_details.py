@@ -18,7 +18,8 @@ POINTS = 50
 def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
     """One JSON object; sizes n [M].
 
-    class_accuracy  [M][K]: every client's model on its own test examples, None without any
+    client_accuracy [M]: every client's model on its own test examples, None without any
+    class_accuracy  [M][K]: the same by class
     router          None, or how the router does on all test examples:
         sent          [M][M]: the share of client i's queries that are sent to client j
         auc           [M][M]: how well i's queries can be told from j's, 1/2 not at all
@@ -28,6 +29,7 @@ def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
     correct, total = by_client_and_class(served, classes)
     z = served.client_logits
     return {
+        "client_accuracy": _shares(correct.sum(1)[None], total.sum(1)[None])[0],
         "class_accuracy": _shares(correct, total),
         "router": None if z is None else _router(served, posterior(z, sizes)),
     }

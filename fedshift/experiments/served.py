@@ -24,8 +24,9 @@ from fedshift.engine.serving import (
 )
 from fedshift.experiments.drift import gradient_drift
 from fedshift.experiments.routing_details import details
+from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
-from fedshift.router.score import scores
+from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
 
 
@@ -61,8 +62,8 @@ class ServedMetrics:
 
 # What `refits` adds to the metrics of the last round.
 REFITS = (
-    "refitted_accuracy", "refitted_router_accuracy", "moment_accuracy", "moment_router_accuracy",
-    "drift_class", "drift_client",
+    "refitted_accuracy", "refitted_router_accuracy", "refitted_ece", "moment_accuracy",
+    "moment_router_accuracy", "moment_ece", "drift_class", "drift_client",
 )  # fmt: skip
 
 
@@ -94,12 +95,12 @@ def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict
     found = {"vote_accuracy": served.voted(), "oracle_routed": served.routed(served.origin)}
     if client_logits is None:
         return found
-    posterior = scores(client_logits, sizes, "posterior")
+    believed = posterior(client_logits, sizes)
     density = scores(client_logits, sizes, "density")
     return found | {
-        "routed_posterior": served.routed(posterior.argmax(1)),
+        "routed_posterior": served.routed(believed.argmax(1)),
         "routed_density": served.routed(density.argmax(1)),
-        "mixture_accuracy": served.mixed(posterior.softmax(1)),
+        "mixture_accuracy": served.mixed(believed),
     }
 
 
@@ -178,6 +179,7 @@ def refits(
 
     refitted_accuracy, moment_accuracy          hard routing by the posterior
     refitted_router_..., moment_router_...      how often the right client is found
+    refitted_ece, moment_ece                    calibration error of the posterior
     Source: `fedshift.router.refit` and `fedshift.router.moments`.
     """
     stage, sizes = algorithm.at(current.t), federation.table["n"]
@@ -192,6 +194,7 @@ def refits(
         given = answers(served, sizes, z)["routed_posterior"]
         found[f"{name}_accuracy"] = accuracy(given, served.y)
         found[f"{name}_router_accuracy"] = accuracy(z.argmax(1), served.origin)
+        found[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
     return found
 
 

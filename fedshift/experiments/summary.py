@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedshift.experiments import served
 from fedshift.experiments.experiment import Experiment, reasons
+from fedshift.experiments.own_tests import look_names
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
 
@@ -49,7 +50,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "final": _final(outcome),
         "best": None if outcome.best is None else vars(outcome.best),
         "last": _last(experiment),
-        "serving": None if outcome.at_end is None else outcome.at_end.details,
+        "serving": _serving(experiment),
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
         "why": _why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist()),
     }
@@ -90,6 +91,15 @@ def _last(experiment: Experiment) -> dict[str, Any] | None:
         return None
     averaged = served.over_last(outcome.served, experiment.config.training.evaluate_last)
     return {**averaged, **outcome.at_end.refits}
+
+
+def _serving(experiment: Experiment) -> dict[str, Any] | None:
+    """Who answers what how well at the end; None for a task with one test set."""
+    at_end = experiment.outcome.at_end
+    if at_end is None:
+        return None
+    looks = look_names(experiment.config, len(experiment.prepared.task.clients))
+    return {"looks": looks, **at_end.details}
 
 
 def _solved(experiment: Experiment) -> PalsWeights | None:

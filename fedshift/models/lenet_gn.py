@@ -68,7 +68,7 @@ def lenet_gn(
     Without `clients` there is no client branch, and `sharing` changes nothing. First weights are
     torch's: the authors' code defines another initialisation and never calls it.
 
-    Source: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Figure 6; layers from the authors' code,
+    Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Figure 6; layers from the authors' code,
     which fixes 3 channels of 32 pixels and K = 10.
 
     Raises InputError for another level of sharing, and images below 16 pixels a side.

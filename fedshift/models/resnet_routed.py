@@ -32,7 +32,7 @@ def resnet18_routed(
           biases 0; scale 0 for the last norm of each residual block, so that a block starts as
           relu(shortcut(x)). "torch": what torch's layers draw.
 
-    Source: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 4, which says ResNet-18, 512 and
+    Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4, which says ResNet-18, 512 and
     256; stem, norms, activation and initialisation are those of the authors' code.
 
     Raises InputError for another init.

@@ -23,7 +23,7 @@ def untouched(net: nn.Module) -> None:
 class Router(nn.Module):
     """Client logits [n, M] = c + V h(x) on the client branch's features h(x) [n, e].
 
-    h is `branch`, `head` holds V [M, e] and c [M]; in Wang et al. 2025 (FedDRM, arXiv 2509.23049)
+    h is `branch`, `head` holds V [M, e] and c [M]; in Wang et al. 2026 (FedDRM, arXiv 2509.23049)
     h_tau, xi and gamma.
     """
 

@@ -59,7 +59,7 @@ def fedpac(
 def fedpac_drm_repo(setting: Setting, *, mu: float = 0.01) -> FedAvg:
     """FedRep with a pull of the body towards the body received: not FedPAC.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedpac.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedpac.py.
     Note: what the rows "FedPAC" of their tables report: no prototypes, no mixing of heads; half of
     the steps for each phase; mu = 0 is fedrep_drm_repo bit for bit.
     """
@@ -90,7 +90,7 @@ def fedala(
 def fedala_drm_repo(setting: Setting) -> FedAla:
     """FedAvg with half of the steps, served before it is averaged: not FedALA.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedala.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedala.py.
     Note: what the rows "FedALA" of their tables report: the other half of the steps is meant for
     the mixing weights, which receive no gradient there and stay at 1.
     """
@@ -117,7 +117,7 @@ def fedas(
 def fedas_drm_repo(setting: Setting) -> FedAs:
     """FedPer with a fifth of the steps spent on matching the last local model's features.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
     Note: of 10 steps, 2 match features example by example and 8 train body and head; weights by
     size, no Fisher traces.
     """
@@ -149,7 +149,7 @@ def confree(
 def confree_drm_repo(setting: Setting) -> FedAvg:
     """FedRep with pairwise projections of the clients' changes, weighted by size.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/confree.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/confree.py.
     Note: projections only, of the whole change at once; half of the steps for each phase.
     """
     return replace(personal.fedrep_drm_repo(setting), combine=PairwiseProjection())

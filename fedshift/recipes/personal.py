@@ -14,7 +14,7 @@ from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError, nearest, unknown
 from fedshift.recipes import one_model
-from fedshift.recipes.setting import Setting
+from fedshift.recipes.setting import Setting, counted, divided
 
 __all__ = [
     "ditto",
@@ -64,7 +64,7 @@ def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) ->
 def fedavgft(setting: Setting, *, tune_rounds: int = 100) -> Algorithm:
     """FedAvg, then every client tunes the whole model alone in the last rounds.
 
-    Reference: Wang et al. 2025, "Beyond aggregation: guiding clients in heterogeneous federated
+    Reference: Wang et al. 2026, "Beyond aggregation: guiding clients in heterogeneous federated
     learning" (FedDRM), arXiv 2509.23049, Section 4 (baseline).
     Note: 100 of 800 rounds there; report tune_rounds with results; 0 is FedAvg bit for bit.
     """
@@ -74,7 +74,7 @@ def fedavgft(setting: Setting, *, tune_rounds: int = 100) -> Algorithm:
 def fedproxft(setting: Setting, *, mu: float = 0.01, tune_rounds: int = 100) -> Algorithm:
     """FedProx, then every client tunes the whole model alone, without the pull.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
     Note: mu = 0 is fedavgft, and tune_rounds = 0 is FedProx, bit for bit.
     """
     return _tuned(setting, one_model.fedprox(setting, mu=mu), tune_rounds, setting.local)
@@ -83,7 +83,7 @@ def fedproxft(setting: Setting, *, mu: float = 0.01, tune_rounds: int = 100) -> 
 def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: int = 100) -> Algorithm:
     """FedSAM, then every client tunes the whole model alone, by plain SGD.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
     Note: two gradients per federated step; rho = 0 is fedavgft bit for bit.
     """
     return _tuned(setting, one_model.fedsam(setting, rho=rho), tune_rounds, setting.local)
@@ -102,29 +102,11 @@ def ditto(setting: Setting, *, lam: float = 1.0) -> Ditto:
 def ditto_drm_repo(setting: Setting, *, lam: float = 1.0) -> Ditto:
     """Ditto with the setting's steps shared out between the two models.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/ditto.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/ditto.py.
     Note: of 10 steps, 5 are the global model's and 5 the personal one's.
     """
-    first, second = _halved(setting, "ditto_drm_repo")
+    first, second = divided(setting, "ditto_drm_repo", 2)
     return Ditto(one_model.fedavg(replace(setting, local=first)), lam, second)
-
-
-def _halved(setting: Setting, name: str) -> tuple[Local, Local]:
-    """The local steps in two halves, the second with the odd one; InputError if impossible."""
-    steps = _steps(setting, name)
-    if steps < 2:
-        raise InputError(f"{name} shares the steps out between two phases; {steps} is too few")
-    first = replace(setting.local, steps=steps // 2)
-    return first, replace(setting.local, steps=steps - steps // 2)
-
-
-def _steps(setting: Setting, name: str) -> int:
-    if setting.local.steps is None:
-        raise InputError(
-            f"{name} counts steps, as the code that it follows (10 per round); give "
-            "Local(steps=10, epochs=None)"
-        )
-    return setting.local.steps
 
 
 def fedper(setting: Setting) -> FedAvg:
@@ -187,10 +169,10 @@ def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
 def fedrep_drm_repo(setting: Setting) -> FedAvg:
     """FedRep with the setting's steps shared out between head and body.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedrep.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedrep.py.
     Note: of 10 steps, 5 are the head's and then 5 the body's; no final fit of the heads.
     """
-    first, second = _halved(setting, "fedrep_drm_repo")
+    first, second = divided(setting, "fedrep_drm_repo", 2)
     phases = _head_only(setting, first), _body_only(setting, second)
     return replace(fedper(setting), local=phases)
 
@@ -213,8 +195,8 @@ def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "fu
 def fedbabu_drm_repo(setting: Setting, *, tune_rounds: int = 200) -> Algorithm:
     """FedBABU with the last quarter of 800 rounds for the heads alone.
 
-    Reference: Wang et al. 2025 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.
+    Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.
     Note: all of the setting's steps (10) for the body, later all for the head.
     """
-    _steps(setting, "fedbabu_drm_repo")
+    counted(setting, "fedbabu_drm_repo")
     return fedbabu(setting, tune_rounds=tune_rounds, tune_part="head")

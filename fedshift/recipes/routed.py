@@ -43,7 +43,7 @@ def feddrm(setting: Setting, *, lam: float = 0.8) -> FedAvg:
 def feddrm_shared_head(setting: Setting, *, lam: float = 0.8) -> FedAvg:
     """FedDRM with one classifier for all clients, for inputs that shift while labels do not.
 
-    Reference: Wang et al. 2025, arXiv 2509.23049, Section 2.2 (covariate shift).
+    Reference: Wang et al. 2026, arXiv 2509.23049, Section 2.2 (covariate shift).
     Note: every client then serves the same classifier, so routing cannot change an answer.
     """
     return FedAvg(

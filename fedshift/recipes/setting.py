@@ -28,18 +28,23 @@ class Setting:
     clients: int | None = None
 
 
+def counted(setting: Setting, name: str) -> int:
+    """The local steps, for recipes that count them. Raises InputError where they are epochs."""
+    if setting.local.steps is None:
+        raise InputError(
+            f"{name} counts steps, as the code that it follows (10 per round); give "
+            "Local(steps=10, epochs=None)"
+        )
+    return setting.local.steps
+
+
 def divided(setting: Setting, name: str, parts: int) -> tuple[Local, Local]:
     """The local steps in two phases: floor(steps / parts) of them, and the others.
 
     For recipes that share out a fixed number of steps; `name` is the recipe's. Raises InputError
     where the setting has epochs, or too few steps to leave one for each phase.
     """
-    steps = setting.local.steps
-    if steps is None:
-        raise InputError(
-            f"{name} counts steps, as the code that it follows (10 per round); give "
-            "Local(steps=10, epochs=None)"
-        )
+    steps = counted(setting, name)
     if steps < parts:
         raise InputError(
             f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few, give "

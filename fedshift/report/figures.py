@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.errors import InputError
 from fedshift.report.page import run_labels
+from fedshift.report.routing import shown_curve
 from fedshift.report.run_folder import RunResult
+from fedshift.report.served_runs import serving_runs
+from fedshift.report.splits import looked_names
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 4.5, 3.0  # inches: a column of most proceedings
 
 
 def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
-    """accuracy, weights and ess-curve as PDF and PNG in `folder`; returns what was written.
+    """Figures as PDF and PNG in `folder`; returns what was written.
+
+    accuracy, weights and ess-curve of runs with one target; system-accuracy, own-accuracy and, of
+    those with a router, risk-coverage of runs whose clients serve models of their own.
 
     Raises InputError without matplotlib or where the folder cannot be written.
     """
@@ -27,9 +33,9 @@ def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
         raise InputError('figures need matplotlib: pip install "fedshift[report]"') from None
     labels = run_labels(runs)
     written = []
-    for name, draw in DRAWINGS.items():
+    for name, draw, at in _planned(runs):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        draw(figure.subplots(), runs, labels)
+        draw(figure, [runs[i] for i in at], [labels[i] for i in at])
         for suffix in ("pdf", "png"):
             path = folder / f"{name}.{suffix}"
             try:
@@ -41,7 +47,22 @@ def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def _accuracy(axes: Axes, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+def _planned(runs: Sequence[RunResult]) -> list[tuple[str, Drawing, list[int]]]:
+    """(file name, drawing, places of the runs that it shows)."""
+    served = [i for i, r in enumerate(runs) if r.summary.serving]
+    routed = [i for i in served if (s := runs[i].summary.serving) and s.router]
+    one = [i for i in range(len(runs)) if i not in served]
+    every = [
+        *((name, draw, one) for name, draw in DRAWINGS.items()),
+        ("system-accuracy", _system, served),
+        ("own-accuracy", _own, served),
+        ("risk-coverage", _risk, routed),
+    ]
+    return [plan for plan in every if plan[2]]
+
+
+def _accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    axes = figure.subplots()
     for run, label in zip(runs, labels, strict=True):
         points = [(r.round, r.values.get("target_accuracy")) for r in run.rounds]
         known = [(t, 100 * v) for t, v in points if v is not None]
@@ -50,7 +71,8 @@ def _accuracy(axes: Axes, runs: Sequence[RunResult], labels: Sequence[str]) -> N
     axes.legend(frameon=False)
 
 
-def _weights(axes: Axes, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+def _weights(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    axes = figure.subplots()
     width = 0.8 / len(runs)
     for k, (run, label) in enumerate(zip(runs, labels, strict=True)):
         at = [i + (k - (len(runs) - 1) / 2) * width for i in range(len(run.summary.weights))]
@@ -59,7 +81,8 @@ def _weights(axes: Axes, runs: Sequence[RunResult], labels: Sequence[str]) -> No
     axes.legend(frameon=False)
 
 
-def _ess_curve(axes: Axes, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+def _ess_curve(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    axes = figure.subplots()
     for run, label in zip(runs, labels, strict=True):
         points = sorted((100 * p.ess_fraction, p.distance) for p in run.summary.curve)
         axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label=label)
@@ -67,7 +90,45 @@ def _ess_curve(axes: Axes, runs: Sequence[RunResult], labels: Sequence[str]) -> 
     axes.legend(frameon=False)
 
 
-Drawing = Callable[["Axes", Sequence[RunResult], Sequence[str]], None]
+def _system(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    axes = figure.subplots()
+    for run, label in zip(runs, labels, strict=True):
+        points = [(r.round, r.values.get("system_accuracy")) for r in run.served]
+        known = [(t, 100 * v) for t, v in points if v is not None]
+        axes.plot([t for t, _ in known], [v for _, v in known], label=label)
+    axes.set(xlabel="round", ylabel="system accuracy (%)")
+    axes.legend(frameon=False)
+
+
+def _own(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    """A heat map per run, clients by classes."""
+    most = max(len(r.clients) for r in runs)
+    figure.set_size_inches(WIDTH + 1.5, len(runs) * (1.2 + 0.2 * most))
+    grid = figure.subplots(len(runs), 1, squeeze=False)
+    for axes, (run, label, serving) in zip(grid[:, 0], serving_runs(runs, labels), strict=True):
+        cells = [
+            [float("nan") if v is None else 100 * v for v in r] for r in serving.class_accuracy
+        ]
+        image = axes.imshow(cells, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+        classes, names = run.summary.classes, looked_names(run)
+        axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6)
+        axes.set_yticks(range(len(names)), names, fontsize=6)
+        axes.set_title(label, fontsize=8)
+        figure.colorbar(image, ax=axes, label="accuracy of own model (%)")
+
+
+def _risk(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    axes = figure.subplots()
+    for _, label, serving in serving_runs(runs, labels):
+        if serving.router is not None:
+            x, y = shown_curve(serving.router.coverage, serving.router.risk)
+            axes.plot([100 * v for v in x], [100 * v for v in y], label=label)
+    axes.set(xlabel="coverage (%)", ylabel="risk (%)", xlim=(0, 100))
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+Drawing = Callable[["Figure", Sequence[RunResult], Sequence[str]], None]
 DRAWINGS: dict[str, Drawing] = {
     "accuracy": _accuracy,
     "weights": _weights,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fedshift.errors import InputError
-from fedshift.report import sections
+from fedshift.report import routing, sections, serving
 from fedshift.report.layout import html_page, items, note, table, why
 from fedshift.report.run_folder import RunResult
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table
+
+Section = Callable[[Sequence[RunResult], Sequence[str]], str]
 
 
 def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
@@ -25,17 +27,34 @@ def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
     parts = [
         _lead(runs),
         _why(runs, labels),
-        sections.results(runs, labels),
-        sections.label_shift(runs, labels),
-        sections.weights(runs, labels),
-        sections.curves(runs, labels),
-        sections.rounds(runs, labels),
-        sections.per_class(runs, labels),
-        sections.client_spread(runs, labels),
+        *_sections(runs, labels),
         sections.selection(runs, labels),
         _provenance(runs, labels),
     ]
     return html_page(heading, parts)
+
+
+def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
+    """What is told of runs with one target, and of runs whose clients serve models of their own."""
+    served = [i for i, r in enumerate(runs) if r.summary.serving]
+    one = [i for i in range(len(runs)) if i not in served]
+    weighted = [i for i in range(len(runs)) if i in one or sections.weighs(runs[i])]
+    told: tuple[tuple[Section, Sequence[int]], ...] = (
+        (sections.results, one),
+        (serving.answers, served),
+        (sections.label_shift, range(len(runs))),
+        (sections.weights, weighted),
+        (sections.curves, one),
+        (sections.rounds, one),
+        (serving.curves, served),
+        (serving.own_models, served),
+        (routing.routing, served),
+        (sections.per_class, one),
+        (serving.per_class, served),
+        (sections.client_spread, one),
+        (serving.clients, served),
+    )
+    return [draw([runs[i] for i in at], [labels[i] for i in at]) for draw, at in told if at]
 
 
 def run_labels(runs: Sequence[RunResult]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshift.errors import DataError, nearest
+from fedshift.report.serving_fields import Last, Serving
 
 # A loss or a standard error that is infinite is the text "inf", because JSON has no infinity.
 Number = Annotated[float, Field(allow_inf_nan=False)] | Literal["inf", "-inf"]
@@ -31,6 +32,13 @@ ROUND_COLUMNS = (
     "estimated_se",
     "clients_trained",
     "ess",
+)
+SERVED_COLUMNS = (
+    "round",
+    "system_accuracy",
+    "average_accuracy",
+    "global_accuracy",
+    "router_accuracy",
 )
 CLIENT_COLUMNS = ("client", "n", "weight", "fedavg_weight", "accuracy", "n_validation")
 
@@ -91,6 +99,7 @@ class Summary:
     """`summary.json`: K classes, M clients; label_counts [M, K], target [K], weights [M].
 
     distance and l1_distance are those of the target to the mixture that the run trained on.
+    last, serving: where clients serve models of their own; None elsewhere, and in old folders.
     """
 
     fedshift: str | None
@@ -113,6 +122,8 @@ class Summary:
     selection: Selection | None
     why: tuple[str, ...]
     hull_distance: Share | None = None
+    last: Last | None = None
+    serving: Serving | None = None
 
     @property
     def hull(self) -> float | None:
@@ -124,7 +135,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Round:
-    """One row of `metrics.csv`, by column; None where the cell is empty."""
+    """One row of `metrics.csv` or `served.csv`, by column; None where the cell is empty."""
 
     round: int
     values: Mapping[str, float | None]
@@ -144,7 +155,7 @@ class Client:
 
 @dataclass(frozen=True)
 class RunResult:
-    """All of a run folder that a report shows."""
+    """All of a run folder that a report shows; `served` are the rows of `served.csv`."""
 
     folder: Path
     summary: Summary
@@ -152,6 +163,7 @@ class RunResult:
     clients: tuple[Client, ...]
     lock: Mapping[str, Any]
     config: str
+    served: tuple[Round, ...] = ()
 
 
 _SUMMARY = TypeAdapter(Summary)
@@ -161,8 +173,9 @@ def read_run(folder: Path) -> RunResult:
     """The run in `folder`.
 
     Raises `DataError`, with the file and the place in it, when the folder or one of
-    summary.json, metrics.csv, clients.csv, lock.json and config.resolved.toml is missing, cannot
-    be parsed, lacks a field or contradicts another file on the classes or the clients.
+    summary.json, metrics.csv, clients.csv, lock.json and config.resolved.toml (and served.csv where
+    clients serve models of their own) is missing, cannot be parsed, lacks a field or contradicts
+    another file on the classes or the clients.
     """
     if not folder.is_dir():
         raise DataError(f"no run folder {folder}; `fedshift run FILE.toml` makes one")
@@ -172,7 +185,9 @@ def read_run(folder: Path) -> RunResult:
     _agree(path, summary, clients, counts)
     lock = _lock(folder / "lock.json")
     config = _text(folder / "config.resolved.toml")
-    return RunResult(folder, summary, _rounds(folder / "metrics.csv"), clients, lock, config)
+    rounds = _rounds(folder / "metrics.csv", ROUND_COLUMNS)
+    served = summary.serving and _rounds(folder / "served.csv", SERVED_COLUMNS)
+    return RunResult(folder, summary, rounds, clients, lock, config, served or ())
 
 
 def _summary(path: Path) -> Summary:
@@ -188,6 +203,8 @@ def _summary(path: Path) -> Summary:
     for name, found, needed in _lengths(summary):
         if found != needed:
             raise DataError(f'{path}: "{name}" has {found} entries, {needed} are needed; {_REDO}')
+    if (summary.last is None) != (summary.serving is None):
+        raise DataError(f'{path}: only one of "last" and "serving" is there; {_REDO}')
     return summary
 
 
@@ -212,11 +229,12 @@ def _lengths(summary: Summary) -> list[tuple[str, int, int]]:
         *at_least_one,
         *((name, len(v), K) for name, v in per_class.items()),
         *((name, len(v), M) for name, v in per_client.items()),
+        *(summary.serving.lengths(M, K) if summary.serving else ()),
     ]
 
 
-def _rounds(path: Path) -> tuple[Round, ...]:
-    rows = _rows(path, ROUND_COLUMNS)
+def _rounds(path: Path, needed: Sequence[str]) -> tuple[Round, ...]:
+    rows = _rows(path, needed)
     made = []
     for line, row in rows:
         values = {k: _value(path, line, k, v) for k, v in row.items() if k != "round"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.run_folder import RunResult, Selection
-from fedshift.report.shapes import escape
-from fedshift.report.splits import MOST_DRAWN, Split, client_names, splits
+from fedshift.report.splits import Split, client_names, heading, left_out, looked_names, splits
 from fedshift.report.spread import spread
-from fedshift.report.svg import Axis, Bars, Series, grouped_bars, heat_map, line_chart
-from fedshift.report.tables import Cell, Table
+from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
+from fedshift.report.tables import Cell, Table, from_columns
 
 
 def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -51,9 +51,11 @@ def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Label-by-client heat map with the target as its last row, one per set of clients."""
     parts = []
     for split in splits(runs, labels):
-        drawing = figure(_label_map(split), _left_out(split))
-        parts += [_heading(split, runs), drawing, _counts_table(split)]
-    return section("labels", "Label distribution of the clients and of the target", *parts)
+        drawing = figure(_label_map(split), left_out(split))
+        parts += [heading(split, runs), drawing, _counts_table(split)]
+    everywhere = all(run.summary.serving for run in runs)
+    mixture = "their test examples together" if everywhere else "the target"
+    return section("labels", f"Label distribution of the clients and of {mixture}", *parts)
 
 
 def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -68,8 +70,8 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         drawing = grouped_bars(title, [names[i] for i in drawn], shown, Axis("weight", True))
         also = f"{', '.join(same)}: equal to n / N. " if same else ""
         before = [("n", tuple(c.n for c in first.clients), ".0f")]
-        numbers = _columns("Client", names, [c[:2] for c in columns], ".2%", before)
-        parts += [_heading(split, runs), figure(drawing, also + _left_out(split)), fold(numbers)]
+        numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", before)
+        parts += [heading(split, runs), figure(drawing, also + left_out(split)), fold(numbers)]
     return section("weights", "Weights", *parts)
 
 
@@ -143,7 +145,7 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         (f"Target mass #{i + 1}" if several else "Target mass", m, ".1%")
         for i, m in enumerate(masses)
     ]
-    numbers = _columns("Class", classes, columns, ".1%", before)
+    numbers = from_columns("Class", classes, columns, ".1%", before)
     caption = "– marks a class without target test data. Estimates come from the clients alone."
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
@@ -175,8 +177,8 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         ]
         checked = [c.n_validation for c in split.runs[0].clients]
         before = [("validation examples", checked, ".0f")]
-        numbers = _columns("Client", client_names(split.runs[0]), columns, ".1%", before)
-        parts += [_heading(split, runs), fold(numbers)]
+        numbers = from_columns("Client", client_names(split.runs[0]), columns, ".1%", before)
+        parts += [heading(split, runs), fold(numbers)]
     return section("clients", "The clients", *parts)
 
 
@@ -260,16 +262,17 @@ def _finite(value: Cell) -> Cell:
 
 
 def _label_map(split: Split) -> str:
-    s, names, drawn = split.runs[0].summary, client_names(split.runs[0]), split.drawn()
+    s, names, drawn = split.runs[0].summary, looked_names(split.runs[0]), split.drawn()
     shares, notes = [], []
     for i in drawn:
         counts, n = s.label_counts[i], sum(s.label_counts[i]) or 1.0
         shares.append([v / n for v in counts])
         cells = zip(s.classes, counts, strict=True)
         notes.append([f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells])
-    notes.append([f"target, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
-    rows = [*(names[i] for i in drawn), "target"]
-    title = f"Share of each label per client, and of the target ({split.name})"
+    last = _target_name(split)
+    notes.append([f"{last}, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
+    rows = [*(names[i] for i in drawn), last]
+    title = f"Share of each label per client, and of the {last} ({split.name})"
     return heat_map(title, rows, s.classes, [*shares, s.target], notes=notes)
 
 
@@ -279,23 +282,9 @@ def _counts_table(split: Split) -> str:
     rows: list[tuple[Cell, ...]] = [
         (name, *counts) for name, counts in zip(client_names(run), s.label_counts, strict=True)
     ]
-    rows.append(("target", *(f"{t:.1%}" for t in s.target)))
+    rows.append((_target_name(split), *(f"{t:.1%}" for t in s.target)))
     formats = ("", *([".0f"] * len(s.classes)))
     return fold(Table(("Client", *s.classes), tuple(rows), formats))
-
-
-def _columns(
-    first: str,
-    names: Sequence[str],
-    columns: Sequence[tuple[str, Sequence[Cell]]],
-    spec: str,
-    before: Sequence[tuple[str, Sequence[Cell], str]] = (),
-) -> Table:
-    """A table from named columns of equal length."""
-    values = [*(v for _, v, _ in before), *(v for _, v in columns)]
-    rows = tuple(zip(names, *values, strict=True))
-    head = (first, *(b[0] for b in before), *(c[0] for c in columns))
-    return Table(head, rows, ("", *(b[2] for b in before), *([spec] * len(columns))))
 
 
 def _weight_columns(
@@ -303,21 +292,20 @@ def _weight_columns(
 ) -> tuple[list[tuple[str, tuple[float, ...], int]], list[str]]:
     """(label, weights, colour) of the runs that differ from n / N, and the labels of the others."""
     own, same = [], []
-    base = split.runs[0].summary.fedavg_weights
     for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
         w = run.summary.weights
-        if max(abs(a - b) for a, b in zip(w, base, strict=True)) <= 1e-12:
-            same.append(label)
-        else:
+        if weighs(run):
             own.append((label, w, place + 1))
+        else:
+            same.append(label)
     return own, same
 
 
-def _left_out(split: Split) -> str:
-    left = len(split.runs[0].clients) - len(split.drawn())
-    largest = f"The {MOST_DRAWN} clients with the largest weights; "
-    return f"{largest}{left} more are in the table." if left else ""
+def weighs(run: RunResult) -> bool:
+    """Whether the run's weights are others than n / N."""
+    pairs = zip(run.summary.weights, run.summary.fedavg_weights, strict=True)
+    return max(abs(a - b) for a, b in pairs) > 1e-12
 
 
-def _heading(split: Split, runs: Sequence[RunResult]) -> str:
-    return f"<h3>{escape(split.name)}</h3>" if len(split.runs) < len(runs) else ""
+def _target_name(split: Split) -> str:
+    return "tests of all" if split.runs[0].summary.serving else "target"

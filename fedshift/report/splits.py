@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedshift.report.run_folder import RunResult
+from fedshift.report.shapes import escape
 
 # More rows than this cannot be told apart at the width of a page; the tables have them all.
 MOST_DRAWN = 100
@@ -36,7 +37,7 @@ def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...
     """The runs by label counts, target and client names, in the order of their first run."""
     groups: dict[object, list[int]] = {}
     for i, run in enumerate(runs):
-        key = (run.summary.label_counts, run.summary.target, client_names(run))
+        key = (run.summary.label_counts, run.summary.target, looked_names(run))
         groups.setdefault(key, []).append(i)
     return tuple(
         Split(tuple(runs[i] for i in g), tuple(labels[i] for i in g), tuple(g))
@@ -48,3 +49,26 @@ def client_names(run: RunResult) -> tuple[str, ...]:
     """Names that say what they are: "client 3" where the file has only "3"."""
     names = tuple(c.name for c in run.clients)
     return tuple(f"client {n}" for n in names) if all(n.isdigit() for n in names) else names
+
+
+def looks(run: RunResult) -> tuple[str, ...]:
+    """What each client's inputs go through, in words; empty where nothing is known of it."""
+    return (run.summary.serving and run.summary.serving.looks) or ()
+
+
+def looked_names(run: RunResult) -> tuple[str, ...]:
+    """`client_names` with the looks behind, for drawings."""
+    names, seen = client_names(run), looks(run)
+    return tuple(f"{n}: {s}" for n, s in zip(names, seen, strict=True)) if seen else names
+
+
+def heading(split: Split, runs: Sequence[RunResult]) -> str:
+    """The split's runs as a heading, where there are others beside them."""
+    return f"<h3>{escape(split.name)}</h3>" if len(split.runs) < len(runs) else ""
+
+
+def left_out(split: Split) -> str:
+    """How many clients a figure does not show, in a sentence."""
+    left = len(split.runs[0].clients) - len(split.drawn())
+    largest = f"The {MOST_DRAWN} clients with the largest weights; "
+    return f"{largest}{left} more are in the table." if left else ""

@@ -1,4 +1,4 @@
-"""Charts as SVG text: heat map, grouped bars, lines. No script, no external resource.
+"""Charts as SVG text: grouped bars, lines. No script, no external resource.
 
 Every chart is an `<svg role="img">` with a `<title>`, and every mark whose value cannot be read
 off an axis has a `<title>` of its own. Sizes are in CSS pixels of the drawing's own view box.
@@ -94,41 +94,9 @@ def grouped_bars(title: str, groups: Sequence[str], bars: Sequence[Bars], y: Axi
     frame = _Frame(62, top + 8, WIDTH - 76, 220, (0.0, float(len(groups))), _span(scale))
     step = frame.width / len(groups)
     marks = [_bars(frame, groups, b, i, len(bars), y) for i, b in enumerate(bars)]
-    names, depth = _column_names(groups, frame.left, step, frame.top + frame.height + 6, down=True)
+    names, depth = column_names(groups, frame.left, step, frame.top + frame.height + 6, down=True)
     body = [legend, _y_axis(frame, y, scale), *marks, names]
     return document(title, WIDTH, frame.top + frame.height + depth + 12, body)
-
-
-def heat_map(
-    title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float]],
-    *,
-    notes: Sequence[Sequence[str]],
-) -> str:
-    """Shares in [0, 1] as shades, the last row set apart (the target); a zero is an empty cell.
-
-    values, notes: one row per name in `rows`; a note is the text alternative of its cell.
-    """
-    left = 14 + min(26, max(len(r) for r in rows)) * 6.2
-    across = min(68.0, (WIDTH - left - 10) / len(columns))
-    down = min(24.0, max(9.0, 520 / len(rows)))
-    names, top = _column_names(columns, left, across, 0.0, down=False)
-    largest = max((v for row in values for v in row), default=0.0) or 1.0
-    body = [names]
-    for i, name in enumerate(rows):
-        last = i == len(rows) - 1
-        y = top + i * down + (8 if last else 0)
-        size = min(11.0, down - 0.5)
-        label = text(left - 6, y + down / 2 + size * 0.35, _short(name, 26), "end", size, last)
-        body.append(label)
-        body.append(_heat_row(left, y, across, down, values[i], notes[i], largest))
-        if last:
-            body.append(rect(left, y, across * len(columns), down, "none", INK, 1.2))
-    bottom = top + len(rows) * down + 20
-    body.append(_ramp(left, bottom, largest))
-    return document(title, WIDTH, bottom + 34, body)
 
 
 def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
@@ -141,51 +109,6 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return tuple(round(k * step, 12) for k in range(first, last + 1))
-
-
-def shade(share: float, largest: float) -> str:
-    """White-blue to dark blue over (0, largest]; the square root keeps small shares visible."""
-    strength = math.sqrt(max(0.0, share) / largest)
-    stops = ((222, 235, 247), (107, 174, 214), (8, 48, 107))
-    part = min(1.0, strength) * 2
-    low, high = stops[0 if part < 1 else 1], stops[1 if part < 1 else 2]
-    mix = part - (0 if part < 1 else 1)
-    return "#" + "".join(f"{round(a + (b - a) * mix):02x}" for a, b in zip(low, high, strict=True))
-
-
-def _heat_row(
-    left: float,
-    y: float,
-    across: float,
-    down: float,
-    values: Sequence[float],
-    notes: Sequence[str],
-    largest: float,
-) -> str:
-    parts = [rect(left, y, across * len(values), down, "#ffffff", FAINT, 0.5)]
-    for j, (value, note) in enumerate(zip(values, notes, strict=True)):
-        if value <= 0:
-            continue
-        x, fill = left + j * across, shade(value, largest)
-        parts.append(rect(x, y, across, down, fill, "#ffffff", 0.5, note))
-        if across >= 27 and down >= 14:
-            ink = "#ffffff" if value > 0.45 * largest else INK
-            parts.append(
-                text(x + across / 2, y + down / 2 + 3.6, _cell(value), "middle", 10, ink=ink)
-            )
-    return "".join(parts)
-
-
-def _ramp(left: float, y: float, largest: float) -> str:
-    parts = [text(left, y + 9, "share of row, %:", "start", 10)]
-    x = left + 92
-    parts.append(rect(x, y, 22, 11, "#ffffff", "#9aa5b1", 0.8))
-    parts.append(text(x + 11, y + 22, "none", "middle", 9))
-    for k in range(1, 6):
-        share = largest * k / 5
-        parts.append(rect(x + 24 * k + 8, y, 24, 11, shade(share, largest)))
-        parts.append(text(x + 24 * k + 20, y + 22, _cell(share), "middle", 9))
-    return "".join(parts)
 
 
 def _series(frame: _Frame, series: Series, y: Axis) -> str:
@@ -245,11 +168,11 @@ def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
     return "".join(parts)
 
 
-def _column_names(
+def column_names(
     names: Sequence[str], left: float, step: float, y: float, *, down: bool
 ) -> tuple[str, float]:
     """Names under (`down`) or over columns, upright, and turned when they would overlap."""
-    short = [_short(n, 20) for n in names]
+    short = [shortened(n, 20) for n in names]
     longest = max(len(n) for n in short)
     if longest * 5.6 <= step:
         depth = 18.0
@@ -272,7 +195,7 @@ def _legend(entries: Sequence[tuple[str, int, int, bool]]) -> tuple[str, float]:
     """Swatches and names, wrapped over lines, and the height they take; dash -1 draws a box."""
     x, y, parts = 62.0, 14.0, []
     for name, colour, dash, drawn in entries:
-        words, ink = _short(name, 44), PALETTE[colour % len(PALETTE)]
+        words, ink = shortened(name, 44), PALETTE[colour % len(PALETTE)]
         width = 34 + len(words) * 6.3 + 14
         if x > 62 and x + width > WIDTH:
             x, y = 62.0, y + 18
@@ -302,7 +225,7 @@ def _whole(xs: Sequence[float], tick: float) -> bool:
     return tick == round(tick) or any(v != round(v) for v in xs)
 
 
-def _short(words: str, most: int) -> str:
+def shortened(words: str, most: int) -> str:
     """Shortened in the middle: names in a list often share their beginning."""
     half = (most - 1) // 2
     return words if len(words) <= most else f"{words[: most - 1 - half]}…{words[-half:]}"
@@ -310,10 +233,6 @@ def _short(words: str, most: int) -> str:
 
 def _tick(value: float) -> str:
     return f"{value:.6g}"
-
-
-def _cell(share: float) -> str:
-    return f"{100 * share:.0f}" if share >= 0.0095 else "<1"
 
 
 def _value(value: float, percent: bool, *, tick: bool = False) -> str:

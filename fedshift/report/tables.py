@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedshift.errors import InputError
@@ -56,6 +57,20 @@ class Table:
                     f"table: {what} has {length} cells; the header has {len(self.header)} "
                     f"({', '.join(self.header)})"
                 )
+
+
+def from_columns(
+    first: str,
+    names: Sequence[str],
+    columns: Sequence[tuple[str, Sequence[Cell]]],
+    spec: str,
+    before: Sequence[tuple[str, Sequence[Cell], str]] = (),
+) -> Table:
+    """A table of columns of equal length: names, those `before` with their formats, the others."""
+    values = [*(v for _, v, _ in before), *(v for _, v in columns)]
+    rows = tuple(zip(names, *values, strict=True))
+    head = (first, *(b[0] for b in before), *(c[0] for c in columns))
+    return Table(head, rows, ("", *(b[2] for b in before), *([spec] * len(columns))))
 
 
 def show(value: Cell, spec: str = "") -> str:

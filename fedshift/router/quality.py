@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
     """The share of queries that are sent to where they come from; chosen [B], or [B, k].
 
-    Of k columns, any one counts. A refused query is not right. Wang et al. 2025 (FedDRM).
+    Of k columns, any one counts. A refused query is not right. Wang et al. 2026 (FedDRM).
     """
     _check(len(chosen), origin)
     columns = chosen if chosen.ndim == 2 else chosen[:, None]

@@ -31,7 +31,7 @@ def scores(
     prices mu [N] are in nats: a client at capacity is made less attractive. A client with n_i = 0
     or q_i = 0 scores minus infinity. Logarithms are taken in float64.
 
-    Source: Wang et al. 2025 (FedDRM), arXiv 2509.23049, Section 2.3; other priors: Saerens, Latinne
+    Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3; other priors: Saerens, Latinne
     and Decaestecker 2002. Raises InputError for a prior, sizes or prices that do not
     fit.
     """
@@ -112,8 +112,8 @@ def estimate_prior(
     w_l), from q = w until the change sum_i |dq_i| is below the tolerance.
 
     Source: Saerens, Latinne and Decaestecker 2002, "Adjusting the outputs of a classifier to new a
-    priori probabilities: a simple procedure", Neural Computation 14. Consistent where r is calibrated; refit the router before.
-    Raises InputError without queries.
+    priori probabilities: a simple procedure", Neural Computation 14. Consistent where r is
+    calibrated; refit the router before. Raises InputError without queries.
     """
     if not len(logits):
         raise InputError("no queries to estimate a prior from; give at least one")

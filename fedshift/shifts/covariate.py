@@ -3,7 +3,7 @@
 All transforms act on each pixel alone, in floats: images in [0, 1], [n, 3 or 1, h, w], to the same.
 They are pure and draw nothing, and refuse other input with InputError (`colour.check_images`).
 
-Source of values, order and indices: Wang et al. 2025, "FedDRM" (arXiv 2509.23049), Section 4, and
+Source of values, order and indices: Wang et al. 2026, "FedDRM" (arXiv 2509.23049), Section 4, and
 the authors' code, which works on 8-bit images and rounds after each step; here nothing is rounded
 (chosen: exact definitions that a test can execute).
 """

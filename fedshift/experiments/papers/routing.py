@@ -1,4 +1,4 @@
-"""Two small experiments on routing that run in minutes: eight looks of clothes, four hospitals."""
+"""Small experiments on routing: eight looks of clothes, four hospitals, a small network."""
 
 from __future__ import annotations
 
@@ -138,6 +138,43 @@ def _heart_rows() -> tuple[Row, ...]:
     return tuple(row for row in small_rows() if row.label.startswith(kept))
 
 
+def _lenet() -> Study:
+    settings: Tables = {
+        "data": {"name": "cifar-10", "validation": 0.0, "test": 0.3},
+        "model": {"name": "lenet-gn"},
+        "training": {
+            "steps": 10, "batch": 128, "lr": 0.01, "schedule": "cosine", "momentum": 0.9,
+            "decay": 5e-4,
+        },
+    }  # fmt: skip
+    clients = {"clients": 8, "target": "clients", "transform": "bits"}
+    dirichlet = {"kind": "dirichlet-per-class", "beta": 0.3, "capacity": True, "min_size": 10}
+    shards = {"kind": "shards", "shards_per_client": 5}
+    columns = tuple(
+        Column("cifar-10", "CIFAR-10", split, {**settings, "shift": clients | shift}, 800, seeds=1)
+        for split, shift in (("Dir=0.3", dirichlet), ("SPC=5", shards))
+    )
+    return Study(
+        "feddrm/lenet",
+        "Table 1's data with a small network: one model, their own, or routing",
+        _lenet_rows(),
+        columns,
+        800,
+        (
+            "Not in the paper: LeNet with group normalisation (its Figure 6) on the data of its "
+            "Tables 1 and 2, measured after the last round.",
+        ),
+        metric=Metric("accuracy, %", "system_accuracy", digits=2, stop="last", last=1),
+        baseline="FedAvg, global model",
+    )  # fmt: skip
+
+
+def _lenet_rows() -> tuple[Row, ...]:
+    kept = ("FedAvg, global", "FedDRM, ", "Ditto", "FedRep", "Local only")
+    tuned = _voted("FedAvgFT, 12.5 % tuning", tuned_row("", "fedavgft", 100))
+    return (*(row for row in small_rows() if row.label.startswith(kept)), *tuned)
+
+
 def studies() -> dict[str, Study]:
-    """The two by name."""
-    return {study.name: study for study in (_small(), _heart())}
+    """All of them by name."""
+    return {study.name: study for study in (_small(), _heart(), _lenet())}

@@ -1,0 +1,211 @@
+"""The parts of the report on runs whose clients serve models of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedshift.report.heat_map import ACCURACY, heat_map
+from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.run_folder import RunResult
+from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
+from fedshift.report.splits import (
+    Split,
+    client_names,
+    heading,
+    left_out,
+    looked_names,
+    looks,
+    splits,
+)
+from fedshift.report.spread import spread
+from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart
+from fedshift.report.tables import MISSING, Cell, Table, from_columns
+from fedshift.report.ways import WAYS, over_rounds
+
+# (name, column of served.csv, what it is)
+CURVES = (
+    (
+        "system",
+        "system_accuracy",
+        "The system of all clients, on everybody's test examples: routed by the largest posterior "
+        "where there is a router, else by vote.",
+    ),
+    (
+        "average of own models",
+        "average_accuracy",
+        "Own models on their own client's test examples, weighted by training sizes.",
+    ),
+    ("global model", "global_accuracy", "The server's model, where it has a complete one."),
+    (
+        "client found by the router",
+        "router_accuracy",
+        "How often the router finds the client that a test example comes from.",
+    ),
+)
+
+
+def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Every way to answer a query that some run has, run by run."""
+    lasts = [r.summary.last or {} for r in runs]
+    had = [w for w in WAYS if any(last.get(w.key) is not None for last in lasts)]
+    columns = [
+        (label, tuple(_cell(last, w.key) for w in had))
+        for label, last in zip(labels, lasts, strict=True)
+    ]
+    shown = from_columns("How a query is answered", [w.label for w in had], columns, ".1%")
+    rounds = over_rounds([int(_number(last["rounds"])) for last in lasts])
+    text = (
+        f"Share of right answers, mean of the {rounds} that were evaluated"
+        f"{', ± the deviation over these rounds' if rounds != 'last round' else ''}. "
+        "Own models answer their own client's test examples, weighted by training sizes; all else "
+        "is measured on all clients' test examples together. Oracle: the query's origin is known."
+    )
+    if any(w.key.startswith(("refitted", "moment")) for w in had):
+        text += (
+            " Refitted and moment routers are of the last round alone: the router's last layer, "
+            "fitted once more."
+        )
+    return section("answers", "How queries are answered", table(shown), note(text))
+
+
+def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """One run: its accuracies by round. Several: a chart per accuracy with a line per run."""
+    across = Axis("round", zero=True)
+    parts = []
+    if len(runs) == 1:
+        series = [_curve(runs[0], name, key, i) for i, (name, key, _) in enumerate(CURVES)]
+        known = [s for s in series if _known(s)]
+        drawing = line_chart("Accuracy per round", known, across, Axis("accuracy", percent=True))
+        parts.append(figure(drawing, "On the clients' test examples."))
+    for name, key, meaning in CURVES if len(runs) > 1 else ():
+        series = [_curve(r, b, key, i) for i, (r, b) in enumerate(zip(runs, labels, strict=True))]
+        known = [s for s in series if _known(s)]
+        if known:
+            title = f"Accuracy per round: {name}"
+            drawing = line_chart(title, known, across, Axis(name, percent=True))
+            parts.append(figure(drawing, meaning))
+    parts += [fold(_rounds(r, label)) for r, label in zip(runs, labels, strict=True)]
+    return section("served", "Accuracy per round", *parts)
+
+
+def own_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """How well each client's own model does on its own test examples, class by class."""
+    parts = []
+    for run, label, serving in serving_runs(runs, labels):
+        alone = Split((run,), (label,), (0,))
+        drawn = alone.drawn()
+        classes, names = run.summary.classes, looked_names(run)
+        rows = [serving.class_accuracy[i] for i in drawn]
+        notes = [
+            [f"{names[i]}, {c}: {percent(v)}" for c, v in zip(classes, row, strict=True)]
+            for i, row in zip(drawn, rows, strict=True)
+        ]
+        title = f"Accuracy of each client's own model by class ({label})"
+        drawing = heat_map(
+            title, [names[i] for i in drawn], classes, rows, notes=notes, shades=ACCURACY
+        )
+        numbers = by_client(run, classes, serving.class_accuracy)
+        parts += [run_heading(runs, label), figure(drawing, left_out(alone)), fold(numbers)]
+    text = "Of the last round. An empty cell: the client has no test examples of this class."
+    return section("own", "Own models on their own client's classes", note(text), *parts)
+
+
+def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """The system's recall per class on all test examples, beside the class's share of them."""
+    classes = runs[0].summary.classes
+    pairs = list(zip(runs, labels, strict=True))
+    bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
+    title = "Accuracy per class on all clients' test examples"
+    drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
+    masses = list(dict.fromkeys(r.summary.target for r in runs))
+    several = len(masses) > 1
+    before = [
+        (f"Share of tests #{i + 1}" if several else "Share of tests", m, ".1%")
+        for i, m in enumerate(masses)
+    ]
+    columns = [(label, r.summary.final.target_recall) for r, label in pairs]
+    numbers = from_columns("Class", classes, columns, ".1%", before)
+    caption = (
+        "The system's answers after the last round: routed by the largest posterior where there "
+        "is a router, else by vote."
+    )
+    return section("system", "Accuracy per class", figure(drawing, caption), fold(numbers))
+
+
+def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Worst client, bottom decile, sd and Gini of own models, and every client's accuracy."""
+    known = [(r, b) for r, b, s in serving_runs(runs, labels) if s.client_accuracy is not None]
+    if not known:
+        return ""
+    rows = tuple(_spread_row(run, label) for run, label in known)
+    head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
+    spreads = Table(head, rows, ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f"))
+    text = (
+        "Each client's own model on its own test examples, after the last round; all clients count "
+        "alike. Bottom decile: mean of the lowest tenth of the clients. Gini: 0 when all clients "
+        "are served alike."
+    )
+    parts = [table(spreads), note(text)]
+    for split in splits(*map(list, zip(*known, strict=True))):
+        parts += [heading(split, runs), fold(_client_table(split))]
+    return section("own-clients", "The clients", *parts)
+
+
+def _client_table(split: Split) -> Table:
+    """Accuracy of own models and, where there is a router, how often the client is found."""
+    columns: list[tuple[str, Sequence[Cell]]] = []
+    for _, label, serving in serving_runs(split.runs, split.labels):
+        columns.append((label, serving.client_accuracy or ()))
+        if serving.router is not None:
+            found = tuple(row[i] for i, row in enumerate(serving.router.sent))
+            columns.append((f"{label}, found by the router", found))
+    first = split.runs[0]
+    before: list[tuple[str, Sequence[Cell], str]] = []
+    before += [("Look or site", looks(first), "")] if looks(first) else []
+    before.append(("Training examples", tuple(c.n for c in first.clients), ".0f"))
+    return from_columns("Client", client_names(first), columns, ".1%", before)
+
+
+def _spread_row(run: RunResult, label: str) -> tuple[Cell, ...]:
+    accuracy = (run.summary.serving and run.summary.serving.client_accuracy) or ()
+    s = spread(accuracy)
+    known = [i for i, a in enumerate(accuracy) if a is not None]
+    worst = min(known, key=lambda i: accuracy[i] or 0.0, default=None)
+    who = None if worst is None else client_names(run)[worst]
+    return (label, s.clients, s.mean, s.worst, who, s.bottom_decile, s.sd, s.gini)
+
+
+def _curve(run: RunResult, name: str, key: str, place: int) -> Series:
+    x = tuple(float(r.round) for r in run.served)
+    y = tuple(r.values[key] for r in run.served)
+    return Series(name, x, y, place + 1, dash=(place + 1) // len(PALETTE), points=len(x) <= 30)
+
+
+def _known(series: Series) -> bool:
+    return any(v is not None for v in series.y)
+
+
+def _rounds(run: RunResult, label: str) -> Table:
+    """All of served.csv, with the training loss."""
+    losses = {r.round: r.values["train_loss"] for r in run.rounds}
+    columns = tuple(run.served[0].values) if run.served else ()
+    had = [c for c in columns if any(r.values[c] is not None for r in run.served)]
+    rows = tuple((r.round, losses.get(r.round), *(r.values[c] for c in had)) for r in run.served)
+    head = ("round", "train loss", *(c.replace("_", " ") for c in had))
+    return Table(head, rows, ("d", ".5g", *[".1%"] * len(had)), label)
+
+
+def _cell(last: Mapping[str, Cell], key: str) -> str:
+    value, sd = last.get(key), last.get(f"{key}_sd")
+    if value is None:
+        return MISSING
+    several = sd is not None and _number(last["rounds"]) > 1
+    return (
+        f"{percent(_number(value))} ± {percent(_number(sd))}"
+        if several
+        else percent(_number(value))
+    )
+
+
+def _number(value: Cell) -> float:
+    return float("nan") if value is None else float(value)

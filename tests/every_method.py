@@ -1,0 +1,88 @@
+"""Every recipe, and compositions of them: the rows of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from conftest import CLASSES, TARGET
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.finetune import FineTune
+from fedshift.algorithms.scaffold import Scaffold
+from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
+from fedshift.client.oracles import Sam
+from fedshift.recipes import Setting
+from fedshift.server.combine import Mean
+from fedshift.server.weights import Pals
+
+ROUNDS = 3
+Make = Callable[[Setting], Algorithm]
+PALS = Mean(Pals(TARGET, ess=0.6))
+
+
+def of_steps(setting: Setting, steps: int = 4) -> Setting:
+    """The setting with steps in place of epochs and a known end, which some recipes need."""
+    return replace(setting, rounds=ROUNDS, local=replace(setting.local, epochs=None, steps=steps))
+
+
+MAKE: dict[str, Make] = {
+    "fedavg": recipes.fedavg,
+    "fedprox": lambda s: recipes.fedprox(s, mu=0.1),
+    "fedpals": lambda s: recipes.fedpals(s, ess=0.6),
+    "fedpals sharp": lambda s: recipes.fedpals(s, lam=0.0),
+    "fedprox + fedpals": lambda s: recipes.fedpals(s, lam=5.0, mu=0.1),
+    "oracle": recipes.oracle,
+    "afl": lambda s: recipes.afl(s, gamma=0.1),
+    "afl with idle clients": lambda s: recipes.afl(s, gamma=3.0),
+    "fedrs": recipes.fedrs,
+    "fedrs by frequency": lambda s: recipes.fedrs(s, alpha=0.1, mode="frequency"),
+    "fedsam": recipes.fedsam,
+    "moon": recipes.moon,
+    "fedavgm": recipes.fedavgm,
+    "fedadam": recipes.fedadam,
+    "fedyogi": recipes.fedyogi,
+    "fedpals + fedsam": lambda s: FedAvg(
+        s.model, local=replace(s.local, oracles=(Sam(0.05),)), combine=PALS
+    ),
+    "fedpals + moon": lambda s: FedAvg(
+        s.model, objective=CrossEntropy() + Contrastive(1.0), local=s.local, combine=PALS
+    ),
+    "fedpals + fedrs": lambda s: FedAvg(
+        s.model, objective=RestrictedSoftmax(CLASSES, 0.5), local=s.local, combine=PALS
+    ),
+    "scaffold": recipes.scaffold,
+    "scaffold I": lambda s: recipes.scaffold(s, option="I"),
+    "scaffold + fedpals": lambda s: Scaffold(
+        s.model, local=s.local, combine=Mean(Pals(s.target, lam=0.0))
+    ),
+    "feddyn": recipes.feddyn,
+    "fednova": recipes.fednova,
+    "local_only": recipes.local_only,
+    "fedavgft": lambda s: recipes.fedavgft(of_steps(s), tune_rounds=1),
+    "fedavgft tuning": lambda s: FineTune(recipes.fedavg(s), 0, s.local),
+    "fedproxft": lambda s: recipes.fedproxft(of_steps(s), mu=0.1, tune_rounds=1),
+    "fedsamft": lambda s: recipes.fedsamft(of_steps(s), tune_rounds=1),
+    "ditto": recipes.ditto,
+    "ditto_drm_repo": lambda s: recipes.ditto_drm_repo(of_steps(s)),
+    "fedper": recipes.fedper,
+    "fedrep": lambda s: recipes.fedrep(s, head_epochs=2),
+    "fedrep_drm_repo": lambda s: recipes.fedrep_drm_repo(of_steps(s)),
+    "fedbabu": lambda s: recipes.fedbabu(of_steps(s), tune_rounds=1),
+    "fedbabu_drm_repo": lambda s: recipes.fedbabu_drm_repo(of_steps(s), tune_rounds=2),
+    "feddrm": recipes.feddrm,
+    "feddrm_shared_head": recipes.feddrm_shared_head,
+    "fedpac": recipes.fedpac,
+    "fedpac without mixing": lambda s: recipes.fedpac(s, collaborate=False),
+    "fedpac_drm_repo": lambda s: recipes.fedpac_drm_repo(of_steps(s)),
+    "fedala": lambda s: recipes.fedala(s, mix_lr=30.0),
+    "fedala of all layers": lambda s: recipes.fedala(s, layers="all"),
+    "fedala_drm_repo": lambda s: recipes.fedala_drm_repo(of_steps(s)),
+    "fedas": recipes.fedas,
+    "fedas_drm_repo": lambda s: recipes.fedas_drm_repo(of_steps(s, 5)),
+    "confree": recipes.confree,
+    "confree of whole models": lambda s: recipes.confree(s, scope="model"),
+    "confree_drm_repo": lambda s: recipes.confree_drm_repo(of_steps(s)),
+}
