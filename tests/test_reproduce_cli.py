@@ -76,8 +76,8 @@ def test_a_failed_run_does_not_stop_the_others(
     [
         (["fedpals/tabel1"], 'unknown table or figure "fedpals/tabel1"; allowed: feddrm/fig3, '
          "feddrm/fig4, feddrm/fig5, feddrm/fig6, feddrm/fig7, feddrm/heart, feddrm/lenet, "
-         "feddrm/small, feddrm/table1, feddrm/table2, feddrm/table3, feddrm/table4, fedpals/fig2, fedpals/fig5, "
-         "fedpals/fig6, fedpals/fig7, fedpals/fig8, fedpals/fig9, fedpals/table1, "
+         "feddrm/small, feddrm/table1, feddrm/table2, feddrm/table3, feddrm/table4, fedpals/fig2, "
+         "fedpals/fig5, fedpals/fig6, fedpals/fig7, fedpals/fig8, fedpals/fig9, fedpals/table1, "
          'fedpals/table2, fedpals/table3, fedpals/table4. Did you mean "fedpals/table1"?'),
         (["fedpals/fig9", "--methods", "fedpal"], 'unknown method of fedpals/fig9 "fedpal"; '
          'allowed: fedavg, fedpals. Did you mean "fedpals"?'),

@@ -114,7 +114,10 @@ def _own(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> No
         axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6)
         axes.set_yticks(range(len(names)), names, fontsize=6)
         axes.set_title(label, fontsize=8)
-        figure.colorbar(image, ax=axes, label="accuracy of own model (%)")
+        axes.set_facecolor("0.85")
+        bar = figure.colorbar(image, ax=axes)
+        bar.set_label("own model's accuracy (%)\ngrey: no tests", fontsize=6)
+        bar.ax.tick_params(labelsize=6)
 
 
 def _risk(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:

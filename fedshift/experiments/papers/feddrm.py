@@ -1,9 +1,9 @@
 """FedDRM: protocols of its tables and figures, and what it printed.
 
-Wang et al. 2026, "Beyond aggregation: guiding clients in heterogeneous federated learning" (FedDRM),
-ICLR, arXiv 2509.23049. "Authors' code" is their repository; where it runs something else than a
-baseline's publication, the rows use the recipes `..._drm_repo`, since those are what can give the
-printed numbers.
+Wang et al. 2026 (FedDRM), "Beyond aggregation: guiding clients in heterogeneous federated
+learning", ICLR, arXiv 2509.23049. "Authors' code" is their repository; where it runs something
+else than a baseline's publication, the rows use the recipes `..._drm_repo`, since those are what
+can give the printed numbers.
 """
 
 from __future__ import annotations
