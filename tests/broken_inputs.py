@@ -185,7 +185,7 @@ CASES = (
         "unknown target",
         "labels_per_client = 3",
         'labels_per_client = 3\ntarget = "unifrom"',
-        'f.toml:7: shift.target = "unifrom": allowed are drawn, uniform. Did you mean "uniform"?; or shift.target = "unifrom": must be a list',
+        'f.toml:7: shift.target = "unifrom": allowed are drawn, uniform, clients. Did you mean "uniform"?; or shift.target = "unifrom": must be a list',
     ),
     config(
         "unknown data",

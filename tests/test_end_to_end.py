@@ -62,3 +62,46 @@ def test_two_rounds_on_a_whole_data_set(name: str, tmp_path: Path) -> None:
     assert all(0 < r["target_accuracy"] <= 1 for r in told["runs"])
     again = fedshift(tmp_path, "report", "o/fedavg", "o/oracle", "--out", "two.html")
     assert Path(tmp_path, again["report"]).exists()
+
+
+def test_routing_in_the_small_setting(tmp_path: Path) -> None:
+    """What must hold of FedDRM on eight clients with two classes and eight looks, seeds 0 to 2."""
+    told = fedshift(
+        tmp_path, "reproduce", "feddrm/small", "--jobs", "2", "--out", "r",
+        "--methods", "feddrm,fedavgft,fedrep",
+    )  # fmt: skip
+    rows = {
+        c["row"]: {v["seed"]: v["value"] for v in c["seeds"]} for c in told["cells"] if c["seeds"]
+    }
+    seeds = (0, 1, 2)
+
+    def mean(label: str) -> float:
+        return sum(rows[label][s] for s in seeds) / len(seeds)
+
+    for s in seeds:
+        hard = rows["FedDRM, hard routing"][s]
+        assert hard >= rows["FedRep, vote"][s] + 30
+        assert hard >= rows["FedAvgFT, 50 % tuning, vote"][s] + 1
+        assert rows["FedDRM, mixture"][s] >= hard - 0.3
+        average = rows["FedDRM, average accuracy"][s]
+        assert abs(rows["FedDRM, oracle-routed"][s] - average) < 0.1
+    assert mean("FedDRM, refitted router") >= mean("FedDRM, hard routing") + 1
+    assert mean("FedDRM, average accuracy") > mean("FedAvgFT, 12.5 % tuning, average accuracy")
+    found = [mean(f"FedDRM{lam}, client accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
+    assert found[0] > found[1] > found[2]
+    served = [mean(f"FedDRM{lam}, average accuracy") for lam in (" lambda=0.5", "", " lambda=0.95")]
+    assert served[1] >= served[0] - 0.3
+    assert served[2] >= served[1] - 0.3
+
+
+def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
+    """Every method of Table 1 for one round of a few steps of the ResNet-18, on a few images."""
+    needs("cifar-10")
+    told = fedshift(
+        tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
+        "--rounds", "2", "--out", "r", "-c", "data.limit=320", "-c", "training.steps=5",
+        "-c", "training.batch=4",
+    )  # fmt: skip
+    assert not told["failures"]
+    assert len(told["trained"]) == 11
+    assert all(0 <= cell["here"]["mean"] <= 100 for cell in told["cells"])

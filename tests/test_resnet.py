@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fedshift.errors import InputError, NetworkError
 from fedshift.experiments.config import Network
 from fedshift.experiments.load import validate
-from fedshift.experiments.task import network
-from fedshift.model import Model, build
+from fedshift.experiments.task import network, scaled
+from fedshift.model import Model, build, dry_logits
 from fedshift.models import pretrained
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import Block, ResNet, stem_for
@@ -188,6 +188,20 @@ def test_networks_are_configured_by_name(name: Any) -> None:
     assert any(isinstance(m, nn.GroupNorm) for m in net.modules()) == (name == "resnet18-gn")
     with pytest.raises(InputError, match=rf'"{name}" needs square images .*use "mlp" or "linear"'):
         network(Network(name=name), (784,), 5, seed=0)
+
+
+def test_a_projection_is_configured_and_bytes_are_scaled_by_the_network() -> None:
+    model = network(Network(name="resnet18", projection=24), (3, 16, 16), 5, seed=0)
+    params, buffers = model.init()
+    assert params["head.weight"].shape == (5, 24)
+    source = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=source)
+    seen = model(params, buffers, x)["logits"]
+    assert torch.equal(seen, model(params, buffers, scaled(x))["logits"])
+    assert not torch.equal(seen, model(params, buffers, x.float())["logits"])
+    lenet = network(Network(), (3, 16, 16), 5, seed=0)
+    with pytest.raises(InputError, match="the model fails on inputs torch.uint8"):
+        dry_logits(lenet, *lenet.init(), x)
 
 
 @pytest.mark.parametrize("key", ["pretrained", "freeze_norm"])

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.cli.console import counted, show_json, show_report_table
+from fedshift.cli.console import counted, say, show_json, show_report_table
 from fedshift.experiments.reproduce.catalogue import studies
 from fedshift.experiments.reproduce.output import document
 from fedshift.experiments.reproduce.reproduce import (
@@ -21,6 +21,7 @@ from fedshift.experiments.reproduce.reproduce import (
     reproduce,
 )
 from fedshift.experiments.reproduce.tables import cell_table, paper_table
+from fedshift.experiments.reproduce.verdict import verdicts
 
 MISSING, FAILED = 3, 4
 
@@ -86,6 +87,8 @@ def _show(done: Reproduced, as_json: bool) -> None:
         return
     study = outcome.plan.study
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
+    for found in verdicts(study, outcome.cells):
+        say(found, indent=0)
     trained = counted(len(done.report.trained), "run")
     print(f"{trained} trained now. Chosen, tuned and changed: see the page.")
     print(f"Page: {done.page}")

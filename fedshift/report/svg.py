@@ -99,6 +99,36 @@ def grouped_bars(title: str, groups: Sequence[str], bars: Sequence[Bars], y: Axi
     return document(title, WIDTH, frame.top + frame.height + depth + 12, body)
 
 
+def side_bars(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[float | None],
+    axis: Axis,
+    *,
+    mark: float | None = None,
+) -> str:
+    """A bar per name from the left, from zero, its value on the right edge; a line at `mark`."""
+    known = [v for v in (*values, mark) if v is not None]
+    if not known:
+        return _nothing(title)
+    left = 14 + min(48, max(map(len, names))) * 6.2
+    scale = ticks(0.0, max(*known, 1e-9))
+    frame = _Frame(left, 6, WIDTH - left - 64, 19.0 * len(names), _span(scale), (0.0, 1.0))
+    body = [_x_axis(frame, axis, scale)]
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        y = frame.top + 19 * i
+        body.append(text(left - 6, y + 13, shortened(name, 48), "end", 11))
+        end = left if value is None else frame.at(value, 0.0)[0]
+        words = "–" if value is None else _value(value, axis.percent)
+        note = f"{name}: {words}"
+        body.append(rect(left, y + 2, end - left, 15, PALETTE[1], note=note))
+        body.append(text(WIDTH - 8, y + 13, words, "end", 10))
+    if mark is not None:
+        x, _ = frame.at(mark, 0.0)
+        body.append(line(x, frame.top, x, frame.top + frame.height, PALETTE[2]))
+    return document(title, WIDTH, frame.top + frame.height + 48, body)
+
+
 def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
     if high - low < 1e-12:

@@ -32,6 +32,7 @@ CAUTION = (
     "Mean over the last 5 rounds; rows of refitted routers are of the last round.",
 )
 SMALL_ROUNDS = 80
+VERDICT = ("FedDRM, hard routing", "FedDRM, refitted router", "FedDRM, mixture")
 
 
 def small_rows() -> tuple[Row, ...]:
@@ -109,7 +110,9 @@ def _small() -> Study:
         SMALL_ROUNDS,
         CAUTION,
         metric=SMALL,
+        plot="routing",
         baseline="FedAvg, global model",
+        verdict=VERDICT,
     )
 
 
@@ -129,7 +132,7 @@ def _heart() -> Study:
     baseline = "FedAvg, global model"
     return Study(
         "feddrm/heart", title, _heart_rows(), (column,), 40, chosen, metric=SMALL,
-        baseline=baseline,
+        plot="routing", baseline=baseline, verdict=VERDICT,
     )  # fmt: skip
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedshift.experiments.reproduce.chart import Chart
 from fedshift.experiments.reproduce.results import Cell, mean_curve
+from fedshift.experiments.reproduce.routing_charts import routing_charts
 from fedshift.experiments.reproduce.store import Store
 from fedshift.experiments.reproduce.study import Column, Row, Study
-from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart
+from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart, side_bars
 
 AXES = {
     "C": "labels per client, C",
@@ -18,29 +20,43 @@ AXES = {
 }
 
 
-def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, str]:
-    """File name -> SVG text, in the order to show them."""
+def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart]:
+    """File name -> drawing, in the order to show them."""
     if study.plot == "bars":
         return _bars(study, cells)
+    if study.plot == "routing":
+        return _rows(study, cells) | routing_charts(study, cells, store)
     if study.plot == "curves":
         return _curves(study, cells, store)
     drawn = _sweeps(study, cells) if study.plot == "sweep" else {}
     return drawn | _distances(study, cells)
 
 
-def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
+def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
     groups = [f"{c.title} {c.split}" for c in study.columns]
-    ours = {
-        (c.column.key, c.row.label): None if c.moments is None else c.moments.mean for c in cells
-    }
-    theirs = {
-        (c.column.key, c.row.label): None if c.printed is None else c.printed.mean for c in cells
-    }
+    ours = _means(cells)
+    theirs = {_place(c): None if c.printed is None else c.printed.mean for c in cells}
     axis = Axis(study.metric.name)
-    drawn = {"plot.svg": grouped_bars(f"{study.title}: here", groups, _side(study, ours), axis)}
+    title = f"{study.title}: here"
+    drawn = {"plot.svg": Chart(grouped_bars(title, groups, _side(study, ours), axis), title)}
     if any(v is not None for v in theirs.values()):
         title = f"{study.title}: as printed"
-        drawn["printed.svg"] = grouped_bars(title, groups, _side(study, theirs), axis)
+        drawing = grouped_bars(title, groups, _side(study, theirs), axis)
+        drawn["printed.svg"] = Chart(drawing, title)
+    return drawn
+
+
+def _rows(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
+    """A bar per row, for tables of many rows; a line marks the baseline."""
+    drawn, means = {}, _means(cells)
+    for column in study.columns:
+        values = [means[column.key, row.label] for row in study.rows]
+        base = means.get((column.key, study.baseline))
+        title = f"{column.title} {column.split}: {study.metric.name}"
+        caption = title + (f"; the line: {study.baseline}" if base is not None else "")
+        names = [row.label for row in study.rows]
+        drawing = side_bars(title, names, values, Axis(study.metric.name), mark=base)
+        drawn[f"{column.dataset}-{column.split}.svg"] = Chart(drawing, caption)
     return drawn
 
 
@@ -68,10 +84,8 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
     return {key: sorted(group, key=lambda c: c.x or 0.0) for key, group in found.items()}
 
 
-def _sweeps(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
-    means = {
-        (c.column.key, c.row.label): None if c.moments is None else c.moments.mean for c in cells
-    }
+def _sweeps(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
+    means = _means(cells)
     drawn = {}
     for (dataset, axis), group in _groups(study).items():
         series = [
@@ -86,11 +100,11 @@ def _sweeps(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
         title = f"{study.title}: {group[0].title}"
         across = Axis(AXES.get(axis, axis))
         chart = line_chart(title, series, across, Axis(study.metric.name))
-        drawn[f"{dataset}-{axis}.svg"] = chart
+        drawn[f"{dataset}-{axis}.svg"] = Chart(chart, title)
     return drawn
 
 
-def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
+def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
     """Every seed as a point over the distance of its target from the clients' hull."""
     drawn = {}
     for dataset in dict.fromkeys(c.dataset for c in study.columns):
@@ -107,13 +121,12 @@ def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, str]:
             series.append(Series(row.label, x, y, i, line=False, points=True))
         title = f"{study.metric.name} by projection distance: {dataset}"
         across = Axis("distance of T from the clients' hull", percent=False)
-        drawn[f"{dataset}-distance.svg"] = line_chart(
-            title, series, across, Axis(study.metric.name)
-        )
+        chart = line_chart(title, series, across, Axis(study.metric.name))
+        drawn[f"{dataset}-distance.svg"] = Chart(chart, title)
     return drawn
 
 
-def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, str]:
+def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart]:
     drawn = {}
     for column in study.columns:
         series = []
@@ -123,7 +136,8 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, str]
             series.append(_line(row, i, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.title} {column.split}"
         name = f"{column.dataset}-{column.split}.svg"
-        drawn[name] = line_chart(title, series, Axis("round"), Axis(study.metric.name))
+        chart = line_chart(title, series, Axis("round"), Axis(study.metric.name))
+        drawn[name] = Chart(chart, title)
     return drawn
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import __version__
+from fedshift.experiments.reproduce.chart import Chart
 from fedshift.experiments.reproduce.charts import charts
 from fedshift.experiments.reproduce.plan import Plan
 from fedshift.experiments.reproduce.results import Cell, Value
@@ -20,6 +21,7 @@ from fedshift.experiments.reproduce.tables import (
     run_links,
     seeds_table,
 )
+from fedshift.experiments.reproduce.verdict import verdicts
 from fedshift.files import clean, write
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import escape
@@ -52,9 +54,9 @@ class Outcome:
 
 
 def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
-    """The foot of the table: what the paper leaves open, what was tuned, what was changed."""
+    """The foot: what was found, what the paper leaves open, what was tuned, what was changed."""
     open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
-    said = [f"Chosen: {text}" for text in dict.fromkeys(open_)]
+    said = [*verdicts(plan.study, cells), *(f"Chosen: {text}" for text in dict.fromkeys(open_))]
     for cell in cells:
         record = tuned.get((cell.column.key, cell.row.label))
         values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
@@ -84,9 +86,9 @@ def write_outcome(folder: Path, outcome: Outcome, store: Store) -> Path:
     """Write every file of the table into `folder` and return the page."""
     study, cells = outcome.plan.study, outcome.cells
     drawn = charts(study, cells, store)
-    for name, drawing in drawn.items():
-        write(folder / name, drawing)
-    write(folder / "table.md", markdown_page(outcome, list(drawn)))
+    for name, chart in drawn.items():
+        write(folder / name, chart.svg)
+    write(folder / "table.md", markdown_page(outcome, drawn))
     write(folder / "table.tex", _latex(outcome))
     write(folder / "table.csv", csv_text(numbers_table(cells)))
     write(folder / "seeds.csv", csv_text(seeds_table(cells)))
@@ -163,14 +165,14 @@ def _value(value: Value) -> dict[str, Any]:
     }
 
 
-def markdown_page(outcome: Outcome, drawings: Sequence[str]) -> str:
+def markdown_page(outcome: Outcome, drawn: Mapping[str, Chart]) -> str:
     """The tables, links to runs, drawings and the foot."""
     study = outcome.plan.study
     parts = [f"# {study.name}: {escape_markdown(study.title)}\n", f"`{outcome.command}`\n"]
     like = paper_table(study, outcome.cells)
     parts += [markdown(like)] if like else []
     parts += [_linked_markdown(cell_table(study, outcome.cells), outcome.cells)]
-    parts += [f"![{name}]({name})\n" for name in drawings]
+    parts += [f"![{n}]({n})\n\n{escape_markdown(c.caption)}\n" for n, c in drawn.items()]
     parts += ["".join(f"- {escape_markdown(n)}\n" for n in (*outcome.problems, *outcome.notes))]
     return "\n".join(parts)
 
@@ -191,17 +193,23 @@ def _latex(outcome: Outcome) -> str:
     return "\n".join([*tables, *(f"% {said}" for said in (*outcome.problems, *outcome.notes)), ""])
 
 
-def _html(outcome: Outcome, drawn: Mapping[str, str]) -> str:
+def _html(outcome: Outcome, drawn: Mapping[str, Chart]) -> str:
     study = outcome.plan.study
     like = paper_table(study, outcome.cells)
+    beside = "Beside the paper" if study.printed else "The table"
     parts = [note(study.title), f"<p><code>{escape(outcome.command)}</code></p>"]
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
-    parts += [section("table", "Beside the paper", table(like))] if like else []
-    parts += [section("plots", "Drawings", *(figure(svg, "") for svg in drawn.values()))]
+    parts += [section("table", beside, table(like))] if like else []
+    parts += [section("plots", "Drawings", *(figure(c.svg, c.caption) for c in drawn.values()))]
     linked = _linked_html(cell_table(study, outcome.cells), outcome.cells)
     parts += [section("cells", "Every cell, with its runs", linked)]
-    parts += [section("notes", "What was chosen, tuned or changed", items(outcome.notes))]
+    parts += [section("notes", _foot(outcome), items(outcome.notes))]
     return html_page(study.name, parts)
+
+
+def _foot(outcome: Outcome) -> str:
+    found = "What was found, chosen" if outcome.plan.study.verdict else "What was chosen"
+    return f"{found}, tuned or changed"
 
 
 def _linked_html(cells: Table, found: Sequence[Cell]) -> str:

@@ -22,7 +22,9 @@ from fedshift.experiments.training import Metrics
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
 TAKEN = {
     "name": "no name is needed",
-    "data": "use --dataset",
+    "data.name": "use --dataset",
+    "data.validation": "the table sets it",
+    "data.test": "the table sets it",
     "shift": "use --split",
     "method": "use --methods",
     "selection": "the table selects by validation",

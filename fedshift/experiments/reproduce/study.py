@@ -12,7 +12,7 @@ from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError, unknown
 
 Options = Mapping[str, Any]
-Plot = Literal["bars", "sweep", "distance", "curves"]
+Plot = Literal["bars", "sweep", "distance", "curves", "routing"]
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ class Study:
     printed   (column title, split, row label) -> the printed cell
     chosen    what the paper leaves open everywhere, and what we took
     rounds    of the usual column; --rounds scales the others alike
+    verdict   labels of the rows of which the foot says whether they beat the baseline
     """
 
     name: str
@@ -156,6 +157,7 @@ class Study:
     printed: Mapping[tuple[str, str, str], Printed] = field(default_factory=dict)
     plot: Plot = "bars"
     baseline: str = "FedAvg"
+    verdict: tuple[str, ...] = ()
 
 
 def narrowed(

@@ -1,0 +1,177 @@
+"""Drawings of methods with a router: whose model knows what, where queries go, what refusing buys.
+
+All are means over the seeds of a cell, each of its run's last round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from fedshift.errors import DataError
+from fedshift.experiments.own_tests import look_names
+from fedshift.experiments.reproduce.chart import Chart
+from fedshift.experiments.reproduce.results import Cell
+from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.experiments.reproduce.study import Column, Study
+from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
+from fedshift.report.routing import LEAST_COVERAGE, risk_chart
+from fedshift.report.serving_fields import SERVING, RouterDetails, Serving
+from fedshift.report.svg import PALETTE, Series
+
+Floats = NDArray[np.float64]
+# Coverages at which curves of several seeds are averaged.
+COVERAGES = tuple(np.linspace(LEAST_COVERAGE, 1.0, 39).tolist())
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The runs of one router, a seed each, under the name of the first row that they fill."""
+
+    label: str
+    runs: tuple[Run, ...]
+    details: tuple[Serving, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def routers(self) -> list[RouterDetails]:
+        """What is known of each seed's router."""
+        return [d.router for d in self.details if d.router is not None]
+
+
+def routing_charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart]:
+    """Per column two heat maps of its first router and the risk curves of all; none without runs.
+
+    Raises DataError for a damaged run folder.
+    """
+    drawn: dict[str, Chart] = {}
+    for column in study.columns:
+        found = routed([c for c in cells if c.column is column], store)
+        if found:
+            drawn |= _own(column, found[0]) | _sent(column, found[0]) | _risk(column, found)
+    return drawn
+
+
+def routed(cells: Sequence[Cell], store: Store) -> list[Routed]:
+    """The distinct routers among the cells of a column; rows that read the same runs are one."""
+    seen: dict[tuple[str, ...], Routed | None] = {}
+    for cell in cells:
+        names = tuple(v.run.name for v in cell.values)
+        if names and names not in seen:
+            seen[names] = _read(cell, store)
+    return [one for one in seen.values() if one is not None]
+
+
+def _read(cell: Cell, store: Store) -> Routed | None:
+    """The seeds whose run has a router's details; None where no seed has."""
+    pairs = [(v.run, _details(v.run, store)) for v in cell.values]
+    kept = [(run, found) for run, found in pairs if found is not None and found.router is not None]
+    if not kept:
+        return None
+    runs, details = zip(*kept, strict=True)
+    classes = tuple(store.read(runs[0]).summary["classes"])
+    return Routed(cell.row.label.partition(",")[0], runs, details, classes)
+
+
+def _details(run: Run, store: Store) -> Serving | None:
+    """A run's "serving"; None for a run of a version that kept none."""
+    summary = store.read(run).summary
+    if summary.get("serving") is None:
+        return None
+    try:
+        found = SERVING.validate_python(summary["serving"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("serving", *first["loc"])))
+        raise _damaged(run, store, f'"{place}": {first["msg"]}') from None
+    for name, has, needed in found.lengths(run.config.shift.clients, len(summary["classes"])):
+        if has != needed:
+            raise _damaged(run, store, f'"{name}" has {has} entries, {needed} are needed')
+    return found
+
+
+def _damaged(run: Run, store: Store, what: str) -> DataError:
+    path = store.path(run)
+    return DataError(f"{path}: {what}. Delete the folder {path} to train this run again.")
+
+
+def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
+    """(mean over the seeds that have a value, how many these are), entry by entry; NaN for none."""
+    stacked = np.array(matrices, dtype=np.float64)
+    known = ~np.isnan(stacked)
+    count = known.sum(0)
+    total = np.where(known, stacked, 0.0).sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
+
+
+def _own(column: Column, one: Routed) -> dict[str, Chart]:
+    title = f"Accuracy of each client's own model by class: {one.label}, {_where(column)}"
+    # Which classes a client has differs from seed to seed.
+    matrices = [d.class_accuracy for d in one.details]
+    return {f"{_file(column)}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
+
+
+def _sent(column: Column, one: Routed) -> dict[str, Chart]:
+    title = f"Where each client's queries (rows) are sent: {one.label}, {_where(column)}"
+    clients = [str(i) for i in range(len(one.details[0].class_accuracy))]
+    matrices = [r.sent for r in one.routers]
+    return {f"{_file(column)}-sent.svg": _map(title, one, clients, matrices, SENT)}
+
+
+def _map(
+    title: str,
+    one: Routed,
+    columns: Sequence[str],
+    matrices: Sequence[Sequence[Sequence[float | None]]],
+    shades: Shades,
+) -> Chart:
+    mean, count = mean_known(matrices)
+    rows = _names(one)
+    values = [[None if np.isnan(v) else float(v) for v in row] for row in mean]
+    notes = [
+        [
+            f"{name}, {column}: {value:.1%} (seeds: {n:.0f})"
+            for column, value, n in zip(columns, means, counts, strict=True)
+        ]
+        for name, means, counts in zip(rows, mean, count, strict=True)
+    ]
+    drawing = heat_map(title, rows, columns, values, notes=notes, shades=shades)
+    return Chart(drawing, f"{title}; {_seeds(one)}{' that have a value' * (len(one.runs) > 1)}")
+
+
+def _names(one: Routed) -> list[str]:
+    clients = len(one.details[0].class_accuracy)
+    looks = look_names(one.runs[0].config, clients) or ("",) * clients
+    return [f"client {i}" + (f": {look}" if look else "") for i, look in enumerate(looks)]
+
+
+def _risk(column: Column, found: Sequence[Routed]) -> dict[str, Chart]:
+    series = []
+    for i, one in enumerate(found, start=1):
+        y = tuple(mean_risk(one.routers).tolist())
+        name = f"{one.label}, {_seeds(one)}"
+        series.append(Series(name, COVERAGES, y, i % len(PALETTE), dash=i // len(PALETTE)))
+    title = f"Risk against coverage, by the posterior of the trained router: {_where(column)}"
+    return {f"{_file(column)}-risk.svg": Chart(risk_chart(title, series), title)}
+
+
+def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
+    """Mean over seeds of the risk at COVERAGES, linear between the points that a run keeps."""
+    curves = [np.interp(COVERAGES, r.coverage, r.risk) for r in routers]
+    return np.mean(curves, axis=0)  # type: ignore[no-any-return]
+
+
+def _seeds(one: Routed) -> str:
+    return "one seed" if len(one.runs) == 1 else f"mean over {len(one.runs)} seeds"
+
+
+def _where(column: Column) -> str:
+    return f"{column.title} {column.split}"
+
+
+def _file(column: Column) -> str:
+    return f"{column.dataset}-{column.split}"

@@ -1,0 +1,39 @@
+"""What a table finds of its question, in a sentence per column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedshift.experiments.reproduce.results import Cell
+from fedshift.experiments.reproduce.statistics import Moments
+from fedshift.experiments.reproduce.study import Study
+from fedshift.experiments.reproduce.tables import difference
+
+
+def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """For every column with runs: whether the rows that `study.verdict` names beat the baseline.
+
+    "beats": the 95 % t-interval of the paired difference lies above 0; "is worse than": below 0;
+    else "does not clearly beat". A single seed has no interval, and its sentence says so.
+    """
+    found = []
+    for column in study.columns:
+        asked = [c for c in cells if c.column is column and c.row.label in study.verdict]
+        said = [_said(c.row.label, c.difference, study) for c in asked if c.difference is not None]
+        if said:
+            where = f"{column.title} {column.split}"
+            found.append(f"Found on {where}: {'; '.join(said)}.")
+    return tuple(found)
+
+
+def _said(label: str, found: Moments, study: Study) -> str:
+    value = difference(found, study.metric)
+    row, baseline = f'"{label}"', f'"{study.baseline}"'
+    if found.low is None or found.high is None:
+        side = "above" if found.mean > 0 else "not above"
+        return f"{row} is {side} {baseline} on a single seed: {value}"
+    if found.low > 0:
+        outcome = "beats"
+    else:
+        outcome = "is worse than" if found.high < 0 else "does not clearly beat"
+    return f"{row} {outcome} {baseline}: {value}, {found.n} seeds"
