@@ -99,8 +99,8 @@ def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     needs("cifar-10")
     told = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
-        "--rounds", "2", "--out", "r", "-c", "data.limit=320", "-c", "training.steps=5",
-        "-c", "training.batch=4",
+        "--rounds", "2", "--out", "r", "-c", "data.limit=160", "-c", "training.steps=5",
+        "-c", "training.batch=2", "-c", "training.evaluate_last=1", "--jobs", "2",
     )  # fmt: skip
     assert not told["failures"]
     assert len(told["trained"]) == 11

@@ -13,7 +13,7 @@ import pytest
 from report_fixtures import Outline
 
 from fedshift.errors import InputError
-from fedshift.report.heat_map import heat_map
+from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.spread import spread
 from fedshift.report.svg import (
     PALETTE,
@@ -22,6 +22,7 @@ from fedshift.report.svg import (
     Series,
     grouped_bars,
     line_chart,
+    side_bars,
     ticks,
 )
 from fedshift.report.tables import Table, csv_text, html_table, latex, markdown, show
@@ -93,6 +94,36 @@ def test_a_missing_point_breaks_a_line() -> None:
     whole = Series("s", (0, 1, 2, 3), (0.0, 1.0, 1.0, 0.5))
     svg = ET.fromstring(line_chart("t", [whole], Axis("x"), Axis("y")))
     assert max(len((p.get("points") or "").split()) for p in svg.iter(f"{SVG}polyline")) == 4
+
+
+def test_no_value_and_zero_are_different_cells() -> None:
+    def texts(shades: Shades) -> list[str | None]:
+        notes = [["a", "b", "c"]]
+        svg = heat_map("t", ["r"], ["x", "y", "z"], [[0.0, None, 0.5]], notes=notes, shades=shades)
+        return [r.findtext(f"{SVG}title") for r in ET.fromstring(svg).iter(f"{SVG}rect")]
+
+    assert [t for t in texts(ACCURACY) if t] == ["a", "c"]
+    assert [t for t in texts(SENT) if t] == ["c"]
+
+
+def test_accuracies_are_shaded_evenly_and_small_shares_stand_out() -> None:
+    assert ACCURACY.strength(0.25, 1.0) == 0.25
+    assert SENT.strength(0.25, 1.0) == 0.5
+    assert SENT.strength(0.0, 1.0) is None
+    assert ACCURACY.strength(0.0, 1.0) == 0.0
+    assert ACCURACY.strength(None, 1.0) is None
+
+
+def test_bars_from_the_side_are_as_long_as_their_values() -> None:
+    svg = ET.fromstring(side_bars("t", ["p", "q", "r"], [50.0, 25.0, None], Axis("%"), mark=40.0))
+    bars = [r for r in svg.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    widths = [float(r.get("width") or 0) for r in bars]
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.02)
+    assert widths[2] == 0.0
+    left = float(bars[0].get("x") or 0)
+    marks = [float(e.get("x1") or 0) for e in svg.iter(f"{SVG}line") if e.get("x1") == e.get("x2")]
+    assert any(x - left == pytest.approx(0.8 * widths[0], abs=0.02) for x in marks)
+    assert "no values recorded" in side_bars("t", ["p"], [None], Axis("y"))
 
 
 def test_names_do_not_overlap_on_crowded_axes() -> None:

@@ -1,0 +1,30 @@
+"""What sets clients' inputs apart, in words."""
+
+from __future__ import annotations
+
+from fedshift.experiments.load import validate
+from fedshift.experiments.own_tests import look_names
+from fedshift.shifts import covariate
+from fedshift.shifts.look_names import look_name
+
+
+def test_looks_are_named_by_their_steps() -> None:
+    assert [look_name(t) for t in covariate.fashion_pool()[:4]] == [
+        "brightness 0.5", "brightness 1.5", "brightness 0.5, invert", "brightness 1.5, invert",
+    ]  # fmt: skip
+    assert look_name(covariate.bit_pool("high")[0]) == "saturation 0.5, hue -0.1, gamma 0.6"
+    assert look_name(covariate.wide_pool()[53]) == "saturation 1.6, hue +0.15, gamma 1.4, 2 bits"
+    assert look_name(covariate.Compose(())) == "unchanged"
+    assert look_name(abs) == "builtin_function_or_method"
+    for pool in (covariate.fashion_pool(), covariate.bit_pool("low"), covariate.wide_pool()):
+        assert len({look_name(t) for t in pool}) == len(pool)
+
+
+def test_a_configuration_names_looks_or_sites() -> None:
+    shift = {"kind": "iid", "clients": 2, "target": "clients"}
+    plain = validate({"shift": shift})
+    assert look_names(plain, 2) is None
+    fashion = validate({"shift": shift | {"transform": "fashion"}})
+    assert look_names(fashion, 2) == ("brightness 0.5", "brightness 1.5")
+    heart = {"data": {"name": "heart-disease"}, "shift": shift | {"kind": "natural", "clients": 4}}
+    assert look_names(validate(heart), 4) == ("cleveland", "hungarian", "switzerland", "va")
