@@ -21,11 +21,16 @@ def by_hand(which: str, shift: float) -> float:
         logits = out["logits"] if which == "class" else out["client_logits"]
         label = client.y if which == "class" else torch.full_like(client.y, i)
         loss = torch.nn.functional.cross_entropy(logits, label)
-        body = [v for k, v in leaves.items() if k.startswith("body.")]
-        grads = torch.autograd.grad(loss, body, allow_unused=True)
         # The client loss does not reach the class branch's own layers.
-        whole = [torch.zeros_like(v) if g is None else g for v, g in zip(body, grads, strict=True)]
-        found.append(torch.cat([g.flatten() for g in whole]))
+        reached = torch.autograd.grad(
+            out["client_logits"].sum(), list(leaves.values()), retain_graph=True, allow_unused=True
+        )
+        body = [
+            v for (k, v), g in zip(leaves.items(), reached, strict=True)
+            if k.startswith("body.") and g is not None
+        ]  # fmt: skip
+        assert 0 < len(body) < sum(k.startswith("body.") for k in leaves)
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, body)]))
     n = torch.tensor([float(len(c.y)) for c in clients])
     w, g = n / n.sum(), torch.stack(found)
     return float((w * (g - (w[:, None] * g).sum(0)).square().sum(1)).sum())

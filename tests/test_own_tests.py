@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fedshift import datasets
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.folder import record
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_tests import pool
 from fedshift.experiments.served import ServedMetrics, over_last, reasons
 from fedshift.experiments.task import Prepared, prepare, scaled
 from fedshift.experiments.training import silent
+from fedshift.router.route import Router
 
 TABLES: dict[str, dict[str, Any]] = {
     "data": {"name": "fashion-mnist-mini", "validation": 0.0, "limit": 800},
@@ -153,3 +154,14 @@ def test_the_page_says_when_the_global_model_wins() -> None:
     assert "do not beat it here" in reasons(better)[1]
     worse = better | {"global_accuracy": 0.4}
     assert len(reasons(worse)) == 1
+
+
+def test_a_router_that_cannot_be_refitted_loses_no_run(tmp_path: Path, monkeypatch: Any) -> None:
+    def stuck(*_: Any, **__: Any) -> None:
+        raise TrainingError("the refit of the router stands at gradient 1 after 9 rounds")
+
+    monkeypatch.setattr(Router, "refitted", stuck)
+    found = run("feddrm", tmp_path)
+    assert found["last"]["refitted_accuracy"] is None
+    assert found["last"]["moment_accuracy"] > 0
+    assert found["why"][-1].startswith("The router has no refitted layer: the refit of the router")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedshift.client.gradients import pass_gradient
 from fedshift.client.local import Local
@@ -26,7 +27,7 @@ def gradient_drift(
     """D = sum_i w_i ||g_i - g||^2, g = sum_i w_i g_i, of the class loss and of the client loss.
 
     g_i is client i's gradient at the model that it serves, over at most 1,000 of its examples (to
-    save time; drawn by its id), taken over the parameters named by `shared`, which both losses
+    save time; drawn by its id), taken over those parameters named by `shared` that both losses
     reach; w_i = n_i / N. Keys drift_class and
     drift_client. Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.4 and Figure 3: a client
     sees one client label only, so the client loss drifts more. The figure's definition is not
@@ -34,17 +35,34 @@ def gradient_drift(
     """
     weights = federation.table["n"].double()
     weights = weights / weights.sum()
-    found = {}
-    for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy())):
-        gradients = [
-            _gradient(model, term, pair, data, shared, len(weights))
-            for pair, data in zip(served, federation.clients, strict=True)
-        ]
-        stacked = {k: torch.stack([g[k] for g in gradients]) for k in gradients[0]}
-        mean = weighted_sum(weights, stacked)
-        apart = torch.stack([sq_norm(sub(g, mean)).double() for g in gradients])
-        found[name] = float(weights @ apart)
-    return found
+    taken = {
+        name: _stacked(model, term, served, federation, shared)
+        for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy()))
+    }
+    both = [k for k in taken["drift_class"] if all(bool(g[k].any()) for g in taken.values())]
+    return {name: _spread(weights, {k: g[k] for k in both}) for name, g in taken.items()}
+
+
+def _spread(weights: Tensor, gradients: Params) -> float:
+    mean = weighted_sum(weights, gradients)
+    one = ({k: g[i] for k, g in gradients.items()} for i in range(len(weights)))
+    apart = torch.stack([sq_norm(sub(g, mean)).double() for g in one])
+    return float(weights @ apart)
+
+
+def _stacked(
+    model: Model,
+    term: Term,
+    served: tuple[tuple[Params, Params], ...],
+    federation: Federation,
+    shared: tuple[str, ...],
+) -> Params:
+    """Every client's gradient, leaves [M, ...]."""
+    found = [
+        _gradient(model, term, pair, data, shared, len(served))
+        for pair, data in zip(served, federation.clients, strict=True)
+    ]
+    return {k: torch.stack([g[k] for g in found]) for k in found[0]}
 
 
 def _gradient(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.data import Task
+from fedshift.data import ClientData, Task
 from fedshift.engine.evaluate import Score
 from fedshift.engine.rounds import Federation, Round, first_state
 from fedshift.engine.serving import (
@@ -22,6 +23,7 @@ from fedshift.engine.serving import (
     own_accuracy,
     serve,
 )
+from fedshift.errors import FedshiftError
 from fedshift.experiments.drift import gradient_drift
 from fedshift.experiments.routing_details import details
 from fedshift.router.quality import calibration_error
@@ -60,6 +62,7 @@ class ServedMetrics:
     router_accuracy: float
 
 
+TOLERANCE = 1e-4
 # What `refits` adds to the metrics of the last round.
 REFITS = (
     "refitted_accuracy", "refitted_router_accuracy", "refitted_ece", "moment_accuracy",
@@ -153,10 +156,11 @@ def observe(
 
 @dataclass(frozen=True, eq=False)
 class LastRound:
-    """What is worked out once, after training: `refits` numbers and `details` for drawings."""
+    """What is worked out once, after training: `refits` numbers, `details` for drawings, notes."""
 
     refits: dict[str, float]
     details: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def last_round(
@@ -168,34 +172,39 @@ def last_round(
     shown = details(served, federation.table["n"], len(task.classes))
     if served.client_logits is None:
         return LastRound({}, shown)
-    found = gradient_drift(algorithm.model, pairs, federation)
-    return LastRound(found | refits(algorithm, current, federation, task, served), shown)
+    found, notes = refits(algorithm, current, federation, task, served)
+    return LastRound(gradient_drift(algorithm.model, pairs, federation) | found, shown, notes)
 
 
 def refits(
     algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
-) -> dict[str, float]:
-    """Accuracies of the last round with the router's last layer fitted again.
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Accuracies of the last round with the router's last layer fitted again, and what failed.
 
     refitted_accuracy, moment_accuracy          hard routing by the posterior
     refitted_router_..., moment_router_...      how often the right client is found
     refitted_ece, moment_ece                    calibration error of the posterior
-    Source: `fedshift.router.refit` and `fedshift.router.moments`.
+    NaN where a fit fails: the run's other numbers stand. The refit stops at gradients below 1e-4,
+    when answers have long stopped changing. Source: `fedshift.router`.
     """
     stage, sizes = algorithm.at(current.t), federation.table["n"]
     router = Router.of(stage, current.server, current.states)
-    fitted = {
-        "refitted": router.refitted(federation.clients),
-        "moment": router.from_moments(federation.clients),
+    fits: dict[str, Callable[[Sequence[ClientData]], Router]] = {
+        "refitted": partial(router.refitted, tolerance=TOLERANCE),
+        "moment": router.from_moments,
     }
-    found = {}
-    for name, one in fitted.items():
-        z = one.logits(task.test.x)
+    found, notes = dict.fromkeys(REFITS[:6], math.nan), []
+    for name, fit in fits.items():
+        try:
+            z = fit(federation.clients).logits(task.test.x)
+        except FedshiftError as e:
+            notes.append(f"The router has no {name} layer: {e}.")
+            continue
         given = answers(served, sizes, z)["routed_posterior"]
         found[f"{name}_accuracy"] = accuracy(given, served.y)
         found[f"{name}_router_accuracy"] = accuracy(z.argmax(1), served.origin)
         found[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
-    return found
+    return found, tuple(notes)
 
 
 def reasons(last: Mapping[str, Any]) -> list[str]:

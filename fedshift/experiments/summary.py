@@ -60,7 +60,7 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
     outcome, task = experiment.outcome, experiment.prepared.task
     last = _last(experiment)
     if last is not None:
-        return served.reasons(last)
+        return [*served.reasons(last), *(outcome.at_end.notes if outcome.at_end else ())]
     unmeasured = outcome.estimate.unmeasured_mass
     return reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
 

@@ -111,15 +111,20 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
         if whole and all(store.done(c.run) for c in options):
             metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
-            values.append(_value(seed, options, store, metric))
+            value = _value(seed, options, store, metric)
+            values += [] if value is None else [value]
+            failed += [f"seed {seed} has no {metric.key}"] if value is None else []
     summed = moments([v.value for v in values]) if values else None
     return replace(cell, values=tuple(values), failures=tuple(failed), moments=summed)
 
 
-def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> Value:
+def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> Value | None:
+    """A seed's value; None where the run says that it has none (a router that was not refitted)."""
     done = [store.read(c.run) for c in options]
     best = pick(done, metric) if len(done) > 1 else 0
     chosen, seen = done[best], scores(done[best], metric)
+    if metric.key in seen and seen[metric.key] is None:
+        return None
     if not isinstance(seen.get(metric.key), int | float):
         raise DataError(
             f"{store.path(chosen.run)}: its summary has no {metric.key}; was it trained by another "
