@@ -141,9 +141,16 @@ def score_of(given: Tensor, truth: Tensor, classes: int) -> Score:
     return Score(correct, total, predicted, math.nan)
 
 
-def observe(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task
-) -> tuple[ServedMetrics, Score]:
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One evaluation of all clients' models: metrics, the system's score, and every answer."""
+
+    metrics: ServedMetrics
+    score: Score
+    answers: Served
+
+
+def observe(algorithm: Algorithm, current: Round, federation: Federation, task: Task) -> Observed:
     """Run all clients' models on all clients' test examples."""
     served = serve(algorithm.model, models(algorithm, current, federation), task.tests)
     shared = None
@@ -151,7 +158,7 @@ def observe(
         pair = (current.server["params"], current.server["buffers"])
         shared = serve(algorithm.model, [pair], [task.test]).labels[0]
     metrics, given = measure(current.t, served, federation.table["n"], shared)
-    return metrics, score_of(given, served.y, len(task.classes))
+    return Observed(metrics, score_of(given, served.y, len(task.classes)), served)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,14 +171,13 @@ class LastRound:
 
 
 def last_round(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
 ) -> LastRound:
-    """Refits and details of a run's last round."""
-    pairs = models(algorithm, current, federation)
-    served = serve(algorithm.model, pairs, task.tests)
+    """Refits and details of a run's last round, whose answers are `served`."""
     shown = details(served, federation.table["n"], len(task.classes))
     if served.client_logits is None:
         return LastRound({}, shown)
+    pairs = models(algorithm, current, federation)
     found, notes = refits(algorithm, current, federation, task, served)
     return LastRound(gradient_drift(algorithm.model, pairs, federation) | found, shown, notes)
 

@@ -17,7 +17,15 @@ from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
-from fedshift.experiments.served import LastRound, ServedMetrics, last_round, models, observe, whole
+from fedshift.experiments.served import (
+    LastRound,
+    Observed,
+    ServedMetrics,
+    last_round,
+    models,
+    observe,
+    whole,
+)
 from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params
 
@@ -107,7 +115,7 @@ class Evaluation:
     clients: tuple[Score, ...]
     validation: Score | None
     estimate: AccuracyEstimate
-    served: ServedMetrics | None = None
+    served: Observed | None = None
 
 
 def evaluate(
@@ -119,12 +127,14 @@ def evaluate(
     model that it serves, and the test examples by the system of all clients.
     """
     model, classes = algorithm.model, len(task.classes)
+    served: Observed | None = None
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
-        served, test = observe(algorithm, current, federation, task)
+        served = observe(algorithm, current, federation, task)
+        test = served.score
     else:
         pair = (current.server["params"], current.server["buffers"])
-        pairs, served = [pair] * len(task.clients), None
+        pairs = [pair] * len(task.clients)
         test = score(model, *pair, task.test, classes)
     clients = tuple(
         score(model, *own, held, classes) for own, held in zip(pairs, task.validation, strict=True)
@@ -163,15 +173,20 @@ def train(
             continue
         seen = evaluate(algorithm, current, federation, task)
         metrics.append(_metrics(current, seen, federation))
-        served += [] if seen.served is None else [seen.served]
+        served += [] if seen.served is None else [seen.served.metrics]
         listen({"event": "evaluation", "run": label, **vars(metrics[-1])})
         began = time.perf_counter()
     weights = algorithm.weigh(current.server, torch.arange(len(federation.clients)))
-    server = current.server
+    server, answers = current.server, seen.served
+    at_end = (
+        None
+        if answers is None
+        else last_round(algorithm, current, federation, task, answers.answers)
+    )
     return Outcome(
         label, server.get("params", {}), server.get("buffers", {}), tuple(weights.tolist()),
         tuple(metrics), seen.test, seen.clients, seen.estimate, federation, current, tuple(served),
-        last_round(algorithm, current, federation, task) if task.tests else None,
+        at_end,
     )  # fmt: skip
 
 
