@@ -30,6 +30,7 @@ CAUTION = (
     "Refitted: the frozen router's last layer fitted to convergence, L2 penalty 1e-4. Moments: the "
     "same layer in closed form from each client's means and covariance. Neither is in the paper.",
     "Mean over the last 5 rounds; rows of refitted routers are of the last round.",
+    "FedRep: half of the steps on the head, half on the body, as in the FedDRM authors' code.",
 )
 SMALL_ROUNDS = 80
 VERDICT = ("FedDRM, hard routing", "FedDRM, refitted router", "FedDRM, mixture")

@@ -95,7 +95,8 @@ def reproduce(request: Request, listen: Listener = silent) -> Reproduced:
     page = write_outcome(request.out / outcome.folder, outcome, store)
     if request.publish is not None:
         page = publish(request.publish, outcome, store)
-        write_tuned(request.publish / TUNED, records)
+        if records:
+            write_tuned(request.publish / TUNED, records)
     return Reproduced(outcome, report, page)
 
 

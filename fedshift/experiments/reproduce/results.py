@@ -142,7 +142,7 @@ def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric
         seen.get("validation_accuracy"),
         chosen.summary.get("ess_fraction"),
         chosen.summary.get("hull_distance"),
-        _scaled(seen.get(f"{metric.key}_sd"), metric),
+        _scaled(seen.get(f"{metric.key}_sd"), metric) if seen.get("rounds", 0) > 1 else None,
     )
 
 
