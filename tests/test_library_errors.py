@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -213,7 +214,7 @@ def test_every_option_of_every_method_is_documented() -> None:
         for name, option in one.options.items():
             assert f"`{name}`" in rows[one.name], (one.name, name)
             if option.default not in (None, inspect.Parameter.empty):
-                shown = f'"{option.default}"' if isinstance(option.default, str) else option.default
+                shown = json.dumps(option.default)
                 assert f"`{name}` ({shown}" in rows[one.name], (one.name, name)
 
 

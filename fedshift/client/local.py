@@ -156,8 +156,11 @@ class Local:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
         moving, frozen = self.parts(params)
         if not moving:
+            # Which of the two leaves nothing: prefixes that match none, or all that they match.
+            why = "matches no parameter" if self.only and not split(params, self.only)[0] else ""
             raise InputError(
-                f"only={self.only} and frozen={self.frozen} leave no parameter to train"
+                f"only={self.only} {why or f'and frozen={self.frozen} leave no parameter'}; there "
+                "is nothing to train"
             )
         descent = self._descent()
         moments = descent.start(moving)
