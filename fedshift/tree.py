@@ -103,6 +103,11 @@ def flatten(parts: Parts) -> Params:
     return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
 
 
+def size_in_bytes(parts: Parts) -> int:
+    """Bytes of all tensors of a message or an update; names and headers are not counted."""
+    return sum(v.numel() * v.element_size() for v in flatten(parts).values())
+
+
 def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
     """The inverse of `flatten`; `parts` names those that must exist even when empty."""
     tree: Parts = {part: {} for part in parts}

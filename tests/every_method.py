@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from conftest import CLASSES, TARGET
+import torch
+from conftest import CLASSES, FEATURES, TARGET
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
@@ -26,6 +27,17 @@ PALS = Mean(Pals(TARGET, ess=0.6))
 def of_steps(setting: Setting, steps: int = 4) -> Setting:
     """The setting with steps in place of epochs and a known end, which some recipes need."""
     return replace(setting, rounds=ROUNDS, local=replace(setting.local, epochs=None, steps=steps))
+
+
+def of_inputs(setting: Setting) -> Setting:
+    """The setting with the shape of an input, for methods that fit a density."""
+    return replace(setting, shape=(FEATURES,))
+
+
+def with_inputs(setting: Setting) -> Setting:
+    """The setting with forty unlabeled inputs on the server."""
+    source = torch.Generator().manual_seed(5)
+    return replace(setting, server_inputs=torch.randn(40, FEATURES, generator=source))
 
 
 MAKE: dict[str, Make] = {
@@ -85,4 +97,22 @@ MAKE: dict[str, Make] = {
     "confree": recipes.confree,
     "confree of whole models": lambda s: recipes.confree(s, scope="model"),
     "confree_drm_repo": lambda s: recipes.confree_drm_repo(of_steps(s)),
+    "feddisk": lambda s: recipes.feddisk(of_inputs(s), density_rounds=1, hidden=(6,)),
+    "feddisk, direct, by moon": lambda s: recipes.feddisk(
+        of_inputs(s), density_rounds=1, hidden=(6, 4), estimator="direct", mu=0.5
+    ),
+    "made": lambda s: recipes.made(of_inputs(s), density_rounds=1, hidden=(6,)),
+    "labelset_fedavg": recipes.labelset_fedavg,
+    "labelset_fedavg public": lambda s: recipes.labelset_fedavg(s, mode="public"),
+    "labelset_fedavg holders": lambda s: recipes.labelset_fedavg(s, mode="holders"),
+    "labelset_fedavg + mse": lambda s: recipes.labelset_fedavg(
+        with_inputs(s), tune="mse", tune_steps=3
+    ),
+    "labelset_fedavg + pairwise": lambda s: recipes.labelset_fedavg(
+        with_inputs(s), mode="public", tune="pairwise", tune_steps=3, tune_part="all"
+    ),
+    "labelset_fedprox": lambda s: recipes.labelset_fedprox(s, mu=0.1),
+    "labelset_scaffold": recipes.labelset_scaffold,
+    "labelset_scaffold I": lambda s: recipes.labelset_scaffold(s, option="I"),
+    "labelset_ditto": recipes.labelset_ditto,
 }

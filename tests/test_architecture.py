@@ -21,7 +21,7 @@ MAY = {
     "client": CORE | {"data", "model"},
     "server": CORE,
     "algorithms": CORE | {"data", "model", "client", "server"},
-    "recipes": CORE | {"data", "model", "client", "server", "algorithms"},
+    "recipes": CORE | {"data", "model", "client", "server", "algorithms", "models.made"},
     "router": CORE | {"data", "model", "client.origin", "algorithms.base"},
     "models": CORE,
     "shifts": CORE,

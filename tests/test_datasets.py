@@ -177,8 +177,10 @@ def test_every_usual_sub_folder_is_tried(tmp_path: Path) -> None:
 
 def test_known_lists_every_set_and_how_to_get_it(tmp_path: Path) -> None:
     lines = {one.name: one for one in datasets.known([tmp_path])}
-    names = ["fashion-mnist-mini", "fashion-mnist", "mnist", "cifar-10", "cifar-100", "cifar-20"]
+    digits = ["mnist", "mnist-writers", "emnist-digits", "femnist-digits"]
+    names = ["fashion-mnist-mini", "fashion-mnist", *digits, "cifar-10", "cifar-100", "cifar-20"]
     assert list(lines) == [*names, "pacs", "iwildcam", "retina", "heart-disease", "gaussians"]
+    assert lines["femnist-digits"].size == "as many examples as were prepared, 1 x 28 x 28"
     assert lines["fashion-mnist-mini"].found == catalogue.SHIPPED
     assert [name for name, one in lines.items() if one.available] == [
         "fashion-mnist-mini",

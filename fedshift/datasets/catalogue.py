@@ -7,8 +7,7 @@ decoded, see `base.content_sha256`) is checked at every load and guards against 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,71 +15,12 @@ from torch import Tensor
 
 from fedshift.datasets import cifar, cifar100, heart, idx, iwildcam, pacs, retina
 from fedshift.datasets.base import Samples
+from fedshift.datasets.catalogue_digits import DIGITS, GREY
+from fedshift.datasets.entry import Entry, Remote, remotes_at
 from fedshift.errors import unknown
 
 SHIPPED = Path(__file__).with_name("shipped")
 MINI_TRAIN = 700
-
-
-@dataclass(frozen=True)
-class Remote:
-    """One file at its official address; `members` are the files wanted of an archive (name, md5).
-
-    `size` in bytes.
-    """
-
-    url: str
-    md5: str
-    size: int
-    members: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.url.rpartition("/")[2]
-
-    @property
-    def files(self) -> tuple[tuple[str, str], ...]:
-        """The files (name, md5) that lie in the folder once this has been fetched."""
-        return self.members or ((self.name, self.md5),)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One known data set.
-
-    `folders` are the sub-folder names tried in each search folder; a download goes to the first.
-    `missing` lists what a folder lacks, `read` gives (train, test), `examples` their right sizes
-    and `content` their right digest. `content` is None where the order of the examples depends on
-    the layout on disk (CIFAR-10), and where no digest is known (CIFAR-100); there the sizes per
-    class are checked alone, or by `read` where it is `self_checked`. `built_in` says why a set
-    needs no download, `package` names a Debian package that holds it, `by_hand` says how to get a
-    set that is not downloaded.
-    """
-
-    name: str
-    summary: str
-    classes: tuple[str, ...]
-    examples: tuple[int, int]
-    shape: str
-    licence: str
-    page: str
-    built_in: str = ""
-    package: str = ""
-    by_hand: str = ""
-    self_checked: bool = False
-    folders: tuple[str, ...] = ()
-    missing: Callable[[Path], tuple[str, ...]] = idx.missing
-    read: Callable[..., tuple[Samples, Samples]] | None = None
-    content: str | None = None
-    remotes: tuple[Remote, ...] = ()
-
-    @property
-    def how(self) -> str:
-        """How to get the set, in a few words."""
-        if self.built_in or self.by_hand:
-            return self.built_in or self.by_hand
-        debian = f"apt-get install {self.package}, or " if self.package else ""
-        return f"{debian}fedshift datasets fetch {self.name}"
 
 
 def read_mini(folder: Path) -> tuple[Samples, Samples]:
@@ -111,27 +51,18 @@ def _rank_within_class(labels: Tensor) -> Tensor:
     return (hot.cumsum(0) - hot).gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
-def _read_ten(folder: Path) -> tuple[Samples, Samples]:
-    return idx.read_pair(folder, 10)
-
-
-def _remotes(base: str, *files: tuple[str, str, int]) -> tuple[Remote, ...]:
-    return tuple(Remote(base + name, md5, size) for name, md5, size in files)
-
-
 _FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 _FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
-_GREY = "1 x 28 x 28"
 
 _MINI = Entry(
     name="fashion-mnist-mini",
     summary="Fashion-MNIST's 10,000 test images, 700 + 300 per class",
     classes=_FASHION,
     examples=(7_000, 3_000),
-    shape=_GREY,
+    shape=GREY,
     licence="MIT (Zalando SE)",
     page=_FASHION_PAGE,
     built_in="part of the package",
@@ -144,41 +75,20 @@ _FASHION_MNIST = Entry(
     summary="pictures of clothes and shoes",
     classes=_FASHION,
     examples=(60_000, 10_000),
-    shape=_GREY,
+    shape=GREY,
     licence="MIT (Zalando SE)",
     page=_FASHION_PAGE,
     package="dataset-fashion-mnist",
     folders=("fashion-mnist", "FashionMNIST/raw", "fashion"),
-    read=_read_ten,
+    read=idx.read_ten,
     content="51d85b7c3ab26427f60659b1c16eba2251d38e92a4e899a4840bfce6454f6a07",
-    remotes=_remotes(
+    remotes=remotes_at(
         # The publisher serves no https here; the digests below and `content` are the protection.
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880),
         ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", 29_515),
         ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", 4_422_102),
         ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", 5_148),
-    ),
-)
-
-_MNIST = Entry(
-    name="mnist",
-    summary="handwritten digits",
-    classes=tuple("0123456789"),
-    examples=(60_000, 10_000),
-    shape=_GREY,
-    licence="CC BY-SA 3.0 (LeCun, Cortes & Burges)",
-    page="http://yann.lecun.com/exdb/mnist/",
-    folders=("mnist", "MNIST/raw", "mnist-writers"),
-    read=_read_ten,
-    content="5424a76f224019028733c19ada31ae70102212a000af700efd68269744354e34",
-    remotes=_remotes(
-        # LeCun's own server refuses downloads; this copy is the one that torchvision uses.
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
-        ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
-        ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
-        ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
     ),
 )
 
@@ -317,7 +227,7 @@ _HEART_DISEASE = Entry(
     folders=("heart-disease", "heart+disease", "heart_disease_dataset"),
     missing=heart.missing,
     read=heart.read,
-    remotes=_remotes(
+    remotes=remotes_at(
         "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",
         # UCI prints no checksums; these are the ones that FLamby's download checks.
         ("processed.cleveland.data", "2d91a8ff69cfd9616aa47b59d6f843db", 18_461),
@@ -330,7 +240,7 @@ _HEART_DISEASE = Entry(
 ENTRIES = (
     _MINI,
     _FASHION_MNIST,
-    _MNIST,
+    *DIGITS,
     _CIFAR_10,
     _CIFAR_100,
     _CIFAR_20,

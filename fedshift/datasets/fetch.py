@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fedshift.datasets.base import cache_folder
-from fedshift.datasets.catalogue import Entry, Remote, entry
+from fedshift.datasets.catalogue import entry
+from fedshift.datasets.entry import Entry, Remote
 from fedshift.errors import DataError, InputError, NetworkError
 
 Progress = Callable[[int, int], None]

@@ -1,8 +1,8 @@
 """The idx format of MNIST and its relatives, raw or gzipped.
 
-Layout: two zero bytes, a type code (8 = unsigned byte), the number of axes, each axis as a
-big-endian 32-bit count, then the values. A file says how much it holds before it is unpacked, so
-a small file that claims or yields too much is refused without filling the memory.
+Layout: two zero bytes, a type code (8 = unsigned byte, 12 = 32-bit integer), the number of axes,
+each axis as a big-endian 32-bit count, then the values. A file says how much it holds before it is
+unpacked, so a small file that claims or yields too much is refused without filling the memory.
 Source: LeCun, Cortes & Burges, "The MNIST database of handwritten digits", section "File formats".
 """
 
@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,9 @@ LARGEST = 1 << 30
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PREFIXES = ("train", "t10k")
+# Type code and bytes of a value, and what error messages call it.
+_BYTE = (8, 1, "unsigned bytes")
+_INTEGER = (12, 4, "32-bit integers")
 
 
 def read_array(path: Path, axes: int) -> Tensor:
@@ -36,22 +40,14 @@ def read_array(path: Path, axes: int) -> Tensor:
     Raises:
         DataError: unreadable, truncated, damaged or oversized file; wrong type or axes.
     """
-    try:
-        with _opened(path) as stream:
-            shape = _read_header(path, stream, axes)
-            expected = math.prod(shape)
-            # One byte too many is asked for, to notice surplus without unpacking all of it.
-            values = bytearray(stream.read(expected + 1))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damaged(path, f"the gzip stream is truncated or damaged ({error})") from error
-    except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror or error})") from error
-    if len(values) != expected:
-        held = f"only {len(values):,}" if len(values) < expected else "more"
-        raise damaged(
-            path, f"the header announces {_by(shape)} = {expected:,} values, the file holds {held}"
-        )
+    values, shape = _read(path, axes, _BYTE)
     return torch.frombuffer(values, dtype=torch.uint8).reshape(shape)
+
+
+def read_integers(path: Path, axes: int) -> Tensor:
+    """The values of an idx file of 32-bit integers: int64, with `axes` axes; errors as above."""
+    values, shape = _read(path, axes, _INTEGER)
+    return torch.from_numpy(np.frombuffer(values, dtype=">i4").astype(np.int64)).reshape(shape)
 
 
 def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
@@ -77,6 +73,11 @@ def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
 def read_pair(folder: Path, classes: int) -> tuple[Samples, Samples]:
     """Training and test part of an idx folder; see `read_samples`."""
     return read_samples(folder, "train", classes), read_samples(folder, "t10k", classes)
+
+
+def read_ten(folder: Path) -> tuple[Samples, Samples]:
+    """`read_pair` of ten classes."""
+    return read_pair(folder, 10)
 
 
 def missing(folder: Path) -> tuple[str, ...]:
@@ -109,21 +110,43 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if packed else path.open("rb")
 
 
-def _read_header(path: Path, stream: BinaryIO, axes: int) -> tuple[int, ...]:
-    magic, wanted = stream.read(4), bytes((0, 0, 8, axes))
+def _read(path: Path, axes: int, kind: tuple[int, int, str]) -> tuple[bytearray, tuple[int, ...]]:
+    """The bytes of the values, and the shape."""
+    try:
+        with _opened(path) as stream:
+            shape = _read_header(path, stream, axes, kind)
+            expected = math.prod(shape) * kind[1]
+            # One byte too many is asked for, to notice surplus without unpacking all of it.
+            values = bytearray(stream.read(expected + 1))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(path, f"the gzip stream is truncated or damaged ({error})") from error
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror or error})") from error
+    if len(values) != expected:
+        held = f"only {len(values) // kind[1]:,}" if len(values) < expected else "more"
+        announced = f"{_by(shape)} = {math.prod(shape):,} values"
+        raise damaged(path, f"the header announces {announced}, the file holds {held}")
+    return values, shape
+
+
+def _read_header(
+    path: Path, stream: BinaryIO, axes: int, kind: tuple[int, int, str]
+) -> tuple[int, ...]:
+    magic, wanted = stream.read(4), bytes((0, 0, kind[0], axes))
     if magic != wanted:
         raise damaged(
             path,
             f"starts with the bytes {magic.hex(' ') or '(none)'}, expected {wanted.hex(' ')} "
-            f"(idx, unsigned bytes, {axes} {'axis' if axes == 1 else 'axes'})",
+            f"(idx, {kind[2]}, {axes} {'axis' if axes == 1 else 'axes'})",
         )
     header = stream.read(4 * axes)
     if len(header) < 4 * axes:
         raise damaged(path, f"ends within the header, which takes {4 + 4 * axes} bytes")
     shape = struct.unpack(f">{axes}I", header)
-    if not 0 < math.prod(shape) <= LARGEST:
+    most = LARGEST // kind[1]
+    if not 0 < math.prod(shape) <= most:
         raise damaged(
-            path, f"the header announces {_by(shape)} values; allowed: 1 to {LARGEST:,} in all"
+            path, f"the header announces {_by(shape)} values; allowed: 1 to {most:,} in all"
         )
     return shape
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from fedshift.datasets.base import Dataset, Samples, content_sha256, search_folders
-from fedshift.datasets.catalogue import ENTRIES, SHIPPED, Entry, entry
+from fedshift.datasets.catalogue import ENTRIES, SHIPPED, entry
+from fedshift.datasets.entry import Entry
 from fedshift.datasets.gaussians import gaussians
 from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError
@@ -133,12 +134,11 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
 
 def _known(one: Entry, roots: Sequence[Path]) -> Known:
     found = _find(one, roots) if one.read else None
-    train, test = one.examples
     return Known(
         name=one.name,
         summary=one.summary,
         classes=one.classes,
-        size=f"{train:,} + {test:,} examples, {one.shape}",
+        size=f"{one.amount}, {one.shape}",
         licence=one.licence,
         available=found is not None or one.read is None,
         found=found,
@@ -147,7 +147,8 @@ def _known(one: Entry, roots: Sequence[Path]) -> Known:
 
 
 def _check_content(one: Entry, folder: Path, parts: tuple[Samples, Samples], digest: str) -> None:
-    for part, samples, expected in zip(("training", "test"), parts, one.examples, strict=True):
+    sizes = one.examples or tuple(map(len, parts))
+    for part, samples, expected in zip(("training", "test"), parts, sizes, strict=True):
         if len(samples) != expected:
             raise DataError(
                 f"{folder}: {len(samples):,} {part} examples; {one.name} has {expected:,}. "

@@ -69,10 +69,13 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     return chosen.sort().values
 
 
-def expected_update(server: Parts, first: Parts) -> Parts:
-    """What an update must look like: the server's model for what mirrors it, else the first."""
-    floats, counters = split_buffers(server["buffers"])
-    mirrors = {"delta": server["params"], "buffers": floats, "counters": counters}
+def expected_update(message: Parts, first: Parts) -> Parts:
+    """What an update must look like: the model that was sent for what mirrors it, else the first.
+
+    The model that was sent, not the server's: clients may receive only rows of a layer.
+    """
+    floats, counters = split_buffers(message.get("buffers", {}))
+    mirrors = {"delta": message.get("params", {}), "buffers": floats, "counters": counters}
     return {part: mirrors.get(part, tree) for part, tree in first.items()}
 
 
@@ -140,7 +143,7 @@ def play_round(
             yield Job(i, stage.broadcast(told, i), state_of(i), clients[i], plans)
 
     replies = sorted(backend(stage.client_update, jobs()), key=lambda reply: reply.client)
-    expected = expected_update(server, replies[0].update)
+    expected = expected_update(stage.broadcast(told, replies[0].client), replies[0].update)
     for reply in replies:
         check_reply(reply, expected)
     updates = stack([reply.update for reply in replies])

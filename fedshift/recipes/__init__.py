@@ -14,14 +14,25 @@ from dataclasses import dataclass
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import unknown
-from fedshift.recipes import collaborating, one_model, personal, routed
+from fedshift.recipes import collaborating, density, labelsets, one_model, personal, routed
 from fedshift.recipes.collaborating import *  # noqa: F403
+from fedshift.recipes.density import *  # noqa: F403
+from fedshift.recipes.labelsets import *  # noqa: F403
 from fedshift.recipes.one_model import *  # noqa: F403
 from fedshift.recipes.personal import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
 
-__all__ = sorted([*one_model.__all__, *personal.__all__, *collaborating.__all__, *routed.__all__])
+__all__ = sorted(
+    [
+        *one_model.__all__,
+        *personal.__all__,
+        *collaborating.__all__,
+        *routed.__all__,
+        *density.__all__,
+        *labelsets.__all__,
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from fedshift.client.local import Local
 from fedshift.errors import InputError
@@ -17,6 +19,9 @@ class Setting:
     head     name prefixes of the parameters that make the classifier; all others are the body
     rounds   rounds of the whole run, for methods whose last rounds differ
     clients  number of clients N, for methods that tell clients apart
+    server_inputs  unlabeled inputs [n, ...] that the server holds, for methods that tune there
+    shape    of one input, for methods that fit a network of their own to inputs
+    seed     of the first weights (and masks) of such networks, the same for everybody
     """
 
     model: Model
@@ -26,6 +31,9 @@ class Setting:
     head: tuple[str, ...] = ("head.",)
     rounds: int | None = None
     clients: int | None = None
+    server_inputs: Tensor | None = field(default=None, repr=False, compare=False)
+    shape: tuple[int, ...] | None = None
+    seed: int = 0
 
 
 def counted(setting: Setting, name: str) -> int:

@@ -26,8 +26,10 @@ from fedshift.shifts.covariate import (
     wide_pool,
 )
 from fedshift.shifts.crop import RandomResizedCrop
-from fedshift.shifts.groups import whole_groups
+from fedshift.shifts.groups import group_shares, whole_groups
 from fedshift.shifts.label import DirichletPerClass, DirichletPerClient, Iid, Shards, Sparsity
+from fedshift.shifts.measures import LabelDistances, domain_auc, label_distances
+from fedshift.shifts.noise import GaussianNoise, noise_pool, noisy_writers
 from fedshift.shifts.pacs import Imbalanced
 from fedshift.shifts.quantity import QuantitySkew
 from fedshift.shifts.target import dirichlet_marginal, resample_to, sparse_marginal
@@ -38,10 +40,12 @@ __all__ = [
     "DirichletPerClass",
     "DirichletPerClient",
     "Gamma",
+    "GaussianNoise",
     "Hue",
     "Iid",
     "Imbalanced",
     "Invert",
+    "LabelDistances",
     "Partition",
     "Posterise",
     "QuantitySkew",
@@ -54,9 +58,14 @@ __all__ = [
     "bit_pool",
     "check_partition",
     "dirichlet_marginal",
+    "domain_auc",
     "fashion_pool",
+    "group_shares",
     "label_counts",
+    "label_distances",
     "marginals",
+    "noise_pool",
+    "noisy_writers",
     "resample_to",
     "sparse_marginal",
     "transform_of",

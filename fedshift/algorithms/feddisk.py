@@ -1,0 +1,142 @@
+"""FedDisk: densities first, then any method on examples weighted towards everybody's density."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.preparing import Before, FitDensities, WeighExamples
+from fedshift.client.importance import Direct, Ratio, live
+from fedshift.client.local import Local
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params, Parts
+
+LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
+
+
+@dataclass(frozen=True)
+class FedDisk:
+    """min sum_i (n_i / N) (1/n_i) sum_j a_i(x_ij) loss(x_ij, y_ij),  a_i(x) = p(x) / q_i(x).
+
+    Rounds 1 to `rounds` fit p, the density of everybody's data, by FedAvg with weights n_i / n over
+    the cohort, and on each client q_i, from scratch: same network, first weights and batches as p,
+    and nothing of it is sent. In the next `weighing` rounds clients weigh their examples. All later
+    ones are rounds of `inner` in which a client's `w` is multiplied by a_i: importance weights are
+    data, so any method can be the inner one. Rates are those of the round of the whole run.
+
+    density   network with outputs "log_density" [B] and "logits" [B, D], without buffers
+    ratio     how log p - log q_i is estimated, `fedshift.client.importance`
+    local     one phase of training for p, and the same one for q_i
+    most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
+    least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is let through
+
+    A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
+    weighing rounds as it takes, or a cohort of everybody. The server's part "importance" has each
+    client's ess [N], 0 for those.
+
+    Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using sample
+    weights" (FedDisk), arXiv 2401.02586. The authors' code averages densities uniformly, whose
+    masks differ between clients, and uses min-max scaled odds in place of a ratio.
+
+    Raises InputError for settings out of range, and without a density from `init` on; TrainingError
+    where a client's weights are worth less than least_ess of its examples.
+    """
+
+    inner: Algorithm
+    density: Model | None
+    ratio: Ratio = Direct()
+    rounds: int = 20
+    weighing: int = 1
+    local: Local = LOCAL
+    most: float = 10.0
+    least_ess: float = 0.15
+
+    def __post_init__(self) -> None:
+        for name, v in (("rounds", self.rounds), ("weighing", self.weighing)):
+            if v < 1:
+                raise InputError(f"FedDisk needs 1 or more {name}, got {v}")
+        if not 1.0 < self.most < float("inf"):
+            raise InputError(f"the largest weight must be above 1, got most = {self.most}")
+        if not 0.0 <= self.least_ess < 1.0:
+            raise InputError(f"least_ess is a share in [0, 1), got {self.least_ess}")
+        if self.density is not None and self.density.init()[1]:
+            raise InputError("the density has buffers; masks and the like must not be averaged")
+
+    @property
+    def model(self) -> Model:
+        """The inner method's network."""
+        return self.inner.model
+
+    @property
+    def before(self) -> int:
+        """Rounds before the inner method's first."""
+        return self.rounds + self.weighing
+
+    def network(self) -> Model:
+        """The density. Raises InputError without one."""
+        if self.density is None:
+            raise InputError(
+                "FedDisk has no density network: its size is that of the inputs. Give their shape, "
+                "Setting(..., shape=(1, 28, 28))"
+            )
+        return self.density
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        known = {"n": table["n"].clone(), "ess": torch.zeros_like(table["n"])}
+        rest = {"density": self._first(params), "importance": known}
+        return self.inner.init(params, buffers, table) | rest
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        rest = {"density": self._first(params), "importance": {"a": live(data).double()}}
+        return self.inner.init_client(params, buffers, data) | rest
+
+    def phases(self) -> Mapping[str, Local]:
+        return self.inner.phases()
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.inner.weigh(server, ids)
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return self.inner.trains(weights)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return self.inner.broadcast(server, client)
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        a = state["importance"]["a"].to(data.w.dtype)
+        return self.inner.client_update(message, state, data._replace(w=data.w * a), plans)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        return self.inner.server_update(server, updates, seed)
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return self.inner.model_for(server, state)
+
+    def reveals(self) -> Mapping[str, str]:
+        told = self.inner.reveals()
+        density = f"; of a density of inputs in rounds 1 to {self.rounds}"
+        ess = "; the effective sample size of its importance weights, when it makes them"
+        delta = told.get("delta", "the change of shared parameters")
+        return {**told, "delta": delta + density, "report": told["report"] + ess}
+
+    def at(self, t: int) -> Algorithm:
+        if t <= self.rounds:
+            return Before(self, FitDensities(self.network(), self.local))
+        if t <= self.before:
+            weighs = WeighExamples(self.network(), self.ratio, self.most, self.least_ess)
+            return Before(self, weighs)
+        inner = self.inner.at(t - self.before)
+        return self if inner is self.inner else replace(self, inner=inner)
+
+    def _first(self, like: Params) -> Params:
+        """The density's first weights, in the type of the model's; the same for everybody."""
+        kind = next(iter(like.values())).dtype
+        return {k: v.to(kind) for k, v in self.network().init()[0].items()}

@@ -1,0 +1,235 @@
+"""Label sets: clients that hold different labels, and may keep from one another which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.scaffold import Scaffold
+from fedshift.algorithms.steps import fold
+from fedshift.client.local import Local
+from fedshift.client.slots import (
+    OwnLabels,
+    check_slots,
+    cut_as,
+    local_labels,
+    own_rows,
+    padded,
+    reordered,
+)
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError, unknown
+from fedshift.model import Model
+from fedshift.server.combine import Mean
+from fedshift.server.rows import (
+    by_label,
+    head_rows,
+    holder_shares,
+    in_slots,
+    keep_rows,
+    local_numbers,
+    only_own,
+    row_mean,
+    slot_table,
+    wire_labels,
+)
+from fedshift.tree import Params, Parts, add
+
+Mode = Literal["private", "public", "holders"]
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """`inner` among clients of which client i holds the labels Y_i, its own examples' labels.
+
+        private   i is sent the body and the rows of Y_i of the head; softmax over Y_i
+        holders   i is sent the whole model; softmax over all labels
+        public    the same, and the server averages as `inner` does: the standard method
+        server    body: sum_i a_i delta_i;  row y of the head: sum_{i in A_y} a_i delta_i(y) /
+                  sum_{i in A_y} a_i, A_y the clients of the cohort that hold y ("public": all)
+
+    Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and private
+    label sets", arXiv 2508.18774. A row that no client of the cohort holds keeps its value bit for
+    bit, whatever the server's optimiser does (its moments go on); `server["absent"]` tells which
+    ("now" [K] bool) and in how many rounds so far ("rounds" [K]). With label sets that are all full
+    every mode is `inner`, bit for bit.
+
+    In private mode rows travel in L slots, in an order drawn for each client; empty slots are 0 on
+    the way, masked in the softmax, and never move. A client works with numbers 0, 1, ... of its own
+    labels in ascending order and never learns how many others there are, or who has which. The
+    server knows all Y_i, and every client L.
+
+    inner   FedAvg (with any objective), Scaffold, or Ditto around one of them. SCAFFOLD's controls
+            have rows as the head has: c(y) = sum_{i: y in Y_i} p_i c_i(y) / sum_{i: y in Y_i} p_i,
+            over the population. Ditto's personal models have the rows of Y_i alone
+    head    name prefixes of the last linear layer
+    slots   L; None for the size of the largest label set
+    seed    of the orders; whoever knows it can undo them
+
+    Ours: A_y empty, SCAFFOLD, Ditto, slots. Raises InputError for other methods, combinations that
+    are no weighted mean, parameters kept private; before round 1 for heads not of one row per
+    label; and in a client's first round for one that is registered with other labels.
+    """
+
+    inner: FedAvg | Scaffold | Ditto
+    mode: Mode = "private"
+    head: tuple[str, ...] = ("head.",)
+    slots: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("private", "public", "holders"):
+            raise unknown("mode of label sets", str(self.mode), ("private", "public", "holders"))
+        if self.slots is not None and self.mode != "private":
+            raise InputError(
+                f'slots = {self.slots} and mode = "{self.mode}": whole models travel; drop slots'
+            )
+        method = self._shared
+        if not isinstance(method.combine, Mean):
+            raise InputError(
+                f"rows are averaged over those who hold them: give a Mean, not {method.combine}"
+            )
+        if isinstance(method, FedAvg) and method.share.private:
+            raise InputError(
+                f"the server averages rows of the head, and {list(method.share.private)} stay on "
+                "the clients; leave share out"
+            )
+
+    @property
+    def model(self) -> Model:
+        """The network over all labels."""
+        return self.inner.model
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        if "labels" not in table:
+            raise InputError('label sets need the table\'s "labels" [N, K]; see data.register')
+        held = table["labels"] > 0
+        classes = held.shape[1]
+        head_rows(params, self.head, classes)
+        sets = {"held": held}
+        if self.mode == "private":
+            sets["slot"] = slot_table(held, self.slots, self.seed)
+        never = {"now": torch.zeros(classes).bool(), "rounds": torch.zeros(classes).long()}
+        return self.inner.init(params, buffers, table) | {"sets": sets, "absent": never}
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        if self.mode != "private":
+            return self.inner.init_client(params, buffers, data)
+        known = own_rows(params, self._rows(params), data)
+        data = data._replace(y=local_labels(data)[0])
+        return {"client": {"id": data.id}, **self.inner.init_client(known, buffers, data)}
+
+    def phases(self) -> Mapping[str, Local]:
+        return self.inner.phases()
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.inner.weigh(server, ids)
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return self.inner.trains(weights)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        message = self.inner.broadcast(server, client)
+        if self.mode != "private":
+            return message
+        names, labels = self._rows(server["params"]), server["sets"]["slot"][client]
+        sliced = {
+            part: {k: in_slots(v, labels) if k in names else v for k, v in tree.items()}
+            for part, tree in message.items()
+        }
+        local = local_numbers(labels, server["sets"]["held"][client])
+        return sliced | {"slots": {"local": local}}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        if self.mode != "private":
+            return self.inner.client_update(message, state, data, plans)
+        names, local = self._rows(message["params"]), message["slots"]["local"]
+        y, labels = local_labels(data)
+        check_slots(local, labels, data)
+        # Into the client's own order, empty slots last, and back into that of the wire.
+        order = torch.where(local < 0, len(local), local).argsort(stable=True)
+        told = reordered({k: v for k, v in message.items() if k != "slots"}, names, order)
+        held = {"slots": {"held": torch.arange(len(local), device=local.device) < labels}}
+        own = padded(state, names, len(local)) | held
+        update, changed = self._masked().client_update(told, own, data._replace(y=y), plans)
+        return reordered(update, names, order.argsort()), cut_as(changed, names, state)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        ids, weight = updates["cohort"]["id"], updates["cohort"]["weight"]
+        held = server["sets"]["held"][ids]
+        absent = ~held[weight > 0].any(0)
+        told = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
+        if self.mode == "public":
+            return self.inner.server_update(server, updates, seed) | told
+        names, old = self._rows(server["params"]), server["params"]
+        delta = self._by_label(server, ids, updates["delta"])
+        delta = row_mean(weight, holder_shares(weight, held), delta, names)
+        changed = fold(server, updates, delta, self._shared.server)
+        changed["params"] = keep_rows(old, changed["params"], absent, names)
+        return changed | told | self._control(server, updates)
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        params, buffers = self.inner.model_for(server, state)
+        if self.mode == "private":
+            held = server["sets"]["held"][state["client"]["id"]]
+            params = only_own(params, self._rows(params), held)
+        return params, buffers
+
+    def reveals(self) -> Mapping[str, str]:
+        told = dict(self.inner.reveals())
+        told["register"] += "; which labels it holds, once, to the server alone"
+        if self.mode == "private":
+            told["delta"] = (
+                "the change of the body and of the head's rows for its own labels, in slots whose "
+                "order only the server can read"
+            )
+        return told
+
+    def at(self, t: int) -> LabelSets:
+        return self
+
+    @property
+    def _shared(self) -> FedAvg | Scaffold:
+        """The method that trains the shared model."""
+        method = self.inner.inner if isinstance(self.inner, Ditto) else self.inner
+        if not isinstance(method, FedAvg | Scaffold):
+            raise InputError(
+                "label sets are for FedAvg, Scaffold, and Ditto around one of them, "
+                f"not {type(method).__name__}"
+            )
+        return method
+
+    def _rows(self, params: Params) -> tuple[str, ...]:
+        return tuple(k for k in params if k.startswith(self.head))
+
+    def _masked(self) -> FedAvg | Scaffold | Ditto:
+        """`inner` with every loss over the client's own labels."""
+        shared = self._shared
+        masked = replace(shared, objective=OwnLabels(shared.objective))
+        if not isinstance(self.inner, Ditto):
+            return masked
+        return replace(self.inner, inner=masked, objective=OwnLabels(self.inner.objective))
+
+    def _by_label(self, server: Parts, ids: Tensor, stacked: Params) -> Params:
+        """A cohort's entries with the head's rows by label, as the server has them."""
+        names, labels = self._rows(stacked), wire_labels(server, ids)
+        classes = server["sets"]["held"].shape[1]
+        return {k: by_label(v, labels, classes) if k in names else v for k, v in stacked.items()}
+
+    def _control(self, server: Parts, updates: Parts) -> Parts:
+        """SCAFFOLD's c, row by row over the population's holders; nothing for other methods."""
+        if "control" not in updates:
+            return {}
+        ids, everyone = updates["cohort"]["id"], server["population"]["weight"]
+        shares = holder_shares(everyone, server["sets"]["held"])[ids]
+        new = self._by_label(server, ids, updates["control"])
+        moved = row_mean(everyone[ids], shares, new, self._rows(new))
+        return {"control": add(server["control"], moved)}

@@ -1,0 +1,176 @@
+"""Rounds before a method's own: clients fit densities, then weigh their examples by them.
+
+The server's state has the parts "density", everybody's, and "importance", the clients' sizes n [N]
+and the effective sizes of their weights ess [N]. A client's has "density", its own, and
+"importance", the weights a [n].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.steps import train_locally
+from fedshift.client.importance import (
+    NegativeLogDensity,
+    Ratio,
+    bounded,
+    effective_size,
+    filled,
+    live,
+)
+from fedshift.client.local import Local
+from fedshift.data import ClientData, Plan
+from fedshift.errors import TrainingError
+from fedshift.model import Model
+from fedshift.server.weights import BySize
+from fedshift.tree import Params, Parts, add, sub, weighted_sum
+
+
+class Step(Protocol):
+    """What a round before a method's first does; the model stays as it is."""
+
+    def phases(self) -> Mapping[str, Local]:
+        """The local phases, by name."""
+
+    def tell(self, server: Parts, client: int) -> Parts:
+        """The message to one client, beside everybody's density, its "params"."""
+
+    def work(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        """(update, changed parts of the client's state)."""
+
+    def fold(self, server: Parts, updates: Parts) -> Parts:
+        """The changed parts of the server's state."""
+
+
+@dataclass(frozen=True)
+class FitDensities:
+    """p <- p + sum_i a_i (p_i - p) and q_i <- local training from q_i, on the same batches.
+
+    q_i moves by the rounded difference, as p does: a federation of equal clients, or of one, has
+    p = q_i to the last bit.
+    """
+
+    density: Model
+    local: Local
+
+    def phases(self) -> Mapping[str, Local]:
+        return numbered(self.local, "density")
+
+    def tell(self, server: Parts, client: int) -> Parts:
+        return {}
+
+    def work(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        def trained(start: Params) -> tuple[Params, Tensor]:
+            phases, term = self.phases(), NegativeLogDensity()
+            end = train_locally(self.density, term, phases, start, {}, {}, data, plans)
+            return sub(end.params, start), end.loss
+
+        delta, loss = trained(message["params"])
+        own, _ = trained(state["density"])
+        update = {"delta": delta, "report": {"id": data.id, "loss": loss}}
+        return update, {"density": add(state["density"], own)}
+
+    def fold(self, server: Parts, updates: Parts) -> Parts:
+        delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
+        return {"density": add(server["density"], delta)}
+
+
+@dataclass(frozen=True)
+class WeighExamples:
+    """a_i(x_j) from the two densities, once and for all; the report has their effective size."""
+
+    density: Model
+    ratio: Ratio
+    most: float
+    least_ess: float
+
+    def phases(self) -> Mapping[str, Local]:
+        return self.ratio.phases()
+
+    def tell(self, server: Parts, client: int) -> Parts:
+        n = server["importance"]["n"]
+        return {"share": {"least": n[client] / n.sum()}}
+
+    def work(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        pair = message["params"], state["density"]
+        whole = filled(data)
+        log_ratio, loss = self.ratio(self.density, *pair, whole, plans)
+        a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
+        report = {"id": data.id, "loss": loss, "ess": effective_size(a)}
+        return {"report": report}, {"importance": {"a": a[: len(data.x)]}}
+
+    def fold(self, server: Parts, updates: Parts) -> Parts:
+        known, ids = server["importance"], updates["cohort"]["id"]
+        ess = known["ess"].index_copy(0, ids, updates["report"]["ess"].to(known["ess"].dtype))
+        for i in ids.tolist():
+            self._check(i, float(ess[i]), float(known["n"][i]), float(known["n"].sum()))
+        return {"importance": known | {"ess": ess}}
+
+    def _check(self, client: int, ess: float, n: float, total: float) -> None:
+        if ess < self.least_ess * n:
+            raise TrainingError(
+                f"client {client}: the importance weights of its {n:.0f} examples are worth "
+                f"{ess:.1f} ({100 * ess / n:.0f} %), less than least_ess = {self.least_ess:g} "
+                f"allows; most lie at the bounds {n / total:.3g} and {self.most:g}. Its "
+                "density has nothing in common with everybody's, or is badly fitted: lower temper, "
+                "fit for more rounds, or lower `most` or least_ess if such weights are wanted"
+            )
+
+
+@dataclass(frozen=True)
+class Before:
+    """A round before the first of a method's own, as an algorithm: all else is the method's."""
+
+    method: Algorithm
+    step: Step
+
+    @property
+    def model(self) -> Model:
+        """The method's network."""
+        return self.method.model
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        return self.method.init(params, buffers, table)
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return self.method.init_client(params, buffers, data)
+
+    def phases(self) -> Mapping[str, Local]:
+        return self.step.phases()
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return BySize()({"n": server["importance"]["n"][ids]})
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return weights > 0
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return {"params": server["density"], **self.step.tell(server, client)}
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        return self.step.work(message, state, data, plans)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        return self.step.fold(server, updates)
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return self.method.model_for(server, state)
+
+    def reveals(self) -> Mapping[str, str]:
+        return self.method.reveals()
+
+    def at(self, t: int) -> Algorithm:
+        return self.method.at(t)

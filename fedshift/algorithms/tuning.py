@@ -1,0 +1,226 @@
+"""Central tuning: after aggregation the server brings its model closer to the clients' models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.client.descent import Adam, Descent, HeavyBall
+from fedshift.client.local import Local
+from fedshift.data import ClientData, Plan, plan_phase
+from fedshift.errors import InputError, TrainingError, unknown
+from fedshift.model import Model, check_columns, dry_logits
+from fedshift.seeds import generator
+from fedshift.server.agreement import Disagreement, disagreement, seen_by
+from fedshift.server.rows import head_rows, wire_labels
+from fedshift.tree import Params, Parts, split
+
+Part = Literal["head", "all"]
+Over = Literal["all", "union"]
+
+
+class Opinions(NamedTuple):
+    """What the cohort's models say: p [C, n, L] on inputs x [n, ...], labels [C, L], w [C].
+
+    absent [K] are the labels that nobody of the cohort holds.
+    """
+
+    x: Tensor
+    p: Tensor
+    labels: Tensor
+    w: Tensor
+    absent: Tensor
+
+
+@dataclass(frozen=True)
+class CentralTuning:
+    """`inner`, and after each round theta <- argmin-ward sum_k a_k E_x D(h_k(.|x), h_theta(.|x)).
+
+        mse       D = sum_{y in Y_k} (h_k(y) - h(y))^2
+        pairwise  D = sum_{y,y' in Y_k} (h_k(y) h(y') - h_k(y') h(y))^2
+
+    Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774. h_k is client k's model as received
+    this round, a_k its weight, h the softmax over all labels; Y_k are the labels that h_k knows:
+    its own in private mode, all of them in the others. The steps start at the aggregate, on batches
+    of `inputs` [n, ...] that are drawn anew each round. Inputs are cast to the parameters' type.
+
+    over       "union": h is the softmax over labels that the cohort holds, so that no mass can go
+               to the others, and their rows stay bit for bit (ours)
+    part       "head" tunes what starts with `head`; "all" the whole model
+    steps      0 leaves `inner` as it is, bit for bit
+    optimizer  "adam" or "sgd", of rate lr, with moments that start anew each round
+
+    All models run in evaluation mode: running statistics stay. `server["tuning"]` holds, before and
+    after: "loss" [2], and "outside" [2], the mean mass that h gives to labels held by nobody in the
+    cohort; both on the inputs drawn. Why to look at them: docs/methods/central_tuning.md. Our own
+    choices: `part`, evaluation mode, Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
+
+    Raises InputError for values out of range, for inputs that the model does not take, and for an
+    `inner` without label sets or whose clients do not send a whole model; TrainingError when the
+    steps diverge.
+    """
+
+    inner: Algorithm
+    inputs: Tensor = field(repr=False, compare=False)
+    loss: Disagreement = "mse"
+    steps: int = 50
+    batch: int = 128
+    lr: float = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    part: Part = "head"
+    over: Over = "all"
+    head: tuple[str, ...] = ("head.",)
+
+    def __post_init__(self) -> None:
+        for what, given, allowed in (
+            ("loss of central tuning", self.loss, ("mse", "pairwise")),
+            ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
+            ("part to tune", self.part, ("head", "all")),
+            ("labels to tune over", self.over, ("all", "union")),
+        ):
+            if given not in allowed:
+                raise unknown(what, str(given), allowed)
+        if self.steps < 0 or self.batch < 1:
+            raise InputError(
+                f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
+            )
+        if not 0.0 < self.lr < float("inf"):
+            raise InputError(f"tuning lr must be a positive number, got {self.lr}")
+        if not len(self.inputs):
+            raise InputError("central tuning has no inputs; give the server at least one")
+
+    @property
+    def model(self) -> Model:
+        """The network of `inner`."""
+        return self.inner.model
+
+    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        server = self.inner.init(params, buffers, table)
+        if "sets" not in server or server["params"].keys() != params.keys():
+            raise InputError(
+                "central tuning compares the server's model with whole models of clients whose "
+                f"labels are known; give a LabelSets, not {type(self.inner).__name__}"
+            )
+        head_rows(params, self.head, server["sets"]["held"].shape[1])
+        logits = dry_logits(self.model, params, buffers, self._inputs(params)[:2])
+        check_columns(logits, server["sets"]["held"].shape[1])
+        nothing = torch.zeros(2, dtype=torch.float64)
+        return server | {"tuning": {"loss": nothing, "outside": nothing.clone()}}
+
+    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return self.inner.init_client(params, buffers, data)
+
+    def phases(self) -> Mapping[str, Local]:
+        return self.inner.phases()
+
+    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
+        return self.inner.weigh(server, ids)
+
+    def trains(self, weights: Tensor) -> Tensor:
+        return self.inner.trains(weights)
+
+    def broadcast(self, server: Parts, client: int) -> Parts:
+        return self.inner.broadcast(server, client)
+
+    def client_update(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        return self.inner.client_update(message, state, data, plans)
+
+    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
+        changed = self.inner.server_update(server, updates, seed)
+        if not self.steps:
+            return changed
+        after, batches = server | changed, self._batches(seed)
+        drawn = torch.bincount(torch.cat(batches)).nonzero().flatten()
+        x = self._inputs(server["params"])[drawn]
+        told = self._opinions(server, updates, x, after["absent"]["now"])
+        places = [torch.searchsorted(drawn, rows) for rows in batches]
+        tuned = self._tuned(after["params"], after["buffers"], told, places)
+        looks = [self._look(p, after["buffers"], told) for p in (after["params"], tuned)]
+        loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*looks, strict=True))
+        return changed | {"params": tuned, "tuning": {"loss": loss, "outside": outside}}
+
+    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
+        return self.inner.model_for(server, state)
+
+    def reveals(self) -> Mapping[str, str]:
+        return self.inner.reveals()
+
+    def at(self, t: int) -> CentralTuning:
+        stage = self.inner.at(t)
+        return self if stage is self.inner else replace(self, inner=stage)
+
+    def _inputs(self, params: Params) -> Tensor:
+        kind = next(iter(params.values())).dtype
+        return self.inputs.to(kind) if self.inputs.is_floating_point() else self.inputs
+
+    def _batches(self, seed: int) -> list[Tensor]:
+        """Rows of `inputs` for each step."""
+        plan = plan_phase(
+            len(self.inputs),
+            batch=self.batch,
+            lr=self.lr,
+            generator=generator(seed, "tuning"),
+            steps=self.steps,
+        )
+        return [rows[w > 0] for rows, w in zip(plan.rows, plan.weight, strict=True)]
+
+    def _opinions(self, server: Parts, updates: Parts, x: Tensor, absent: Tensor) -> Opinions:
+        """Every client's model, rebuilt from what it was sent and what it sent back, on x."""
+        cohort = updates["cohort"]
+        labels, found = wire_labels(server, cohort["id"]), []
+        for j, i in enumerate(cohort["id"].tolist()):
+            sent = self.inner.broadcast(server | {"cohort": cohort}, i)["params"]
+            params = {k: v + updates["delta"][k][j] for k, v in sent.items()}
+            buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
+            # Of a client without any label nothing is masked: 0/0 would survive its weight of 0.
+            empty = (labels[j] < 0) & (labels[j] >= 0).any()
+            z = self._logits(params, buffers, x)
+            found.append(z.masked_fill(empty, -torch.inf).softmax(1))
+        return Opinions(x, torch.stack(found), labels, cohort["weight"], absent)
+
+    def _logits(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
+        """A model's logits on x, in blocks, without gradient."""
+        with torch.no_grad():
+            outs = [self.model(params, buffers, block) for block in torch.split(x, self.batch)]
+        return torch.cat([out["logits"] for out in outs])
+
+    def _loss(self, z: Tensor, told: Opinions, rows: Tensor) -> Tensor:
+        """The loss on some rows of x, of which z [B, K] are the server's model's logits."""
+        z = z.masked_fill(told.absent, -torch.inf) if self.over == "union" else z
+        seen = seen_by(z.softmax(1), told.labels)
+        return disagreement(self.loss, told.p[:, rows], seen, told.w)
+
+    def _tuned(
+        self, params: Params, buffers: Params, told: Opinions, batches: list[Tensor]
+    ) -> Params:
+        """The parameters after all steps."""
+        moving, fixed = split(params, self.head) if self.part == "head" else (params, {})
+        descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
+        moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
+        for rows in batches:
+            leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
+            z = self.model(leaves | fixed, buffers, told.x[rows])["logits"]
+            loss = self._loss(z, told, rows)
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            # A parameter that the logits do not depend on (a router) has gradient zero.
+            grad = {
+                k: torch.zeros_like(v) if g is None else g
+                for (k, v), g in zip(leaves.items(), grads, strict=True)
+            }
+            moving, moments = descent(moving, grad, moments, rate)
+        if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
+            raise TrainingError(f"central tuning diverged at lr = {self.lr}; lower it")
+        return {k: moving.get(k, v) for k, v in params.items()}
+
+    def _look(self, params: Params, buffers: Params, told: Opinions) -> tuple[float, float]:
+        """(loss, mass that the model gives to absent labels) on all of x."""
+        z = self._logits(params, buffers, told.x)
+        loss = self._loss(z, told, torch.arange(len(z)))
+        return float(loss), float(z.softmax(1)[:, told.absent].sum(1).mean())

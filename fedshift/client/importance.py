@@ -1,0 +1,212 @@
+"""Importance weights of a client's examples, from a density of everybody's and one of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.client.local import Local
+from fedshift.client.objectives import Term, View, batch_mean
+from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params
+
+# Rows that a network scores at a time.
+BLOCK = 256
+# Halvings of the interval of log c: 1e4 nats, more than ratios of images span, end below 1e-14.
+HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class NegativeLogDensity(Term):
+    """-(1/B) sum_b w_b log q(x_b), in nats; log q [B] is the model's "log_density"."""
+
+    def __call__(self, view: View) -> Tensor:
+        return batch_mean(-view.out["log_density"], view.batch)
+
+
+@dataclass(frozen=True)
+class PairEntropy(Term):
+    """(1/B) sum_b w_b (log(1 + e^{-z_b0}) + log(1 + e^{z_b1})) / 2, with logits z [B, 2].
+
+    The cross-entropy of telling the first of each pair of vectors (label 1) from the second (0).
+    """
+
+    def __call__(self, view: View) -> Tensor:
+        first, second = view.out["logits"].unbind(1)
+        return batch_mean((F.softplus(-first) + F.softplus(second)) / 2, view.batch)
+
+
+class Ratio(Protocol):
+    """An estimate of log p(x) - log q(x) up to a constant; p is everybody's, q one's own."""
+
+    def phases(self) -> Mapping[str, Local]:
+        """The local phases that the estimate trains with, by name."""
+
+    def __call__(
+        self,
+        density: Model,
+        everybody: Params,
+        own: Params,
+        data: ClientData,
+        plans: Mapping[str, Plan],
+    ) -> tuple[Tensor, Tensor]:
+        """(log ratio [n], a loss [] to report) for the densities with these two parameters."""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """temper (log p(x) - log q(x)): the two densities' own answers, tempered.
+
+    Reports the mean of -log q. Log densities of images differ by tens of nats where nothing but the
+    training differs; temper < 1 makes a ratio of it that some examples share. Raises InputError
+    unless temper is in (0, 1].
+    """
+
+    temper: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_temper(self.temper)
+
+    def phases(self) -> Mapping[str, Local]:
+        return {}
+
+    def __call__(
+        self,
+        density: Model,
+        everybody: Params,
+        own: Params,
+        data: ClientData,
+        plans: Mapping[str, Plan],
+    ) -> tuple[Tensor, Tensor]:
+        p, q = (scored(density, params, data.x)["log_density"] for params in (everybody, own))
+        held = live(data).to(q.dtype)
+        loss = -total(q * held) / total(held)
+        return self.temper * (p.double() - q.double()), loss
+
+
+@dataclass(frozen=True)
+class Classified:
+    """temper log(h / (1 - h)) at s_q(x), h(s) the probability that s comes from p's network.
+
+    s_p(x), s_q(x) [D] are the two densities' conditional probabilities sigmoid(z) for the same x;
+    h is `net`, trained to tell s_p (label 1) from s_q (label 0) over the client's examples. Nguyen,
+    Wu and Chang 2024 (FedDisk), arXiv 2401.02586, and its authors' code, which also takes h at
+    s_q(x). Both classes have the same size, so no correction for it is needed. h compares two
+    networks at the same points, not samples of p and q: a heuristic.
+
+    Two copies of h are trained, on even and on odd rows, and each scores the others' rows: a
+    network that has seen a row tells its two vectors apart too well. (The authors score the rows
+    trained on, and stop early; here all epochs are run.) Reports the copies' mean training loss.
+
+    Raises InputError unless temper is in (0, 1].
+    """
+
+    net: Model
+    local: Local = Local(lr=1e-3, epochs=10, batch=100, optimizer="adam")
+    temper: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_temper(self.temper)
+
+    def phases(self) -> Mapping[str, Local]:
+        return {"ratio0": self.local}
+
+    def __call__(
+        self,
+        density: Model,
+        everybody: Params,
+        own: Params,
+        data: ClientData,
+        plans: Mapping[str, Plan],
+    ) -> tuple[Tensor, Tensor]:
+        pair = [scored(density, params, data.x)["logits"].sigmoid() for params in (everybody, own)]
+        odd = torch.arange(len(data.x), device=data.w.device) % 2 == 1
+        halves = [self._trained(torch.stack(pair, 1), rows, data, plans) for rows in (~odd, odd)]
+        of_even, of_odd = (scored(self.net, h, pair[1])["logits"] for h, _ in halves)
+        loss = torch.stack([loss for _, loss in halves]).mean()
+        return self.temper * torch.where(odd, of_even, of_odd).double(), loss
+
+    def _trained(
+        self, pairs: Tensor, rows: Tensor, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Params, Tensor]:
+        """h after its training on some of the rows [n], and its mean loss; pairs [n, 2, D]."""
+        start = {k: v.to(pairs.dtype) for k, v in self.net.init()[0].items()}
+        # Twice the weight on half of the rows: a batch has the loss of a full one on average.
+        only = data._replace(x=pairs, w=2.0 * live(data).to(data.w.dtype) * rows)
+        done = self.local(self.net, PairEntropy(), start, {}, {}, only, plans["ratio0"])
+        return done.params, done.loss
+
+
+def bounded(log_ratio: Tensor, held: Tensor, low: Tensor, high: float) -> Tensor:
+    """a [n] = clip(c r, low, high) with the c that makes their mean 1; 0 where not held. float64.
+
+    r = e^log_ratio, log_ratio [n]; held [n] bool, one at least; 0 < low [] <= 1 <= high. The mean
+    is continuous in c and grows from low to high, so there is such a c, and a constant in log_ratio
+    cancels. Equal ratios give exactly 1, and so does low = 1.
+
+    Why these bounds: p = sum_j (n_j / N) q_j gives p / q_i >= n_i / N, and p / q_i has mean 1 under
+    q_i. Chosen: one c that meets both; clipped ratios divided by their mean can leave the bounds.
+    """
+    floor, ceiling = low.double().log(), torch.tensor(high).double().log().to(low.device)
+    top = log_ratio.double().masked_fill(~held, -torch.inf).max()
+    # In logarithms throughout: images' ratios are beyond the largest float. Padding counts as 0.
+    d = torch.where(held, log_ratio.double() - top, 0.0)
+    left, right, many = floor, ceiling - d.min(), total(held.double())
+    for _ in range(HALVINGS):
+        middle = (left + right) / 2
+        small = total((d + middle).clamp(floor, ceiling).exp() * held) <= many
+        left, right = torch.where(small, middle, left), torch.where(small, right, middle)
+    # Who is at a bound is known now; c of the others has a closed form, free of bisection's error.
+    lowest, highest = held & (d + left <= floor), held & (d + left >= ceiling)
+    free = held & ~lowest & ~highest
+    r = (d - d.masked_fill(~free, -torch.inf).max()).exp() * free
+    rest = many - floor.exp() * lowest.sum() - ceiling.exp() * highest.sum()
+    inner = (rest * r / total(r)).clamp(floor.exp(), ceiling.exp())
+    bound = torch.where(highest, ceiling.exp(), floor.exp())
+    return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * held
+
+
+def total(v: Tensor) -> Tensor:
+    """The sum of v [n], n > 0, in the order of the rows: zeros that follow change no bit of it."""
+    return v.cumsum(0)[-1]
+
+
+def effective_size(weights: Tensor) -> Tensor:
+    """ESS = (sum_j a_j)^2 / sum_j a_j^2 [] of weights [n] that are not all 0, in examples."""
+    return total(weights.double()).square() / total(weights.double().square())
+
+
+def live(data: ClientData) -> Tensor:
+    """Which rows are examples and not padding, [n] bool."""
+    return data.w != 0
+
+
+def filled(data: ClientData) -> ClientData:
+    """The client with padding up to a multiple of `BLOCK` rows.
+
+    The length of an array can change the last bit of what a processor makes of its entries, and an
+    example's weight must not depend on how much padding follows.
+    """
+    short = -len(data.x) % BLOCK
+    x, y, w = (torch.cat([v, v.new_zeros(short, *v.shape[1:])]) for v in data[:3])
+    return ClientData(x, y, w, data.id)
+
+
+def scored(model: Model, params: Params, x: Tensor) -> Params:
+    """The model's outputs for all rows of x [n, ...], without gradient, `BLOCK` rows at a time."""
+    with torch.no_grad():
+        parts = [model(params, {}, block) for block in torch.split(x, BLOCK)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _check_temper(temper: float) -> None:
+    if not (math.isfinite(temper) and 0.0 < temper <= 1.0):
+        raise InputError(f"temper must be above 0 and at most 1, got {temper}")

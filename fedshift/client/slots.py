@@ -1,0 +1,102 @@
+"""Labels as numbers of the client's own, and the rows of a head that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.client.objectives import Term, View
+from fedshift.data import ClientData
+from fedshift.errors import InputError
+from fedshift.tree import Params, Parts
+
+# Sorts after every label.
+PADDING = torch.iinfo(torch.int64).max
+
+
+def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
+    """(local label of each example [n], how many labels the client holds []), both int64.
+
+    A local label is the rank of the label among those held, 0, 1, ...; padding has 0. By sorting,
+    so that shapes do not depend on values.
+    """
+    held = data.w != 0
+    ordered, index = torch.where(held, data.y, PADDING).sort(stable=True)
+    first = ordered.new_ones(min(1, len(ordered)))
+    new = torch.cat([first, (ordered[1:] != ordered[:-1]).long()])
+    rank = torch.zeros_like(index).scatter(0, index, new.cumsum(0) - 1)
+    return torch.where(held, rank, 0), (new * (ordered != PADDING)).sum()
+
+
+def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
+    """Raise InputError unless the server sent a row for each label of the client, and no other.
+
+    It looks at values, which nothing else in a client's round does: ranks among other labels than
+    the server's would train the wrong rows without a sign.
+    """
+    sent = int((local >= 0).sum())
+    if sent != int(labels):
+        raise InputError(
+            f"client {int(data.id)} has examples of {int(labels)} labels and is registered with "
+            f"{sent}; make the table from these clients, fedshift.data.register(clients, classes)"
+        )
+
+
+def own_rows(params: Params, names: Collection[str], data: ClientData) -> Params:
+    """The first model as this client is to know it: of the head, the rows of its labels."""
+    labels = torch.bincount(data.y[data.w != 0]).nonzero().flatten()
+    return {k: v[labels] if k in names else v for k, v in params.items()}
+
+
+def reordered(parts: Parts, names: Collection[str], order: Tensor) -> Parts:
+    """`parts` with the rows of all entries called one of `names` in this order [L]."""
+    return {
+        part: {k: v[order] if k in names else v for k, v in tree.items()}
+        for part, tree in parts.items()
+    }
+
+
+def padded(parts: Parts, names: Collection[str], rows: int) -> Parts:
+    """`parts` with rows of zeros below those of all entries called one of `names`."""
+
+    def longer(v: Tensor) -> Tensor:
+        return torch.cat([v, v.new_zeros(rows - len(v), *v.shape[1:])])
+
+    return {
+        part: {k: longer(v) if k in names else v for k, v in tree.items()}
+        for part, tree in parts.items()
+    }
+
+
+def cut_as(parts: Parts, names: Collection[str], like: Parts) -> Parts:
+    """`parts` with all entries called one of `names` cut to as many rows as in `like`."""
+    return {
+        part: {k: v[: len(like[part][k])] if k in names else v for k, v in tree.items()}
+        for part, tree in parts.items()
+    }
+
+
+@dataclass(frozen=True)
+class OwnLabels(Term):
+    """`term`, with the logits of slots that hold no label at minus infinity.
+
+    `context["slots"]["held"]` [L] says which do. A masked logit has probability and gradient
+    exactly 0, so that the softmax runs over the client's own labels; with all slots held it is
+    `term`, bit for bit.
+    """
+
+    term: Term
+
+    def __call__(self, view: View) -> Tensor:
+        empty = ~view.context["slots"]["held"]
+        logits = view.out["logits"].masked_fill(empty, -torch.inf)
+        return self.term(view._replace(out=view.out | {"logits": logits}))
+
+    def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        return self.term.remember(params, buffers, data)
+
+    def hear(self, server: Parts) -> Parts:
+        return self.term.hear(server)

@@ -1,0 +1,84 @@
+"""What is known of a data set: how it is called on disk, where it comes from, what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.datasets import idx
+from fedshift.datasets.base import Samples
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file at its official address; `members` are the files wanted of an archive (name, md5).
+
+    `size` in bytes.
+    """
+
+    url: str
+    md5: str
+    size: int
+    members: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The files (name, md5) that lie in the folder once this has been fetched."""
+        return self.members or ((self.name, self.md5),)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One known data set.
+
+    `folders` are the sub-folder names tried in each search folder; a download goes to the first.
+    `missing` lists what a folder lacks, `read` gives (train, test), `examples` their right sizes
+    (None where they depend on how the set was made) and `content` their right digest. `content` is
+    None where the order of the examples depends on the layout on disk (CIFAR-10), and where no
+    digest is known (CIFAR-100); there the sizes per class are checked alone, or by `read` where it
+    is `self_checked`. `built_in` says why a set needs no download, `package` names a Debian package
+    that holds it, `by_hand` says how to get a set that is not downloaded.
+    """
+
+    name: str
+    summary: str
+    classes: tuple[str, ...]
+    examples: tuple[int, int] | None
+    shape: str
+    licence: str
+    page: str
+    built_in: str = ""
+    package: str = ""
+    by_hand: str = ""
+    self_checked: bool = False
+    folders: tuple[str, ...] = ()
+    missing: Callable[[Path], tuple[str, ...]] = idx.missing
+    read: Callable[..., tuple[Samples, Samples]] | None = None
+    content: str | None = None
+    remotes: tuple[Remote, ...] = ()
+
+    @property
+    def how(self) -> str:
+        """How to get the set, in a few words."""
+        if self.built_in or self.by_hand:
+            return self.built_in or self.by_hand
+        debian = f"apt-get install {self.package}, or " if self.package else ""
+        return f"{debian}fedshift datasets fetch {self.name}"
+
+    @property
+    def amount(self) -> str:
+        """How many examples, in words."""
+        if self.examples is None:
+            return "as many examples as were prepared"
+        train, test = self.examples
+        return f"{train:,} + {test:,} examples"
+
+
+def remotes_at(base: str, *files: tuple[str, str, int]) -> tuple[Remote, ...]:
+    """Files (name, md5, size) of one address, to which the names are appended."""
+    return tuple(Remote(base + name, md5, size) for name, md5, size in files)

@@ -1,0 +1,239 @@
+"""Handwritten digits whose writers are known: MNIST with QMNIST's labels, EMNIST, LEAF's FEMNIST.
+
+All three come from NIST Special Database 19. Images are uint8 [n, 1, 28, 28], ink bright on black,
+upright; each part is a `Sites` whose sites are the writers, named as in the files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedshift.datasets import idx
+from fedshift.datasets.base import Samples, damaged
+from fedshift.datasets.images import Folder
+from fedshift.datasets.sites import Sites
+
+DIGITS = tuple("0123456789")
+PARTS = ("train", "test")
+PIXELS = 28 * 28
+
+_QMNIST = {part: f"qmnist-{part}-labels-idx2-int" for part in PARTS}
+_MNIST = {"train": "train", "test": "t10k"}
+# QMNIST's columns, of eight.
+_CLASS, _WRITER, _COLUMNS = 0, 2, 8
+
+_EMNIST = "emnist-digits.mat"
+_EMNIST_FIELDS = ("images", "labels", "writers")
+
+_LEAF_CLASSES = 62
+
+
+def mnist(folder: Path) -> tuple[Sites, Sites]:
+    """(train, test) of MNIST with its writers, from the idx files and QMNIST's extended labels.
+
+    Row j of qmnist-{train,test}-labels-idx2-int describes image j of MNIST's part; its first column
+    is the class, its third the writer. QMNIST's test labels go on after MNIST's 10,000 images. 539
+    writers wrote the 60,000 training images, 297 others the test images.
+
+    Source: Yadav and Bottou 2019, "Cold case: the lost MNIST digits", arXiv 1905.10498.
+    Raises DataError for a missing or damaged file, and labels that are not those of the images.
+    """
+    train, test = (_with_writers(folder, part) for part in PARTS)
+    return train, test
+
+
+def _with_writers(folder: Path, part: str) -> Sites:
+    samples = idx.read_samples(folder, _MNIST[part], len(DIGITS))
+    path = _existing(folder, _QMNIST[part])
+    table = idx.read_integers(path, 2)
+    if table.shape[1] != _COLUMNS or len(table) < len(samples):
+        raise damaged(
+            path,
+            f"holds {len(table):,} rows of {table.shape[1]} columns; expected {_COLUMNS} columns "
+            f"and a row for each of the {len(samples):,} images",
+        )
+    table = table[: len(samples)]
+    wrong = (table[:, _CLASS] != samples.y).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        raise damaged(
+            path,
+            f"row {at} is of class {int(table[at, _CLASS])}, image {at} of "
+            f"{_MNIST[part]} is labelled {int(samples.y[at])}: these are not MNIST's labels",
+        )
+    return _sites(samples.x, samples.y, table[:, _WRITER].numpy())
+
+
+def missing_mnist(folder: Path) -> tuple[str, ...]:
+    """What `folder` lacks of the idx files and QMNIST's labels."""
+    labels = tuple(f"{stem}[.gz]" for stem in _QMNIST.values() if _find(folder, stem) is None)
+    return (*idx.missing(folder), *labels)
+
+
+def emnist(folder: Path) -> tuple[Sites, Sites]:
+    """(train, test) of EMNIST Digits, from emnist-digits.mat of the publishers' matlab.zip.
+
+    A version 5 file with a struct `dataset` of `train` and `test`, each with images [n, 784] in
+    bytes, column by column, labels [n, 1] and writers [n, 1]. The idx files of gzip.zip have no
+    writers, and their images lie on their side. Letters and other parts are not read.
+
+    Source: Cohen, Afshar, Tapson and van Schaik 2017, "EMNIST", arXiv 1702.05373. The layout is the
+    one that public loaders read; no real copy was at hand.
+    Raises DataError for a missing or damaged file, and fields that are not as above.
+    """
+    from scipy.io import loadmat
+
+    path = next((p for p in _emnist_places(folder) if os.path.isfile(p)), None)
+    if path is None:
+        raise damaged(folder / _EMNIST, "no such file")
+    raw = Folder(path.parent).read(path.name)
+    # The reader fails in many ways, one for each kind of damage.
+    try:
+        content = loadmat(io.BytesIO(raw), simplify_cells=True)["dataset"]
+        train, test = ({k: np.asarray(content[p][k]) for k in _EMNIST_FIELDS} for p in PARTS)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise damaged(path, f"not EMNIST's dataset of train and test ({reason})") from error
+    return _emnist_part(path, "train", train), _emnist_part(path, "test", test)
+
+
+def _emnist_part(path: Path, part: str, held: dict[str, NDArray[Any]]) -> Sites:
+    images, labels, writers = (held[name] for name in _EMNIST_FIELDS)
+    n = labels.size
+    whole = (np.issubdtype(v.dtype, np.integer) for v in (labels, writers))
+    if images.dtype != np.uint8 or images.size != n * PIXELS or writers.size != n or not all(whole):
+        raise damaged(
+            path,
+            f"{part} has images {images.dtype} {list(images.shape)}, labels {labels.dtype} "
+            f"{list(labels.shape)} and writers {writers.dtype} {list(writers.shape)}; expected "
+            "uint8 [n, 784] and whole numbers [n, 1]",
+        )
+    # Column by column: the first of the two pixel axes runs fastest.
+    upright = images.reshape(n, 28, 28).transpose(0, 2, 1)
+    y = _labels(path, f"{part}.labels", labels.reshape(-1), len(DIGITS))
+    x = torch.from_numpy(np.ascontiguousarray(upright)).unsqueeze(1)
+    return _sites(x, y, writers.reshape(-1).astype(np.int64))
+
+
+def _emnist_places(folder: Path) -> tuple[Path, ...]:
+    return folder / _EMNIST, folder / "matlab" / _EMNIST
+
+
+def missing_emnist(folder: Path) -> tuple[str, ...]:
+    """emnist-digits.mat, where neither `folder` nor its matlab/ has it."""
+    return () if any(os.path.isfile(p) for p in _emnist_places(folder)) else (_EMNIST,)
+
+
+def leaf(folder: Path) -> tuple[Sites, Sites]:
+    """(train, test) of FEMNIST's digits, from train/*.json and test/*.json as LEAF writes them.
+
+    Each file is {"users": [ids], "num_samples": [counts], "user_data": {id: {"x": [[784 floats]],
+    "y": [labels]}}}, rows first, paper 1.0 and ink dark; here 255 (1 - x), rounded. Labels 0 to 9
+    are digits and kept, 10 to 61 are letters and left out. Files are read one at a time; one of
+    100 writers takes about 2 GB while it is read.
+
+    Source: Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv 1812.01097, and
+    its data/femnist. Its preprocessing is known to list the first image of most writers twice; what
+    the files hold is given as it is. No real copy was at hand.
+    Raises DataError for a missing or damaged file, and one with other content.
+    """
+    train, test = (_leaf_part(folder, part) for part in PARTS)
+    return train, test
+
+
+def _leaf_part(folder: Path, part: str) -> Sites:
+    files = sorted((folder / part).glob("*.json"))
+    if not files:
+        raise damaged(folder / part, "has no .json file")
+    found = [entry for path in files for entry in _leaf_file(path)]
+    x, y, who = (np.concatenate([entry[k] for entry in found]) for k in range(3))
+    if not len(y):
+        raise damaged(folder / part, "has no digit (labels 0 to 9)")
+    return _sites(torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y), who)
+
+
+def _leaf_file(path: Path) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """(images, labels, ids) of each writer's digits."""
+    try:
+        content = json.loads(Folder(path.parent).read(path.name))
+        counts = dict(zip(content["users"], content["num_samples"], strict=True))
+        held = {user: content["user_data"][user] for user in counts}
+        return [_leaf_user(path, user, held[user], counts[user]) for user in counts]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, f"not in LEAF's layout ({type(error).__name__}: {error})") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise damaged(path, f"not a complete JSON file ({error})") from error
+
+
+def _leaf_user(
+    path: Path, user: str, held: dict[str, Any], count: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    try:
+        ink = 1.0 - np.asarray(held["x"], dtype=np.float64).reshape(len(held["y"]), 28, 28)
+    except ValueError as error:
+        raise damaged(path, f"user {user}: x is not {len(held['y'])} times 784 numbers") from error
+    if len(ink) != count:
+        raise damaged(path, f"user {user} has {len(ink)} images; num_samples says {count}")
+    if len(ink) and not (ink.min() >= 0.0 and ink.max() <= 1.0):
+        raise damaged(path, f"user {user}: values of x outside 0 to 1")
+    y = _labels(path, f"user {user}: y", held["y"], _LEAF_CLASSES).numpy()
+    digit = y < len(DIGITS)
+    images = np.rint(255.0 * ink[digit]).astype(np.uint8)
+    return images, y[digit], np.full(int(digit.sum()), user)
+
+
+def missing_leaf(folder: Path) -> tuple[str, ...]:
+    """train/*.json and test/*.json, where there is no such file."""
+    return tuple(f"{part}/*.json" for part in PARTS if not any((folder / part).glob("*.json")))
+
+
+# By name in the catalogue; each reads the folder that `fedshift.datasets.find` gives.
+READERS: Mapping[str, Callable[[Path], tuple[Sites, Sites]]] = {
+    "mnist-writers": mnist,
+    "emnist-digits": emnist,
+    "femnist-digits": leaf,
+}
+
+
+def samples(name: str, folder: Path) -> tuple[Samples, Samples]:
+    """(train, test) of one of READERS without the writers."""
+    train, test = READERS[name](folder)
+    return Samples(train.x, train.y), Samples(test.x, test.y)
+
+
+def _sites(x: Tensor, y: Tensor, writer: NDArray[Any]) -> Sites:
+    """Writers numbered in the order of their ids, as numbers or as texts."""
+    ids, number = np.unique(writer, return_inverse=True)
+    who = torch.from_numpy(number.astype(np.int64).reshape(-1))
+    return Sites(x, y, who, tuple(map(str, ids.tolist())), DIGITS)
+
+
+def _labels(path: Path, what: str, values: ArrayLike, classes: int) -> Tensor:
+    """int64 labels. Raises DataError unless they are whole numbers from 0 to classes - 1."""
+    y = np.asarray(values)
+    if y.ndim != 1 or (y.size and not np.issubdtype(y.dtype, np.integer)):
+        raise damaged(path, f"{what} holds {y.dtype} {list(y.shape)}; expected whole numbers [n]")
+    if y.size and not 0 <= y.min() <= y.max() < classes:
+        raise damaged(path, f"{what} from {y.min()} to {y.max()}; allowed: 0 to {classes - 1}")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _find(folder: Path, stem: str) -> Path | None:
+    return next((folder / n for n in (f"{stem}.gz", stem) if os.path.isfile(folder / n)), None)
+
+
+def _existing(folder: Path, stem: str) -> Path:
+    path = _find(folder, stem)
+    if path is None:
+        raise damaged(folder / f"{stem}.gz", "no such file, neither gzipped nor raw")
+    return path

@@ -1,0 +1,140 @@
+"""MADE: a density of binary vectors, made of masked dense layers; and a network to compare two."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.errors import InputError, unknown
+from fedshift.seeds import numpy_generator
+
+Ints = NDArray[np.int64]
+Ordering = Literal["natural", "random"]
+
+
+def degrees(
+    inputs: int, hidden: tuple[int, ...], ordering: Ordering = "natural", seed: int = 0
+) -> tuple[Ints, ...]:
+    """The degrees of the inputs, 1 to D in their order, and of the units of each hidden layer.
+
+    A unit of degree m may depend on inputs of degree m or less. Hidden degrees are drawn from the
+    smallest degree of the layer below, ..., D - 1. Germain et al. 2015, Section 4.2. `ordering`
+    "natural" numbers the inputs as they come, "random" draws a permutation; both by `seed` alone.
+
+    Raises InputError for another ordering, no inputs, and widths below 1.
+    """
+    if ordering not in ("natural", "random"):
+        raise unknown("ordering of MADE", str(ordering), ("natural", "random"))
+    if inputs < 1 or any(width < 1 for width in hidden):
+        raise InputError(
+            f"{inputs} inputs and hidden widths {list(hidden)}; each must be 1 or more"
+        )
+    first = np.arange(inputs)
+    if ordering == "random":
+        first = numpy_generator(seed, "made", "order").permutation(inputs)
+    layers = [(first + 1).astype(np.int64)]
+    for depth, width in enumerate(hidden):
+        source = numpy_generator(seed, "made", "hidden", depth)
+        # One input leaves no degree below it: such units feed no output.
+        low, high = int(layers[-1].min()), max(inputs - 1, 1)
+        layers.append(source.integers(low, high, size=width, endpoint=True))
+    return tuple(layers)
+
+
+def masks(layers: tuple[Ints, ...]) -> tuple[Tensor, ...]:
+    """0/1 masks [outputs, inputs] of the weights between layers of these degrees, output last.
+
+    A hidden unit k hears unit j below it iff m(k) >= m(j); output d hears unit k of the last layer
+    iff d's degree > m(k). Germain et al. 2015, Equations 12 and 13.
+    """
+    between = [above[:, None] >= below[None, :] for below, above in pairwise(layers)]
+    last = layers[0][:, None] > layers[-1][None, :]
+    return tuple(torch.from_numpy(mask.astype(np.float32)) for mask in (*between, last))
+
+
+class Masked(nn.Module):
+    """x -> (W * mask) x + b; the mask [outputs, inputs] is no parameter and no buffer."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.mask = mask
+        self.linear = nn.Linear(mask.shape[1], mask.shape[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.linear.weight
+        return F.linear(x, weight * self.mask.to(weight), self.linear.bias)
+
+
+class Made(nn.Module):
+    """q(u) = prod_d p_d^{u_d} (1 - p_d)^{1 - u_d}, p_d = sigmoid(z_d) a function of the u before d.
+
+    u = clip((x - low) / (high - low), 0, 1), flattened to [n, D]; `binary` rounds it to 0 or 1 (1
+    from a half on). log q(u) = sum_d u_d z_d - log(1 + e^{z_d}), in nats: the log probability of a
+    binary u, and sum_d of minus the cross-entropy for grey values, which is no density of them.
+
+    Hidden layers have ReLU; `hidden = ()` leaves logistic regressions, one per input. The masks
+    belong to (shape, hidden, ordering, seed) and to no state: they are neither parameters nor
+    buffers, so nothing sends or averages them, and whoever has the seed has the same. The authors
+    of FedDisk let every client draw masks of its own and average the weights all the same.
+
+    Outputs: logits z [n, D], log_density log q [n].
+
+    Source: Germain, Gregor, Murray and Larochelle 2015, "MADE: masked autoencoder for distribution
+    estimation", arXiv 1502.03509. Raises InputError as `degrees`, and unless low < high.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        hidden: tuple[int, ...] = (500,),
+        *,
+        seed: int = 0,
+        ordering: Ordering = "natural",
+        low: float = 0.0,
+        high: float = 1.0,
+        binary: bool = False,
+    ) -> None:
+        super().__init__()
+        if not low < high:
+            raise InputError(f"low = {low} and high = {high}: low must be below high")
+        self.degrees = degrees(math.prod(shape), hidden, ordering, seed)
+        self.low, self.high, self.binary = low, high, binary
+        first, *others = (Masked(mask) for mask in masks(self.degrees))
+        self.body = nn.Sequential(first, *chain.from_iterable((nn.ReLU(), m) for m in others))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        u = self.unit(x)
+        z = self.body(u)
+        return {"logits": z, "log_density": (u * z - F.softplus(z)).sum(1)}
+
+    def unit(self, x: Tensor) -> Tensor:
+        """u in [0, 1], [n, D], of the floating type of the weights."""
+        values = x.to(next(self.parameters()).dtype).flatten(1)
+        u = ((values - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        # Not `round`, which takes a half to 0. NaN stays: nothing that compares may hide it.
+        return torch.where(u.isnan(), u, (u >= 0.5).to(u)) if self.binary else u
+
+
+class Discriminator(nn.Module):
+    """One logit for each vector: x [n, ..., D] -> logits [n, ...], D - `hidden` ReLU units - 1.
+
+    The last layer starts at zero, so that before any training both origins are as likely.
+    """
+
+    def __init__(self, inputs: int, hidden: int = 100) -> None:
+        super().__init__()
+        self.body = nn.Linear(inputs, hidden)
+        self.head = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = F.relu(self.body(x))
+        return {"features": features, "logits": self.head(features).squeeze(-1)}

@@ -1,0 +1,141 @@
+"""Methods for clients that hold different labels, private or not, centrally tuned or not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.labelsets import LabelSets, Mode
+from fedshift.algorithms.scaffold import Option, Scaffold
+from fedshift.algorithms.tuning import CentralTuning, Over, Part
+from fedshift.errors import InputError, unknown
+from fedshift.recipes import one_model, personal
+from fedshift.recipes.setting import Setting
+
+__all__ = ["labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold"]
+
+Tune = Literal["none", "mse", "pairwise"]
+
+
+def labelset_fedavg(
+    setting: Setting,
+    *,
+    mode: Mode = "private",
+    slots: int | None = None,
+    tune: Tune = "none",
+    tune_steps: int = 50,
+    tune_lr: float = 1e-3,
+    tune_part: Part = "head",
+    tune_over: Over = "all",
+) -> Algorithm:
+    """FedAvg whose clients know, send and receive only their own labels' rows of the head.
+
+    Reference: Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and
+    private label sets", arXiv 2508.18774.
+    Note: mode "public" is FedAvg itself; tune pulls the server's model to the clients' models on
+    setting.server_inputs; label sets that are all full are FedAvg bit for bit.
+    """
+    inner = one_model.fedavg(setting)
+    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+
+
+def labelset_fedprox(
+    setting: Setting,
+    *,
+    mu: float = 0.01,
+    mode: Mode = "private",
+    slots: int | None = None,
+    tune: Tune = "none",
+    tune_steps: int = 50,
+    tune_lr: float = 1e-3,
+    tune_part: Part = "head",
+    tune_over: Over = "all",
+) -> Algorithm:
+    """FedProx whose clients know, send and receive only their own labels' rows of the head.
+
+    Reference: Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774.
+    Note: the pull acts on the body and on the rows received; mu = 0 is labelset_fedavg bit for bit.
+    """
+    inner = one_model.fedprox(setting, mu=mu)
+    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+
+
+def labelset_scaffold(
+    setting: Setting,
+    *,
+    option: Option = "II",
+    mode: Mode = "private",
+    slots: int | None = None,
+    tune: Tune = "none",
+    tune_steps: int = 50,
+    tune_lr: float = 1e-3,
+    tune_part: Part = "head",
+    tune_over: Over = "all",
+) -> Algorithm:
+    """SCAFFOLD with private label sets: controls have rows for a client's own labels alone.
+
+    Reference: ours; the question is left open in Breitholtz, Listo Zec and Johansson 2025,
+    arXiv 2508.18774.
+    Note: each row of c is the mean over those who hold the label; mode "public" and label sets that
+    are all full are SCAFFOLD bit for bit.
+    """
+    inner = one_model.scaffold(setting, option=option)
+    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+
+
+def labelset_ditto(
+    setting: Setting,
+    *,
+    lam: float = 1.0,
+    mode: Mode = "private",
+    slots: int | None = None,
+    tune: Tune = "none",
+    tune_steps: int = 50,
+    tune_lr: float = 1e-3,
+    tune_part: Part = "head",
+    tune_over: Over = "all",
+) -> Algorithm:
+    """Ditto with private label sets: personal models over a client's own labels alone.
+
+    Reference: ours; the question is left open in Breitholtz, Listo Zec and Johansson 2025,
+    arXiv 2508.18774.
+    Note: the global model is labelset_fedavg's; label sets that are all full are Ditto bit for bit.
+    """
+    inner = personal.ditto(setting, lam=lam)
+    return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
+
+
+def _tuned(
+    setting: Setting,
+    inner: FedAvg | Scaffold | Ditto,
+    mode: Mode,
+    slots: int | None,
+    tune: Tune,
+    steps: int,
+    lr: float,
+    part: Part,
+    over: Over,
+) -> Algorithm:
+    """`inner` with label sets, and with central tuning where it is asked for."""
+    plain = LabelSets(inner, mode, setting.head, slots)
+    if tune == "none":
+        return plain
+    if tune not in ("mse", "pairwise"):
+        raise unknown("tune", str(tune), ("none", "mse", "pairwise"))
+    if setting.server_inputs is None:
+        raise InputError(
+            f'tune = "{tune}" needs unlabeled inputs on the server; give '
+            "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
+        )
+    return CentralTuning(
+        plain,
+        setting.server_inputs,
+        tune,
+        steps,
+        lr=lr,
+        part=part,
+        over=over,
+        head=setting.head,
+    )

@@ -1,0 +1,155 @@
+"""Heads row by row: who holds which label, in which slot it travels, and sums over its holders.
+
+Shapes: N clients, C of them in the cohort, K labels, L slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError, nearest
+from fedshift.seeds import generator
+from fedshift.tree import Params, Parts, weighted_sum
+
+
+def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, ...]:
+    """Names of the head's parameters, each of which must have a row per label.
+
+    Raises InputError where none starts with a prefix of `head`, or one has another number of rows.
+    """
+    names = tuple(k for k in params if k.startswith(head)) if head else ()
+    if not names:
+        close = nearest(head[0], params) if head else ""
+        raise InputError(
+            f"Setting.head = {list(head)} matches no parameter; the model has "
+            f"{', '.join(list(params)[:8])}.{close}"
+        )
+    for name in names:
+        rows = tuple(params[name].shape)[:1]
+        if rows != (labels,):
+            raise InputError(
+                f"label sets cut the head into one row per label, {labels} of them; {name} is "
+                f"{tuple(params[name].shape)}. Name the last linear layer by Setting(head=...)"
+            )
+    return names
+
+
+def slot_table(held: Tensor, slots: int | None, seed: int) -> Tensor:
+    """The label in each slot of each client, -1 in an empty one: held [N, K] bool -> [N, L] int64.
+
+    L is `slots`, or the size of the largest label set. A client's labels, and the empty slots
+    between them, are in an order drawn for it alone from (seed, client): it says nothing about the
+    numbers that labels have on the server. Raises InputError where L is too small.
+    """
+    largest = int(held.sum(1).max())
+    width = max(largest, 1) if slots is None else slots
+    if width < max(largest, 1):
+        who = int(held.sum(1).argmax())
+        raise InputError(
+            f"client {who} holds {largest} labels and slots = {width}; give at least {largest}, or "
+            "leave slots out"
+        )
+    table = torch.full((len(held), width), -1)
+    for i, row in enumerate(held):
+        mine = row.nonzero().flatten()
+        order = torch.randperm(width, generator=generator(seed, "slots", i))
+        table[i, order[: len(mine)]] = mine
+    return table
+
+
+def local_numbers(labels: Tensor, held: Tensor) -> Tensor:
+    """The client's own number of the label in each slot: its rank among those held, -1 if empty.
+
+    labels [L] as in a row of the table, held [K] bool.
+    """
+    rank = held.long().cumsum(0) - 1
+    return torch.where(labels < 0, labels, rank[labels.clamp(min=0)])
+
+
+def in_slots(v: Tensor, labels: Tensor) -> Tensor:
+    """Rows by label to rows by slot, zero in empty ones: v [K, ...], labels [L] -> [L, ...]."""
+    empty = (labels < 0).reshape(-1, *[1] * (v.ndim - 1))
+    return v[labels.clamp(min=0)].masked_fill(empty, 0)
+
+
+def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Rows by slot to rows by label, zero where there is none: [C, L, ...], [C, L] -> [C, K, ...].
+
+    What lies in empty slots is dropped.
+    """
+    index = torch.where(labels < 0, classes, labels).reshape(*labels.shape, *[1] * (v.ndim - 2))
+    out = v.new_zeros(len(v), classes + 1, *v.shape[2:])
+    return out.scatter(1, index.expand_as(v), v)[:, :classes]
+
+
+def holder_shares(weights: Tensor, held: Tensor) -> Tensor:
+    """a_iy = a_i 1{y in Y_i} / sum_j a_j 1{y in Y_j}: weights [C], held [C, K] -> [C, K] float64.
+
+    A label that nobody of positive weight holds has 0 throughout. One that all of them hold has the
+    weights themselves, not divided by a sum that is 1 up to rounding, so that label sets that are
+    all full change no bit.
+    """
+    some = weights.double()[:, None] * held
+    total = some.sum(0)
+    share = some / torch.where(total > 0, total, 1.0)
+    everybody = (held | (weights == 0)[:, None]).all(0)
+    return torch.where(everybody, weights.double()[:, None], share)
+
+
+def row_sum(shares: Tensor, stacked: Tensor) -> Tensor:
+    """sum_i a_iy v_iy: shares [C, K], stacked [C, K, ...] -> [K, ...].
+
+    In float64 in the order of the clients, cast once; rows of share 0 are left out.
+    """
+    out = torch.zeros(stacked.shape[1:], dtype=torch.float64, device=stacked.device)
+    for share, rows in zip(shares, stacked, strict=True):
+        wide = share.reshape(-1, *[1] * (rows.ndim - 1))
+        out.add_((rows.double() * wide).masked_fill(wide == 0, 0))
+    return out.to(stacked.dtype)
+
+
+def row_mean(weights: Tensor, shares: Tensor, stacked: Params, names: Collection[str]) -> Params:
+    """The rows of `names` by `row_sum`, all other entries by weights [C], as `weighted_sum`."""
+    body = weighted_sum(weights, {k: v for k, v in stacked.items() if k not in names})
+    return {k: row_sum(shares, v) if k in names else body[k] for k, v in stacked.items()}
+
+
+def keep_rows(old: Params, new: Params, rows: Tensor, names: Collection[str]) -> Params:
+    """`new`, with the rows [K] bool of `names` as they are in `old`, bit for bit."""
+
+    def kept(name: str, v: Tensor) -> Tensor:
+        wide = rows.reshape(-1, *[1] * (v.ndim - 1))
+        return torch.where(wide, old[name], v) if name in names else v
+
+    return {k: kept(k, v) for k, v in new.items()}
+
+
+def only_own(params: Params, names: Collection[str], held: Tensor) -> Params:
+    """A model of all K labels that gives those not held probability 0; held [K] bool.
+
+    The head of `params` has K rows, or only those held, in ascending order. In the others weights
+    are 0 and biases minus infinity. Raises InputError for a head without a bias.
+    """
+    if not any(params[k].ndim == 1 for k in names):
+        raise InputError(
+            f"the head ({', '.join(names)}) has no bias and cannot rule labels out, which a client "
+            "with a private label set must do to serve a model; give the last layer a bias"
+        )
+
+    def whole(v: Tensor) -> Tensor:
+        out = v.new_full((len(held), *v.shape[1:]), -torch.inf if v.ndim == 1 else 0.0)
+        out[held] = v if len(v) != len(held) else v[held]
+        return out
+
+    return {k: whole(v) if k in names else v for k, v in params.items()}
+
+
+def wire_labels(server: Parts, ids: Tensor) -> Tensor:
+    """The label behind each logit of the cohort's models, -1 for none: ids [C] -> [C, L]."""
+    sets = server["sets"]
+    if "slot" in sets:
+        return sets["slot"][ids]
+    return torch.arange(sets["held"].shape[1]).expand(len(ids), -1)
