@@ -115,4 +115,9 @@ MAKE: dict[str, Make] = {
     "labelset_scaffold": recipes.labelset_scaffold,
     "labelset_scaffold I": lambda s: recipes.labelset_scaffold(s, option="I"),
     "labelset_ditto": recipes.labelset_ditto,
+    "fedmedian": recipes.fedmedian,
+    "fedtrimmed": recipes.fedtrimmed,
+    "krum": lambda s: recipes.krum(s, byzantine=0),
+    "multikrum": lambda s: recipes.multikrum(s, byzantine=0, keep=2),
+    "rfa": recipes.rfa,
 }

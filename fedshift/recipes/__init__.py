@@ -14,12 +14,21 @@ from dataclasses import dataclass
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import unknown
-from fedshift.recipes import collaborating, density, labelsets, one_model, personal, routed
+from fedshift.recipes import (
+    collaborating,
+    density,
+    labelsets,
+    one_model,
+    personal,
+    robust,
+    routed,
+)
 from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.density import *  # noqa: F403
 from fedshift.recipes.labelsets import *  # noqa: F403
 from fedshift.recipes.one_model import *  # noqa: F403
 from fedshift.recipes.personal import *  # noqa: F403
+from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
 
@@ -31,6 +40,7 @@ __all__ = sorted(
         *routed.__all__,
         *density.__all__,
         *labelsets.__all__,
+        *robust.__all__,
     ]
 )
 

@@ -1,0 +1,183 @@
+"""Combination rules that a minority of arbitrary changes cannot move far.
+
+One client has one vote: sizes and labels are claims, and a claim must not buy influence here.
+Non-finite changes never come this far; the engine refuses them with the client's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+from fedshift.server.weights import Uniform, Weights
+from fedshift.tree import Params, map_, weighted_sum
+
+# Columns of a change that are in float64 at a time.
+BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Median:
+    """v_k = median_i v_ik, coordinate by coordinate; the mean of the middle two where C is even.
+
+    Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates",
+    arXiv 1803.01498, Definition 1. Leaves [C, ...] -> [...], whatever the weights.
+    """
+
+    needs = Uniform.needs
+
+    def weigh(self, table: Params) -> Tensor:
+        return Uniform()(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        return map_(lambda leaf: _middle(leaf, (len(leaf) - 1) // 2), stacked)
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """Coordinate by coordinate the mean without the floor(share C) smallest and as many largest.
+
+    Yin et al. 2018, arXiv 1803.01498, Definition 2. share = 0 is the plain mean. Raises InputError
+    for a share outside [0, 0.5).
+    """
+
+    share: float = 0.2
+    needs = Uniform.needs
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share < 0.5:
+            raise InputError(f"share must be at least 0 and less than 0.5, got {self.share}")
+
+    def weigh(self, table: Params) -> Tensor:
+        return Uniform()(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        return map_(lambda leaf: _middle(leaf, int(self.share * len(leaf) + 1e-9)), stacked)
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The mean of the `keep` changes with the smallest scores
+
+        s_i = sum of the C - f - 2 smallest ||v_i - v_j||^2 over j != i,
+
+    f = `byzantine` being how many clients may be bad. Blanchard et al. 2017, "Machine learning with
+    adversaries", arXiv 1703.02757, Section 4; keep = 1 is Krum, more is Multi-Krum. Of equal scores
+    the lower client goes first. Raises InputError for f < 0 or keep < 1, and for a cohort smaller
+    than 2f + 3 or than keep + f.
+    """
+
+    byzantine: int = 1
+    keep: int = 1
+    needs = Uniform.needs
+
+    def __post_init__(self) -> None:
+        if self.byzantine < 0 or self.keep < 1:
+            raise InputError(
+                f"byzantine={self.byzantine}, keep={self.keep}; allowed: byzantine >= 0, keep >= 1"
+            )
+
+    def weigh(self, table: Params) -> Tensor:
+        return Uniform()(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        near = self.scores(stacked).argsort(stable=True)[: self.keep]
+        chosen = torch.zeros_like(weights).index_fill(0, near, 1.0 / self.keep)
+        return weighted_sum(chosen, stacked)
+
+    def scores(self, stacked: Params) -> Tensor:
+        """s [C] of the changes, leaves [C, ...]."""
+        square = square_distances(stacked)
+        count = len(square)
+        least = max(2 * self.byzantine + 3, self.keep + self.byzantine)
+        if count < least:
+            raise InputError(
+                f"{count} clients' changes are too few for byzantine={self.byzantine} and "
+                f"keep={self.keep}; take at least {least} clients a round, or lower these"
+            )
+        square.fill_diagonal_(torch.inf)
+        return square.sort(dim=1).values[:, : count - self.byzantine - 2].sum(1)
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """argmin_v sum_i a_i ||v - v_i||, by Weiszfeld's steps; the norm is over the whole model.
+
+        b_i = a_i / max(`floor`, ||v - v_i||),  v <- sum_i b_i v_i / sum_i b_i
+
+    Pillutla, Kakade and Harchaoui 2019, "Robust aggregation for federated learning" (RFA), arXiv
+    1912.13445, Algorithm 2. The steps start at the median of each coordinate (the paper: at the
+    mean, from where a huge change takes long to leave) and go on until no coefficient b_i / sum b
+    moves by more than `tolerance`, or for `steps`; the paper takes a few. a_i is 1/C by default,
+    n_i / n in the paper. Raises InputError for values out of range.
+    """
+
+    weights: Weights = Uniform()
+    floor: float = 1e-6
+    steps: int = 200
+    tolerance: float = 1e-9
+
+    def __post_init__(self) -> None:
+        if not (self.floor > 0 and self.steps >= 1 and self.tolerance >= 0):
+            raise InputError(
+                f"floor={self.floor}, steps={self.steps}, tolerance={self.tolerance}; allowed: "
+                "floor > 0, steps >= 1, tolerance >= 0"
+            )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.weights.needs
+
+    def weigh(self, table: Params) -> Tensor:
+        return self.weights(table)
+
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        v = Median()(weights, stacked, seed)
+        before = torch.zeros_like(weights)
+        for _ in range(self.steps):
+            b = weights / distances_to(v, stacked).clamp(min=self.floor)
+            a = b / b.sum()
+            v = weighted_sum(a, stacked)
+            if float((a - before).abs().max()) <= self.tolerance:
+                break
+            before = a
+        return v
+
+
+def square_distances(stacked: Params) -> Tensor:
+    """||v_i - v_j||^2 [C, C] in float64; leaves [C, ...] of one model.
+
+    From differences, not from inner products: one huge change would drown the others' distances.
+    """
+    count = len(next(iter(stacked.values())))
+    total = torch.zeros(count, count, dtype=torch.float64)
+    exact = "donot_use_mm_for_euclid_dist"
+    for block in (piece for leaf in stacked.values() for piece in _blocks(leaf)):
+        total += torch.cdist(block, block, compute_mode=exact).square()
+    return total
+
+
+def distances_to(v: Params, stacked: Params) -> Tensor:
+    """||v - v_i|| [C] in float64; leaves [...] of v and [C, ...] of the changes."""
+    total = torch.zeros(len(next(iter(stacked.values()))), dtype=torch.float64)
+    for name, leaf in stacked.items():
+        centre = v[name].flatten()[None]
+        for here, block in zip(_blocks(centre), _blocks(leaf), strict=True):
+            total += (block - here).square().sum(1)
+    return total.sqrt()
+
+
+def _blocks(leaf: Tensor) -> Iterator[Tensor]:
+    """leaf [C, ...] in pieces [C, BLOCK] or less, one at a time in float64."""
+    for piece in torch.split(leaf.flatten(1), BLOCK, dim=1):
+        yield piece.double()
+
+
+def _middle(leaf: Tensor, cut: int) -> Tensor:
+    """The mean over the first axis of `leaf` [C, ...] without `cut` values at either end."""
+    kept = leaf.sort(dim=0).values[cut : len(leaf) - cut]
+    return kept.double().mean(0).to(leaf.dtype)
