@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedshift.errors import InputError
 from fedshift.seeds import key
+from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
 
 Augment = Callable[[Tensor, int], Tensor]
@@ -35,8 +35,13 @@ class Model:
     net: nn.Module
     freeze_norm: bool = False
     augment: Augment | None = None
+    _places: Places = field(init=False, repr=False)
+    _random: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Looked up once: at every step it would cost as much as a small layer.
+        object.__setattr__(self, "_places", places(self.net))
+        object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
         if self.freeze_norm and not any(_is_batch_norm(m) for m in self.net.modules()):
             raise InputError(
                 "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
@@ -62,7 +67,7 @@ class Model:
         for the pass and put back as it was.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if not any(map(_is_random, self.net.modules())):
+        if not self._random:
             return self._outputs(params, after, x, training=True), after
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -75,7 +80,7 @@ class Model:
         if training and self.freeze_norm:
             for module in filter(_is_batch_norm, self.net.modules()):
                 module.eval()
-        out = functional_call(self.net, (params, buffers), (x,))
+        out = call(self.net, self._places, params | buffers, x)
         return out if isinstance(out, dict) else {"logits": out}
 
 

@@ -36,7 +36,8 @@ PHOTO_CASES = (
         "projection without a body for it",
         "[training]",
         "[model]\nprojection = 64\n[training]",
-        'f.toml:9: model: projection is for "resnet18" and "resnet50", not for "lenet"',
+        'f.toml:9: model: projection is for "resnet18", "resnet50", "mlp-moon" and "lenet-moon", '
+        'not for "lenet"',
     ),
     training(
         "optimizer unknown",

@@ -102,6 +102,8 @@ MAKE: dict[str, Make] = {
         of_inputs(s), density_rounds=1, hidden=(6, 4), estimator="direct", mu=0.5
     ),
     "made": lambda s: recipes.made(of_inputs(s), density_rounds=1, hidden=(6,)),
+    "fedavg_uniform": recipes.fedavg_uniform,
+    "moon_uniform": recipes.moon_uniform,
     "labelset_fedavg": recipes.labelset_fedavg,
     "labelset_fedavg public": lambda s: recipes.labelset_fedavg(s, mode="public"),
     "labelset_fedavg holders": lambda s: recipes.labelset_fedavg(s, mode="holders"),

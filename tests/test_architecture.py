@@ -15,7 +15,8 @@ MAY = {
     "tree": {"errors"},
     "seeds": set(),
     "data": CORE,
-    "model": CORE,
+    "stateless": {"tree"},
+    "model": CORE | {"stateless"},
     "estimate": {"errors"},
     "files": {"errors"},
     "client": CORE | {"data", "model"},
@@ -28,6 +29,7 @@ MAY = {
     "holdout": CORE,
     "datasets": CORE | {"holdout"},
     "engine": CORE | {"data", "model", "client", "server", "algorithms.base"},
+    "flower": CORE | {"data", "engine", "server", "algorithms.base"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "seeds"},
 }
 

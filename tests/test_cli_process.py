@@ -34,14 +34,10 @@ def ran(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "number", "code"),
-    [("run", signal.SIGINT, 130), ("run", signal.SIGTERM, 143), ("demo", signal.SIGINT, 130)],
-)
-def test_a_signal_ends_a_run_in_order(command: str, number: int, code: int, tmp_path: Path) -> None:
-    (tmp_path / "f.toml").write_text(GOOD)
-    args = [command, *(["f.toml"] if command == "run" else []), "--out", "o", *LONG]
-    place = Path("o") if command == "run" else Path("o/fedavg")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -> None:
+    """What it does to a run: tests/test_resume.py."""
+    args, place = ["demo", "--out", "o", *LONG], Path("o/fedavg")
     with subprocess.Popen([SCRIPT, *args], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE) as job:
         for _ in range(600):
             if (tmp_path / place / "events.jsonl").exists():
@@ -50,10 +46,7 @@ def test_a_signal_ends_a_run_in_order(command: str, number: int, code: int, tmp_
         job.send_signal(number)
         err = job.communicate(timeout=30)[1].decode()
     assert job.returncode == code
-    assert err.splitlines()[-1] == (
-        f"interrupted; {place} holds only the run's configuration and events. A run cannot be "
-        "resumed yet: delete o to use its name again"
-    )
+    assert err.splitlines()[-1] == f"interrupted; `fedshift run --resume {place}` goes on from here"
     assert "Traceback" not in err
     left = {path.name for path in (tmp_path / place).iterdir()}
     assert left == {"config.resolved.toml", "lock.json", "events.jsonl"}

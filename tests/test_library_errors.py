@@ -22,7 +22,7 @@ from fedshift.data import ClientData, client_data, register
 from fedshift.engine.rounds import Federation, check_model, run
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.load import load_config
-from fedshift.experiments.training import Metrics
+from fedshift.experiments.metrics import Metrics
 from fedshift.model import Model, dry_logits
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.seeds import Seeds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedshift.experiments.load import validate
-from fedshift.experiments.own_tests import look_names
+from fedshift.experiments.own_looks import look_names
 from fedshift.shifts import covariate
 from fedshift.shifts.look_names import look_name
 

@@ -137,7 +137,8 @@ def test_protocols_are_valid_experiments(shown: Study) -> None:
             options = {"lam": 0.0} if row.ess else {}
             config = config_of(plan, row, column, options, 3)
             assert config.seeds.resolved().split == 3
-            assert config.training.rounds == column.rounds
+            before = row.rounds_before(plan.options_of(row, column))
+            assert config.training.rounds == column.rounds + before
             again = validate(tomllib.loads(dumps(config)) | {"name": "another name"})
             assert run_of(config).name == run_of(again).name
 

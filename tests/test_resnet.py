@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fedshift.errors import InputError, NetworkError
 from fedshift.experiments.config import Network
 from fedshift.experiments.load import validate
-from fedshift.experiments.task import network, scaled
+from fedshift.experiments.networks import network
+from fedshift.experiments.task import scaled
 from fedshift.model import Model, build, dry_logits
 from fedshift.models import pretrained
 from fedshift.models.dense import Mlp

@@ -27,6 +27,10 @@ datasets_app = typer.Typer(
     help="List the known data sets, or fetch one.", invoke_without_command=True
 )
 app.add_typer(datasets_app, name="datasets")
+deploy_app = typer.Typer(
+    help="A federation of real machines, on Flower (extra flower).", no_args_is_help=True
+)
+app.add_typer(deploy_app, name="deploy")
 
 
 class Format(StrEnum):
@@ -34,6 +38,13 @@ class Format(StrEnum):
 
     table = "table"
     json = "json"
+
+
+class Where(StrEnum):
+    """Where clients run."""
+
+    in_process = "in-process"
+    flower_sim = "flower-sim"
 
 
 FormatOption = Annotated[
@@ -89,9 +100,24 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE.toml]")] = None,
     out: Out = None,
     config: Overrides = [],  # noqa: B006
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run that was interrupted in this folder.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; default: whenever a minute has passed.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Clients at once, a process each; default: one by one.")
+    ] = None,
+    engine: Annotated[
+        Where, typer.Option("--engine", help="flower-sim: Flower's simulation (extra flower).")
+    ] = Where.in_process,
+    actors: Annotated[
+        int | None, typer.Option(help="With flower-sim: clients at once; default: as many as CPUs.")
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Run one experiment and leave a run folder with its numbers, model and report.
@@ -99,22 +125,10 @@ def run(
     FILE.toml: the experiment's data, shift, method and training.
     """
     with loading():
-        from fedshift.cli.results import draw, run_json, show_run
-        from fedshift.experiments.folder import check_unused, record, reserved
-        from fedshift.experiments.load import load_config
-        from fedshift.experiments.task import prepare
+        from fedshift.cli.running import Asked, run_asked
 
-    loaded = load_config(file, config)
-    console.warn_of_data_folders()
-    check_unused(out)
-    prepared = prepare(loaded)
-    with reserved(out, loaded.name) as folder, console.progress() as listen:
-        experiment = record(folder, loaded, prepared, listen)
-    page = draw([folder], None)
-    if format is Format.json:
-        console.show_json(run_json(folder, experiment, page))
-    else:
-        show_run(folder, experiment, page)
+    asked = Asked(file, resume, out, config, engine.value, actors, workers, checkpoint_every)
+    run_asked(asked, as_json=format is Format.json)
 
 
 @app.command()
@@ -240,6 +254,55 @@ def fetch(
         from fedshift.cli.listings import fetch_dataset
 
     fetch_dataset(name, folder, as_json=format is Format.json)
+
+
+@deploy_app.command("init")
+def deploy_init(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    host: Annotated[
+        list[str], typer.Option(help="A name or address of the server; may be repeated.")
+    ] = [],  # noqa: B006
+    config: Overrides = [],  # noqa: B006
+) -> None:
+    """Write certificates, the clients' keys and the app of an experiment into FOLDER.
+
+    FILE.toml: the experiment, as for `fedshift run`.
+    """
+    with loading():
+        from fedshift.cli.deploy import init
+
+    init(file, folder, host, config)
+
+
+@deploy_app.command("server")
+def deploy_server(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    out: Out = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a client has for a round.")
+    ] = 3600.0,
+    format: FormatOption = Format.table,
+) -> None:
+    """Run a federation's experiment once all its clients have joined."""
+    with loading():
+        from fedshift.cli.deploy import server
+
+    server(folder, out, host, port, timeout, as_json=format is Format.json)
+
+
+@deploy_app.command("client")
+def deploy_client(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of the federation's server.")],
+) -> None:
+    """Be a client, with the folder that `fedshift deploy init` made for it."""
+    with loading():
+        from fedshift.cli.deploy import client
+
+    client(folder, server)
 
 
 def main() -> None:

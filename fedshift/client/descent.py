@@ -38,7 +38,8 @@ class HeavyBall:
         v = grad
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
-        moved = map_(lambda p, u: torch.sub(p, u * lr.to(p.dtype)), params, v)
+        # One kernel, with lr as a tensor: a Python number would have to leave the graph of vmap.
+        moved = map_(lambda p, u: torch.addcmul(p, u, lr.to(p.dtype), value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
 

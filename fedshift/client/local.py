@@ -61,9 +61,12 @@ def gradient_of(
         params = leaves | frozen
         out, after = model.train(params, buffers, batch.x, batch.seed)
         loss = objective(View(model, params, out, batch, context))
-        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        # A parameter that the loss does not reach (an unused head) has gradient zero; where it
+        # reaches none at all (two networks in one), there is no graph to go back through.
+        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if loss.requires_grad:
+            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         named = zip(leaves.items(), grads, strict=True)
-        # A parameter that the loss does not reach (an unused head) has gradient zero.
         grad = {k: torch.zeros_like(v) if g is None else g for (k, v), g in named}
         return Gradient(grad, {k: v.detach() for k, v in after.items()}, loss.detach())
 

@@ -36,8 +36,13 @@ Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
 def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
     """One client after the other in this process. A failure is raised with the client's id."""
     for job in jobs:
-        try:
-            result = update(job.message, job.state, job.data, job.plans)
-        except (RuntimeError, ValueError, IndexError) as e:
-            raise TrainingError(f"client {job.client} failed: {e}") from e
-        yield Reply(job.client, *result)
+        yield work(update, job)
+
+
+def work(update: ClientUpdate, job: Job) -> Reply:
+    """One client's work. Raises TrainingError, with the client's id, where torch refuses it."""
+    try:
+        result = update(job.message, job.state, job.data, job.plans)
+    except (RuntimeError, ValueError, IndexError) as e:
+        raise TrainingError(f"client {job.client} failed: {e}") from e
+    return Reply(job.client, *result)

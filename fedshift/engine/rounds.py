@@ -13,17 +13,29 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, check_clients
 from fedshift.engine.backends import Backend, Job, Reply, loop
-from fedshift.errors import InputError, TrainingError
-from fedshift.model import Model, check_columns, dry_logits, split_buffers
+from fedshift.engine.replies import check_replies
+from fedshift.errors import InputError
+from fedshift.model import Model, check_columns, dry_logits
 from fedshift.seeds import Seeds, generator, key
 from fedshift.server.combine import check_weights
-from fedshift.tree import Params, Parts, flatten, stack
+from fedshift.tree import Params, Parts, stack
 
 States = Mapping[int, Parts]
 
 
+class Dropped(NamedTuple):
+    """A client that was drawn and gave nothing that can be used, and why."""
+
+    client: int
+    reason: str
+
+
 class Round(NamedTuple):
-    """The state after round t (1-based), and who was drawn, who trained, with which weights."""
+    """The state after round t (1-based), and who was drawn, who trained, with which weights.
+
+    dropped: those of the draw that are not in `cohort`, since a message or an answer went lost.
+    Rounds in one process have none: there, what one client gets wrong ends the run.
+    """
 
     t: int
     server: Parts
@@ -32,6 +44,7 @@ class Round(NamedTuple):
     weights: Tensor
     trained: tuple[int, ...]
     loss: float
+    dropped: tuple[Dropped, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,49 +82,75 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     return chosen.sort().values
 
 
-def expected_update(message: Parts, first: Parts) -> Parts:
-    """What an update must look like: the model that was sent for what mirrors it, else the first.
-
-    The model that was sent, not the server's: clients may receive only rows of a layer.
-    """
-    floats, counters = split_buffers(message.get("buffers", {}))
-    mirrors = {"delta": message.get("params", {}), "buffers": floats, "counters": counters}
-    return {part: mirrors.get(part, tree) for part, tree in first.items()}
-
-
-def check_reply(reply: Reply, expected: Parts) -> None:
-    """Raise TrainingError, naming the client, for a misshapen or non-finite update.
-
-    What a client keeps must be finite too: a personal model may diverge without a word of it in
-    the update, and would be served.
-    """
-    for part in expected | reply.update:
-        ours, theirs = reply.update.get(part), expected.get(part)
-        if ours is None or theirs is None or ours.keys() != theirs.keys():
-            raise TrainingError(f'client {reply.client} sent an update with a different "{part}"')
-        for name, v in ours.items():
-            if v.shape != theirs[name].shape or v.dtype != theirs[name].dtype:
-                raise TrainingError(
-                    f'client {reply.client} sent "{part}/{name}" as {v.dtype} {tuple(v.shape)}, '
-                    f"expected {theirs[name].dtype} {tuple(theirs[name].shape)}"
-                )
-            if not bool(torch.isfinite(v).all()):
-                raise TrainingError(
-                    f'client {reply.client} sent non-finite numbers in "{part}/{name}": its '
-                    "training diverged. Lower the learning rate, or look at this client's data"
-                )
-    for name, v in flatten(reply.changed).items():
-        if not bool(torch.isfinite(v).all()):
-            raise TrainingError(
-                f'client {reply.client} would keep non-finite numbers in "{name}": its own model '
-                "diverged. Lower the learning rate, or the strength of what pulls on this model"
-            )
-
-
 def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
     """What a client keeps before it is drawn for the first time."""
     data = federation.clients[client]
     return algorithm.init_client(federation.params, federation.buffers, data)
+
+
+class Opened(NamedTuple):
+    """A round before anybody trains: who is drawn, with which weights, who is asked for work.
+
+    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
+    parts with the cohort's, which messages are made from.
+    """
+
+    t: int
+    stage: Algorithm
+    ids: Tensor
+    weights: Tensor
+    asked: Tensor
+    told: Parts
+
+    def message(self, client: int) -> Parts:
+        """What the server sends to one client."""
+        return self.stage.broadcast(self.told, client)
+
+
+def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Opened:
+    """Weigh the cohort `ids` (ascending) of round t.
+
+    Weights come first, from the server's table, so that a client of weight exactly 0 is not
+    trained; its update would be multiplied by 0.
+    """
+    stage = algorithm.at(t)
+    weights = stage.weigh(server, ids)
+    check_weights(weights, len(ids))
+    told = server | {"cohort": {"id": ids, "weight": weights}}
+    return Opened(t, stage, ids, weights, stage.trains(weights), told)
+
+
+def among(opened: Opened, server: Parts, present: Tensor) -> Opened:
+    """The round as one of those clients alone who did their work, weighed anew; present [P] ids.
+
+    What they were told stays as it was sent, and all of them count as asked.
+    """
+    weights = opened.stage.weigh(server, present)
+    check_weights(weights, len(present))
+    return opened._replace(
+        ids=present, weights=weights, asked=torch.ones(len(present), dtype=torch.bool)
+    )
+
+
+def job_of(
+    stage: Algorithm, message: Parts, state: Parts, data: ClientData, client: int, t: int, seed: int
+) -> Job:
+    """A client's work in round t; the batches come from (seed, round, client, phase) alone."""
+    return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client))
+
+
+def close_round(
+    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int
+) -> tuple[Parts, float]:
+    """(the server's parts after the round, the clients' mean training loss by their weights).
+
+    replies: one of each client that was asked, in any order, as `check_replies` lets them through.
+    """
+    replies = sorted(replies, key=lambda reply: reply.client)
+    updates, weights = stack([reply.update for reply in replies]), opened.weights[opened.asked]
+    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
+    changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
+    return server | changed, float(weights @ updates["report"]["loss"].double())
 
 
 def play_round(
@@ -123,41 +162,23 @@ def play_round(
     t: int,
     backend: Backend = loop,
 ) -> Round:
-    """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
-
-    Weights come first, from the server's table, so that a client of weight exactly 0 is not
-    trained; its update would be multiplied by 0.
-    """
-    stage, clients = algorithm.at(t), federation.clients
-    weights = stage.weigh(server, ids)
-    check_weights(weights, len(ids))
-    active = stage.trains(weights)
-    told = server | {"cohort": {"id": ids, "weight": weights}}
+    """One round over the cohort `ids` (ascending): weigh, train those that count, fold."""
+    opened, clients = open_round(algorithm, server, ids, t), federation.clients
+    stage, seed = opened.stage, federation.seeds.batch
 
     def state_of(i: int) -> Parts:
         return states[i] if i in states else first_state(algorithm, federation, i)
 
     def jobs() -> Iterator[Job]:
-        for i in ids[active].tolist():
-            plans = plan_all(stage.phases(), clients[i], t, federation.seeds.batch, i)
-            yield Job(i, stage.broadcast(told, i), state_of(i), clients[i], plans)
+        for i in ids[opened.asked].tolist():
+            yield job_of(stage, opened.message(i), state_of(i), clients[i], i, t, seed)
 
     replies = sorted(backend(stage.client_update, jobs()), key=lambda reply: reply.client)
-    expected = expected_update(stage.broadcast(told, replies[0].client), replies[0].update)
-    for reply in replies:
-        check_reply(reply, expected)
-    updates = stack([reply.update for reply in replies])
-    updates["cohort"] = {"id": ids[active], "weight": weights[active]}
-    changed = stage.server_update(server, updates, key(federation.seeds.batch, "server", t))
-    return Round(
-        t,
-        server | changed,
-        {**states, **{r.client: state_of(r.client) | r.changed for r in replies}},
-        ids,
-        weights,
-        tuple(r.client for r in replies),
-        float(weights[active] @ updates["report"]["loss"].double()),
-    )
+    check_replies(opened.message, replies)
+    after, loss = close_round(opened, server, replies, seed)
+    kept = {r.client: state_of(r.client) | r.changed for r in replies}
+    trained = tuple(r.client for r in replies)
+    return Round(t, after, {**states, **kept}, ids, opened.weights, trained, loss)
 
 
 def check_model(model: Model, federation: Federation) -> None:
@@ -183,9 +204,19 @@ def check_model(model: Model, federation: Federation) -> None:
 
 def start(algorithm: Algorithm, federation: Federation) -> Round:
     """Round 0: the state before any training."""
-    server = algorithm.init(federation.params, federation.buffers, federation.table)
+    return before_rounds(algorithm.init(federation.params, federation.buffers, federation.table))
+
+
+def before_rounds(server: Parts) -> Round:
+    """Round 0 of a server in this state."""
     nobody = torch.zeros(0)
     return Round(0, server, {}, nobody.long(), nobody.double(), (), float("nan"))
+
+
+def check_schedule(algorithm: Algorithm, rounds: int) -> None:
+    """A schedule of rates that ends too early says so now, not after days."""
+    for phase in algorithm.at(rounds).phases().values():
+        phase.rate(rounds)
 
 
 def run(
@@ -209,9 +240,8 @@ def run(
         raise InputError(f"rounds must be 0 or more, got {rounds}")
     check_model(algorithm.model, federation)
     current = start(algorithm, federation) if after is None else after
-    if rounds > current.t:  # a schedule that ends too early says so now, not after days
-        for phase in algorithm.at(rounds).phases().values():
-            phase.rate(rounds)
+    if rounds > current.t:
+        check_schedule(algorithm, rounds)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         current = play_round(algorithm, federation, current.server, current.states, ids, t, backend)

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedshift import shifts
 from fedshift.datasets import known
 from fedshift.errors import unknown
+from fedshift.experiments.config_shift import Split
+from fedshift.experiments.section import Count, Positive, Section
 from fedshift.seeds import Seeds
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """A table of the TOML file: immutable, no unknown keys, no silent conversion of types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Data(Section):
@@ -53,99 +44,16 @@ class Data(Section):
         return self
 
 
-class Split(Section):
-    """[shift]: how examples are dealt to the training clients, and what the target is.
+class ServerData(Section):
+    """[server]: how many training examples the server has itself, before any client gets one.
 
-    target: "drawn" (by the same machinery, as one client more), "uniform", K numbers, or "clients":
-    the model is used on the clients' own kind of data, and every client keeps a test set.
-    transform, intensity: what each client's images go through (`fedshift.shifts.covariate`).
-    target_noise: the server is told normalise(T + target_noise * max(eps, 0)), eps ~ N(0, I_K);
-    test and validation examples follow T all the same.
-    Kind "natural" takes the data set's own clients and target. Other keys depend on `kind`; see
-    `fedshift.shifts`.
+    unlabeled: inputs without labels, for central tuning. validation: labelled ones, which follow
+    the target. Both are drawn in the label proportions of the training file; of these as many are
+    used as T allows.
     """
 
-    kind: Literal[
-        "sparsity",
-        "dirichlet-per-client",
-        "dirichlet-per-class",
-        "shards",
-        "iid",
-        "quantity",
-        "natural",
-    ] = "sparsity"
-    clients: Count = 9
-    target: Literal["drawn", "uniform", "clients"] | tuple[float, ...] = "drawn"
-    transform: Literal["none", "bits", "wide", "fashion"] = "none"
-    intensity: Literal["low", "mid", "high"] | None = None
-    normalise_target: bool = False
-    target_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    labels_per_client: Count | None = None
-    beta: Positive | None = None
-    shards_per_client: Count | None = None
-    min_size: Annotated[int, Field(ge=0)] | None = None
-    capacity: bool | None = None
-    rule: Literal["exact", "fill"] | None = None
-    delta: Annotated[float, Field(ge=0, le=1)] | None = None
-
-    @model_validator(mode="after")
-    def _options_of_kind(self) -> Split:
-        options = self._given()
-        if self.kind != "natural":
-            _KINDS[self.kind][0](**options)
-        elif self.target not in ("drawn", "clients"):
-            raise ValueError('kind "natural" has its own target; leave target out')
-        if self.transform != "none" and self.target != "clients":
-            raise ValueError('transform needs target = "clients"')
-        if self.intensity is not None and self.transform != "bits":
-            raise ValueError('intensity is for transform = "bits"')
-        return self
-
-    def shift(self) -> shifts.Shift:
-        """The shift that `kind` and its options name. Raises ValueError for kind "natural"."""
-        if self.kind == "natural":
-            raise ValueError('kind "natural" deals nothing: the data set has its own clients')
-        return _KINDS[self.kind][0](**self._given())  # type: ignore[no-any-return]
-
-    def _given(self) -> dict[str, Any]:
-        """The options of `kind` under their names there. Raises ValueError for a foreign one."""
-        names = _KINDS[self.kind][1]
-        given = {k: getattr(self, k) for k in _OPTIONS if getattr(self, k) is not None}
-        for key in given:
-            if key not in names:
-                allowed = ", ".join(names) or "none"
-                raise ValueError(f'"{key}" is not an option of kind "{self.kind}" ({allowed})')
-        if "labels_per_client" in names:
-            given.setdefault("labels_per_client", 3)
-        if "beta" in names and "beta" not in given:
-            raise ValueError(f'kind "{self.kind}" needs beta')
-        return {names[k]: v for k, v in given.items()}
-
-
-_OPTIONS = (
-    "labels_per_client",
-    "beta",
-    "shards_per_client",
-    "min_size",
-    "capacity",
-    "rule",
-    "delta",
-)
-_KINDS: dict[str, tuple[Any, dict[str, str]]] = {
-    "sparsity": (shifts.Sparsity, {"labels_per_client": "labels_per_client"}),
-    "dirichlet-per-client": (
-        shifts.DirichletPerClient,
-        {"beta": "beta", "min_size": "min_size", "rule": "rule"},
-    ),
-    "dirichlet-per-class": (
-        shifts.DirichletPerClass,
-        {"beta": "beta", "min_size": "min_size", "capacity": "capacity"},
-    ),
-    "shards": (shifts.Shards, {"shards_per_client": "per_client"}),
-    "iid": (shifts.Iid, {}),
-    "quantity": (shifts.QuantitySkew, {"beta": "beta", "min_size": "min_size"}),
-    "natural": (None, {"delta": "delta"}),
-}
+    unlabeled: Annotated[int, Field(ge=0)] = 0
+    validation: Annotated[int, Field(ge=0)] = 0
 
 
 class Network(Section):
@@ -156,13 +64,17 @@ class Network(Section):
     projection: width of a linear layer between such a body and the classifier (none if left out).
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
+    "mlp-moon" (with `hidden`) and "lenet-moon" have MOON's projection head, two layers with a ReLU
+    between, before the classifier; there `projection` is its width (256 if left out).
     """
 
     name: Literal[
         "lenet",
         "mlp",
         "mlp-projected",
+        "mlp-moon",
         "linear",
+        "lenet-moon",
         "lenet-gn",
         "lenet-gn-small",
         "resnet18-projected",
@@ -179,8 +91,11 @@ class Network(Section):
     @model_validator(mode="after")
     def _batch_norm(self) -> Network:
         for key in ("pretrained", "freeze_norm", "projection"):
-            if getattr(self, key) and self.name not in ("resnet18", "resnet50"):
-                raise ValueError(f'{key} is for "resnet18" and "resnet50", not for "{self.name}"')
+            names = ["resnet18", "resnet50"]
+            names += ["mlp-moon", "lenet-moon"] if key == "projection" else []
+            if getattr(self, key) and self.name not in names:
+                allowed = ", ".join(f'"{n}"' for n in names[:-1]) + f' and "{names[-1]}"'
+                raise ValueError(f'{key} is for {allowed}, not for "{self.name}"')
         if self.branches is not None and self.name != "lenet-gn":
             raise ValueError(f'branches is for "lenet-gn", not for "{self.name}"')
         return self
@@ -279,8 +194,26 @@ class Config(Section):
     name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.+= -]+$")] = "run"
     data: Data = Data()
     shift: Split = Split()
+    server: ServerData = ServerData()
     model: Network = Network()
     method: Method = Method()
     training: Training = Training()
     selection: Selection = Selection()
     seeds: SeedTable = SeedTable()
+
+    @model_validator(mode="after")
+    def _servers_share(self) -> Config:
+        held, shift = self.server, self.shift
+        if (held.unlabeled or held.validation) and (
+            shift.kind == "natural" or shift.target == "clients"
+        ):
+            raise ValueError(
+                "[server] takes its examples from a training file that is dealt to clients: not "
+                'with shift.kind = "natural" or shift.target = "clients"'
+            )
+        if held.validation and shift.target == "drawn":
+            raise ValueError(
+                'server.validation: with shift.target = "drawn" the part that is drawn for the '
+                "target validates; leave it out"
+            )
+        return self

@@ -5,20 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.rounds import Federation
+from fedshift.engine.rounds import Federation, run
 from fedshift.experiments.config import Config
+from fedshift.experiments.progress import Keeper
 from fedshift.experiments.selection import Choice, candidates, choose
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import Listener, Outcome, silent, train
+from fedshift.experiments.training import Listener, Outcome, Play, silent, train
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
+# From a configuration and the method's options, as they were chosen, to what plays its rounds.
+Engine = Callable[[Config, dict[str, Any]], Play]
+
+
+def in_process(config: Config, options: dict[str, Any]) -> Play:
+    """The engine that runs all clients in this process."""
+    return run
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +47,33 @@ def federation_of(config: Config, prepared: Prepared) -> Federation:
     return prepared.federation(oracle_clients(prepared) if oracle else None)
 
 
+def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
+    """The configured recipe as a function of its options."""
+    shape = tuple(prepared.task.clients[0].x.shape[1:])
+    base = setting(config, prepared.model, prepared.told, prepared.server_inputs, shape)
+    return partial(recipes.recipe(config.method.name).make, base)
+
+
 def run_experiment(
-    config: Config, *, listen: Listener = silent, prepared: Prepared | None = None
+    config: Config,
+    *,
+    listen: Listener = silent,
+    prepared: Prepared | None = None,
+    engine: Engine = in_process,
+    keeper: Keeper | None = None,
 ) -> Experiment:
     """Prepare (unless given), train, and where `ess = "auto"` choose among candidates."""
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
-    base, options = setting(config, ready.model, ready.told), config.method.options
-    make = recipes.recipe(config.method.name).make
+    options, make = config.method.options, method_of(config, ready)
     federation = federation_of(config, ready)
 
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
-        algorithm: Algorithm = make(base, **given)
+        algorithm = make(**given)
         trained = train(
-            algorithm, federation, ready.task, config.training, label=label, listen=listen
-        )
+            algorithm, federation, ready.task, config.training, label=label, listen=listen,
+            play=engine(config, given), keeper=keeper,
+        )  # fmt: skip
         return algorithm, trained
 
     if options.get("ess") != "auto":

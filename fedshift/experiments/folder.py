@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import math
 import platform
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -19,13 +21,15 @@ from safetensors.torch import save
 
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import Experiment, run_experiment
+from fedshift.experiments.experiment import Engine, Experiment, in_process, run_experiment
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.load import dumps
+from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.progress import Asked, Keeper, nobody_asks
 from fedshift.experiments.served import ServedMetrics
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
-from fedshift.experiments.training import Listener, Metrics, Outcome, listeners
+from fedshift.experiments.training import Listener, Outcome, listeners
 from fedshift.files import clean, write
 from fedshift.tree import flatten
 
@@ -38,8 +42,15 @@ def reserved(out: Path | None, name: str) -> Iterator[Path]:
     kept and the failure is the last event. An interruption gets a note on what was left.
     """
     folder = _numbered(Path("runs"), name) if out is None else _empty(out)
-    try:
+    with closing(folder):
         yield folder
+
+
+@contextlib.contextmanager
+def closing(folder: Path) -> Iterator[None]:
+    """Note a failure in the folder, and remove it if nothing else is in it."""
+    try:
+        yield
     except BaseException as e:
         with contextlib.suppress(OSError, InputError):
             _close(folder, e)
@@ -51,10 +62,7 @@ def _close(folder: Path, error: BaseException) -> None:
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
-            error.add_note(
-                f"{place} holds only the run's configuration and events. A run cannot be resumed "
-                f"yet: delete {folder} to use its name again"
-            )
+            error.add_note(f"`fedshift run --resume {place}` goes on from here")
         said = "interrupted" if interrupted else str(error) or type(error).__name__
         EventLog(place)({"event": "failed", "error": said})
     if not any(folder.iterdir()):
@@ -98,6 +106,7 @@ SERVED_PARTS = ("private", "private_buffers", "personal", "personal_buffers")
 CONFIG, LOCK, EVENTS, SUMMARY = (
     "config.resolved.toml", "lock.json", "events.jsonl", "summary.json",
 )  # fmt: skip
+CHECKPOINTS = "checkpoints"
 
 
 class EventLog:
@@ -115,17 +124,41 @@ class EventLog:
             raise InputError(f"{self.path}: cannot be written: {e.strerror}") from None
 
 
-def record(folder: Path, config: Config, prepared: Prepared, listen: Listener) -> Experiment:
-    """Run an experiment and leave it in `folder`, which is made when training starts."""
+def record(
+    folder: Path,
+    config: Config,
+    prepared: Prepared,
+    listen: Listener,
+    engine: Engine = in_process,
+    keeper: Keeper | None = None,
+) -> Experiment:
+    """Run an experiment and leave it in `folder`, which is made when training starts.
+
+    keeper: see `kept_in`; a complete folder has no checkpoints.
+    """
 
     def begin(event: dict[str, Any]) -> None:
         if event["event"] == "start" and not (folder / LOCK).exists():
             write_start(folder, config, prepared)
 
     heard = listeners(begin, EventLog(folder), listen)
-    experiment = run_experiment(config, listen=heard, prepared=prepared)
+    experiment = run_experiment(
+        config, listen=heard, prepared=prepared, engine=engine, keeper=keeper
+    )
     write_run(folder, experiment)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return experiment
+
+
+def kept_in(
+    folder: Path, config: Config, prepared: Prepared, every: int | None = None,
+    asked: Asked = nobody_asks,
+) -> Keeper:  # fmt: skip
+    """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
+    given = config.model_dump_json(exclude={"name"})
+    told = [given, prepared.data.sha256, prepared.split_sha256]
+    identity = hashlib.sha256("\n".join(told).encode()).hexdigest()
+    return Keeper(folder / CHECKPOINTS, identity, every, asked)
 
 
 def write_start(folder: Path, config: Config, prepared: Prepared) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from torch import nn
@@ -261,7 +262,8 @@ class _StandIn(nn.Module):
 
 def _range_problems(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Build the algorithm on a stand-in, so that its own checks speak before any data load."""
-    setting = settings.setting(config, Model(_StandIn()), (1.0,))
+    inputs = torch.zeros(1, 1) if config.server.unlabeled else None
+    setting = settings.setting(config, Model(_StandIn()), (1.0,), inputs)
     options = config.method.options
     if options.get("ess") == "auto":
         if options.get("lam") is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.datasets import Dataset, Samples, content_sha256, gaussians
 from fedshift.errors import InputError, unknown
-from fedshift.experiments.config import Split
+from fedshift.experiments.config_shift import Split
 from fedshift.experiments.image_sets import iwildcam_task, pacs_task
 
 Indices = NDArray[np.int64]
@@ -27,6 +27,8 @@ class Dealt(NamedTuple):
     test     test rows that follow T
     own      training rows that each client is tested on, where the model is used by the clients
     looks    what each client's images go through, on [0, 1]; () where they stay as they are
+    test_look  what the test rows' images go through, or None
+    server   training rows that the server has without their labels
     """
 
     data: Dataset
@@ -36,6 +38,8 @@ class Dealt(NamedTuple):
     test: Indices
     own: Sequence[Indices] = ()
     looks: Sequence[Callable[[Tensor], Tensor]] = ()
+    server: Indices | None = None
+    test_look: Callable[[Tensor], Tensor] | None = None
 
 
 def natural(name: str, split: Split, seed: int, size: int | None = None) -> Dealt:

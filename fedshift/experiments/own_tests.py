@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedshift import datasets
 from fedshift.datasets import Dataset, Samples, heart, retina
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
+from fedshift.experiments.feature_shift import dealing
 from fedshift.experiments.natural import Dealt
+from fedshift.experiments.own_looks import looks
 from fedshift.holdout import hold_out
 from fedshift.seeds import numpy_generator
-from fedshift.shifts import covariate
-from fedshift.shifts.look_names import look_name
 
 Indices = NDArray[np.int64]
 
@@ -46,10 +45,11 @@ def among_clients(config: Config, seed: int) -> Dealt:
 
 def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
     """(the pool as a data set without a test file, rows of each client)."""
-    data = pool(datasets.load(config.data.name, size=config.data.size), config.data.limit, seed)
+    both, limit = datasets.load(config.data.name, size=config.data.size), config.data.limit
+    data = pool(both, limit, seed)
     rng = numpy_generator(seed, "split")
     try:
-        deal = config.shift.shift()
+        deal = dealing(config, seed, pool_rows(both, limit, seed))
         return data, deal(data.train.y.numpy(), len(data.classes), config.shift.clients, rng)
     except InputError as e:
         raise InputError(f"[shift]: {e}") from None
@@ -84,32 +84,19 @@ def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
     """
     x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
     if limit is not None:
-        if limit > len(y):
-            raise InputError(f"data.limit = {limit}, but {data.name} has {len(y)} examples")
-        rows = numpy_generator(seed, "limit").permutation(len(y))[:limit]
+        rows = pool_rows(data, limit, seed)
         x, y = x[rows], y[rows]
     return replace(data, train=Samples(x, y), test=Samples(x[:0], y[:0]))
 
 
-def looks(config: Config, clients: int) -> tuple[Callable[[Tensor], Tensor], ...]:
-    """What each client's images go through; () for transform = "none".
+def pool_rows(data: Dataset, limit: int | None, seed: int) -> Indices:
+    """The rows of the pool: of the training file, and after its last those of the test file.
 
-    Raises InputError where the pool of looks has fewer entries than there are clients.
+    Raises InputError where there are fewer than `limit`.
     """
-    kind, intensity = config.shift.transform, config.shift.intensity or "high"
-    if kind == "none":
-        return ()
-    made = {
-        "bits": lambda: covariate.bit_pool(intensity),
-        "wide": covariate.wide_pool,
-        "fashion": covariate.fashion_pool,
-    }[kind]()
-    return tuple(covariate.transform_of(made, i) for i in range(clients))
-
-
-def look_names(config: Config, clients: int) -> tuple[str, ...] | None:
-    """What sets each client's inputs apart, in words: its look, or its site; None for nothing."""
-    sites = {"heart-disease": heart.SITES, "retina": retina.SITES}
-    if config.shift.kind == "natural":
-        return sites.get(config.data.name)
-    return tuple(map(look_name, looks(config, clients))) or None
+    n = len(data.train) + len(data.test)
+    if limit is None:
+        return np.arange(n)
+    if limit > n:
+        raise InputError(f"data.limit = {limit}, but {data.name} has {n} examples")
+    return numpy_generator(seed, "limit").permutation(n)[:limit]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
 from fedshift.experiments.config import Config, Training
@@ -10,8 +12,18 @@ from fedshift.recipes import Setting
 from fedshift.server.optimizers import Sgd
 
 
-def setting(config: Config, model: Model, target: tuple[float, ...]) -> Setting:
-    """The recipe's setting: network, target, local steps and server step as configured."""
+def setting(
+    config: Config,
+    model: Model,
+    target: tuple[float, ...],
+    server_inputs: Tensor | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Setting:
+    """The recipe's setting: network, target, local steps and server step as configured.
+
+    server_inputs: what the server has without labels, [n, ...]; shape: of one input. Networks that
+    a method adds to the configured one start from seeds.init, too.
+    """
     t = config.training
     return Setting(
         model,
@@ -20,6 +32,9 @@ def setting(config: Config, model: Model, target: tuple[float, ...]) -> Setting:
         Sgd(t.server_lr, t.server_momentum),
         rounds=t.rounds,
         clients=config.shift.clients,
+        server_inputs=server_inputs,
+        shape=shape,
+        seed=config.seeds.resolved().init,
     )
 
 

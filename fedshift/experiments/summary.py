@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.experiments import served
+from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
-from fedshift.experiments.own_tests import look_names
+from fedshift.experiments.feature_shift import shifts_features
+from fedshift.experiments.own_looks import look_names
+from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
+from fedshift.tree import size_in_bytes
 
 Floats = NDArray[np.float64]
 PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -51,6 +54,9 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "best": None if outcome.best is None else vars(outcome.best),
         "last": _last(experiment),
         "serving": _serving(experiment),
+        "label_sets": label_sets.described(outcome.last.server, outcome.sets),
+        "differences": _differences(experiment, counts),
+        "importance": importance(outcome.last.server),
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
         "why": _why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist()),
     }
@@ -62,7 +68,19 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
     if last is not None:
         return [*served.reasons(last), *(outcome.at_end.notes if outcome.at_end else ())]
     unmeasured = outcome.estimate.unmeasured_mass
-    return reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
+    said = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
+    found = label_sets.described(outcome.last.server, outcome.sets)
+    said += [] if found is None else label_sets.sentences(found, task.classes)
+    return [*said, *sentence(importance(outcome.last.server))]
+
+
+def _differences(experiment: Experiment, counts: Floats) -> dict[str, Any] | None:
+    """How far clients are apart, where more than their labels differs."""
+    if not shifts_features(experiment.config):
+        return None
+    prepared = experiment.prepared
+    found = measured_shift(prepared.task, counts, prepared.seeds.split)
+    return found | {"looks": look_names(experiment.config, len(prepared.task.clients))}
 
 
 def _final(outcome: Outcome) -> dict[str, Any]:
@@ -77,11 +95,24 @@ def _final(outcome: Outcome) -> dict[str, Any]:
         "estimated_accuracy": final.estimated_accuracy,
         "estimated_se": final.estimated_se,
         "validation_accuracy": final.validation_accuracy,
+        "validation_loss": final.validation_loss,
         "source_accuracy": final.source_accuracy,
         **(vars(outcome.served[-1]) if outcome.served else {}),
         **(outcome.at_end.refits if outcome.at_end else {}),
+        **label_sets.final_values(outcome.sets),
+        **_traffic(outcome),
         "client_accuracy": [s.accuracy for s in outcome.clients],
     }
+
+
+def _traffic(outcome: Outcome) -> dict[str, float | None]:
+    """Bytes per client in the last round, down and up, and of the whole model.
+
+    None where an engine that does not count them ran the clients.
+    """
+    down, up = outcome.traffic.each() if outcome.traffic.clients else (None, None)
+    first = {"params": outcome.federation.params, "buffers": outcome.federation.buffers}
+    return {"bytes_down": down, "bytes_up": up, "bytes_model": size_in_bytes(first)}
 
 
 def _last(experiment: Experiment) -> dict[str, Any] | None:

@@ -10,35 +10,29 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import datasets, recipes, shifts
 from fedshift.data import ClientData, Examples, Task, client_data, register
-from fedshift.datasets import Dataset, Samples
+from fedshift.datasets import Dataset
 from fedshift.datasets.augment import photos
 from fedshift.engine.rounds import Federation
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config, Network, Split
+from fedshift.experiments.config import Config
+from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
+from fedshift.experiments.feature_shift import dealing, noised
 from fedshift.experiments.natural import Dealt, natural
+from fedshift.experiments.networks import BYTES, network
 from fedshift.experiments.own_tests import among_clients
-from fedshift.model import Model, build, check_classes
-from fedshift.models.dense import Mlp, routed_mlp
-from fedshift.models.lenet import LeNet
-from fedshift.models.lenet_gn import SMALL, lenet_gn
-from fedshift.models.pretrained import imagenet
-from fedshift.models.resnet import Norm, ResNet, stem_for
-from fedshift.models.resnet_routed import resnet18_routed
+from fedshift.experiments.server_rows import reserve
+from fedshift.model import Model, check_classes
 from fedshift.seeds import Seeds, numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
 
 Indices = NDArray[np.int64]
 Look = Callable[[Tensor], Tensor]
-# Networks that take images as bytes, too.
-BYTES = ("resnet18-gn", "resnet18", "resnet50")
-# Networks that can have a router.
-ROUTED = ("lenet-gn", "lenet-gn-small", "resnet18-projected", "mlp-projected")
 
 
 @dataclass(frozen=True)
@@ -47,6 +41,7 @@ class Prepared:
 
     `pool` are the training rows that the oracle may draw from: none that anybody validates on.
     `told` is what the server takes for T: T itself unless shift.target_noise is set.
+    `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     """
 
     task: Task
@@ -56,6 +51,7 @@ class Prepared:
     pool: Indices
     split_sha256: str
     told: tuple[float, ...]
+    server_inputs: Tensor | None = None
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""
@@ -91,11 +87,13 @@ def prepare(config: Config) -> Prepared:
     if config.data.augment == "photos":
         photos(x, 0)  # refuses what it cannot change
         model = replace(model, augment=photos)
-    kept_back = [*holdouts, *([] if held is None else [held]), *dealt.own]
+    kept_back = [*holdouts, *(rows for rows in (held, dealt.server) if rows is not None)]
+    kept_back += dealt.own
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     told = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
-    return Prepared(task, model, seeds, data, pool, digest, told)
+    inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
+    return Prepared(task, model, seeds, data, pool, digest, told, inputs)
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
@@ -103,11 +101,8 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
-    def images(x: Tensor, rows: Indices, look: Look | None = None) -> Tensor:
-        return _rows(x, rows) if raw and look is None else seen(x[rows], look)
-
     def examples(rows: Indices, look: Look | None = None) -> Examples:
-        return Examples(images(data.train.x, rows, look), y[rows])
+        return Examples(_images(data.train.x, rows, raw, look), y[rows])
 
     clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
     tests = tuple(map(examples, dealt.own, looks))
@@ -117,11 +112,17 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         target=torch.tensor(dealt.target),
         test=joined(tests)
         if tests
-        else Examples(images(data.test.x, dealt.test), data.test.y[dealt.test]),
+        else Examples(
+            _images(data.test.x, dealt.test, raw, dealt.test_look), data.test.y[dealt.test]
+        ),
         target_validation=None if dealt.held is None else examples(dealt.held),
         classes=data.classes,
         tests=tests,
     )
+
+
+def _images(x: Tensor, rows: Indices, raw: bool, look: Look | None = None) -> Tensor:
+    return _rows(x, rows) if raw and look is None else seen(x[rows], look)
 
 
 def _rows(x: Tensor, rows: Indices) -> Tensor:
@@ -146,57 +147,6 @@ def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.fl
     eps = numpy_generator(seed, "target noise").standard_normal(len(target))
     moved = target + noise * np.maximum(eps, 0.0)
     return np.asarray(moved / moved.sum())
-
-
-def network(
-    config: Network, shape: tuple[int, ...], classes: int, seed: int, clients: int | None = None
-) -> Model:
-    """The configured network for inputs of `shape`, first weights from `seed`.
-
-    clients: with a router that tells so many clients apart; None for a network without one.
-    """
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "lenet": lambda: LeNet(shape[0], shape[-1], classes),
-        "mlp": lambda: Mlp(shape, config.hidden, classes),
-        "mlp-projected": lambda: routed_mlp(shape, config.hidden, classes, clients),
-        "linear": lambda: Mlp(shape, (), classes),
-        "lenet-gn": lambda: lenet_gn(
-            shape[0], shape[-1], classes, clients, sharing=config.branches or "deep"
-        ),
-        "lenet-gn-small": lambda: lenet_gn(shape[0], shape[-1], classes, clients, widths=SMALL),
-        "resnet18-projected": lambda: resnet18_routed(classes, clients, channels=shape[0]),
-        "resnet18-gn": lambda: _resnet(18, "group", config, shape, classes),
-        "resnet18": lambda: _resnet(18, "batch", config, shape, classes),
-        "resnet50": lambda: _resnet(50, "batch", config, shape, classes),
-    }
-    if clients is not None and config.name not in ROUTED:
-        raise InputError(
-            f'model.name "{config.name}" has no branch that tells clients apart, which this method '
-            f"trains; use one of {', '.join(ROUTED)}"
-        )
-    vectors = config.name in ("mlp", "mlp-projected", "linear")
-    if not vectors and (len(shape) != 3 or shape[1] != shape[2]):
-        raise InputError(
-            f'model.name "{config.name}" needs square images [channels, size, size], the data are '
-            f'{shape}; use "mlp" or "linear"'
-        )
-    return build(makers[config.name], seed, freeze_norm=config.freeze_norm)
-
-
-def _resnet(
-    depth: int, norm: Norm, config: Network, shape: tuple[int, ...], classes: int
-) -> ResNet:
-    """A ResNet with the stem for the images' size, or ImageNet's with ImageNet weights."""
-    if not config.pretrained:
-        stem = stem_for(shape[-1])
-        return ResNet(
-            depth, classes, norm=norm, stem=stem, channels=shape[0], projection=config.projection
-        )
-    net = ResNet(
-        depth, classes, norm=norm, channels=shape[0], projection=config.projection,
-        colours="imagenet",
-    )  # fmt: skip
-    return imagenet(net, depth)
 
 
 def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
@@ -247,34 +197,58 @@ def _dealt(config: Config, seed: int) -> Dealt:
     if config.shift.target == "clients":
         return among_clients(config, seed)
     if config.shift.kind == "natural":
-        return natural(config.data.name, config.shift, seed, config.data.size)
+        own_clients = natural(config.data.name, config.shift, seed, config.data.size)
+        return noised(config, own_clients, seed)
     data = datasets.load(config.data.name, size=config.data.size)
-    parts, target, held = _deal(data.train, len(data.classes), config.shift, seed)
-    return Dealt(data, parts, target, held, _target_test(data, target, seed))
+    y, classes = data.train.y, len(data.classes)
+    own = reserve(y, classes, config.server, seed)
+    parts, target, held = _deal(data, config, seed, own.others)
+    own = own.following(y, target, seed)
+    whole = config.shift.target == "test"
+    dealt = Dealt(
+        data,
+        parts,
+        target,
+        own.validation if len(own.validation) else held,
+        np.arange(len(data.test)) if whole else _target_test(data, target, seed),
+        server=own.unlabeled if len(own.unlabeled) else None,
+    )
+    return noised(config, dealt, seed)
 
 
 def _deal(
-    train: Samples, classes: int, split: Split, seed: int
+    data: Dataset, config: Config, seed: int, among: Indices
 ) -> tuple[list[Indices], NDArray[np.float64], Indices | None]:
-    """(parts of the training clients, T [K], the target's own share or None)."""
-    labels = train.y.numpy()
+    """(parts of the training clients, T [K], the target's own share or None).
+
+    Parts are rows of the training file, drawn from those `among` them.
+    """
+    labels, classes, split = data.train.y.numpy()[among], len(data.classes), config.shift
     drawn = split.target == "drawn"
     rng = numpy_generator(seed, "split")
     try:
-        parts = split.shift()(labels, classes, split.clients + drawn, rng)
+        parts = dealing(config, seed, among)(labels, classes, split.clients + drawn, rng)
     except InputError as e:
         raise InputError(f"[shift]: {e}") from None
+    rows = [among[part] for part in parts]
     if drawn:
         counts = np.bincount(labels[parts[-1]], minlength=classes)
         if not counts.sum():
             raise InputError("[shift]: the target drew no example; raise min_size or beta")
-        return list(parts[:-1]), counts / counts.sum(), parts[-1]
-    return list(parts), _given_target(split, classes), None
+        return rows[:-1], counts / counts.sum(), rows[-1]
+    if split.target == "test":
+        counts = np.bincount(data.test.y.numpy(), minlength=classes)
+        return rows, counts / counts.sum(), None
+    held = np.bincount(labels[np.concatenate(parts)], minlength=classes) > 0
+    return rows, _given_target(split, held), None
 
 
-def _given_target(split: Split, classes: int) -> NDArray[np.float64]:
+def _given_target(split: Split, held: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """T [K]; held [K] says which labels some client has."""
+    classes = len(held)
     if isinstance(split.target, str):
-        return np.full(classes, 1.0 / classes)
+        among = held if split.target == "union" else np.ones(classes, np.bool_)
+        return np.asarray(among / among.sum())
     given = np.asarray(split.target, dtype=np.float64)
     if given.shape == (classes,) and split.normalise_target and given.sum() > 0:
         given = given / given.sum()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
+from fedshift.engine.backends import Backend, loop
 from fedshift.engine.evaluate import Score, score
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
+from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
+from fedshift.experiments.label_sets import SetRound, set_round
+from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.served import (
     LastRound,
     Observed,
@@ -30,6 +35,21 @@ from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+class Play(Protocol):
+    """What gives the rounds of a run: `engine.rounds.run`, or another engine in its place."""
+
+    def __call__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        rounds: int,
+        *,
+        cohort: int | None = None,
+        backend: Backend = loop,
+        after: Round | None = None,
+    ) -> Iterator[Round]: ...
 
 
 def listeners(*all_: Listener) -> Listener:
@@ -46,35 +66,13 @@ def silent(event: dict[str, Any]) -> None:
     """A listener that hears nothing."""
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """What is known after one evaluated round. Accuracies are fractions, losses nats.
-
-    target_*             on test examples that follow T (macro F1: see `Score`)
-    estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its
-    estimated_se         standard error
-    validation_*         on validation examples that follow T, where there are any
-    source_accuracy      on the clients' pooled validation examples: what selection without a
-                         target would look at
-    """
-
-    round: int
-    train_loss: float
-    target_accuracy: float
-    target_loss: float
-    target_macro_f1: float
-    estimated_accuracy: float
-    estimated_se: float
-    validation_accuracy: float
-    validation_loss: float
-    source_accuracy: float
-    clients_trained: int
-    ess: float
-
-
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A trained model and all that was measured on the way."""
+    """A trained model and all that was measured on the way.
+
+    sets      per evaluated round, for a method with label sets
+    traffic   of the last round
+    """
 
     label: str
     params: Params
@@ -88,6 +86,8 @@ class Outcome:
     last: Round
     served: tuple[ServedMetrics, ...] = ()
     at_end: LastRound | None = None
+    sets: tuple[SetRound, ...] = ()
+    traffic: Traffic = Traffic()
 
     @property
     def final(self) -> Metrics:
@@ -158,36 +158,72 @@ def train(
     *,
     label: str,
     listen: Listener = silent,
+    play: Play = run,
+    keeper: Keeper | None = None,
 ) -> Outcome:
-    """Run all rounds; evaluate as `training` says, and after the last."""
+    """Run all rounds; evaluate as `training` says, and after the last.
+
+    keeper: where to keep checkpoints, and to go on from where there are some. Raises
+    KeyboardInterrupt, with an exit code, where the keeper is asked to stop.
+    """
     _check_first_round(algorithm, federation, training, task)
-    listen({"event": "start", "run": label, "rounds": training.rounds})
-    metrics: list[Metrics] = []
-    served: list[ServedMetrics] = []
+    saver = Saver(keeper, label, training.rounds)
+    done, meter, seen = saver.start(), Meter(), None
+    listen(_begun(label, done, training.rounds))
     began = time.perf_counter()
-    for current in run(algorithm, federation, training.rounds, cohort=training.cohort):
-        now = time.perf_counter()
-        listen(_played(label, current, training.rounds, now - began))
-        began = now
-        if not training.evaluates(current.t):
-            continue
-        seen = evaluate(algorithm, current, federation, task)
-        metrics.append(_metrics(current, seen, federation))
-        served += [] if seen.served is None else [seen.served.metrics]
-        listen({"event": "evaluation", "run": label, **vars(metrics[-1])})
+    for current in play(
+        algorithm, federation, training.rounds,
+        cohort=training.cohort, backend=meter, after=done.after,
+    ):  # fmt: skip
+        seconds = time.perf_counter() - began
+        lost = _lost(current, federation, task)
+        listen(_played(label, current, training.rounds, seconds) | lost)
+        done.after, done.traffic = current, meter.last
+        if training.evaluates(current.t):
+            seen = evaluate(algorithm, current, federation, task)
+            done.metrics.append(_metrics(current, seen, federation))
+            done.served += [] if seen.served is None else [seen.served.metrics]
+            done.sets += set_round(current)
+            listen({"event": "evaluation", "run": label, **vars(done.metrics[-1])})
+        saver.played(done)
         began = time.perf_counter()
-    weights = algorithm.weigh(current.server, torch.arange(len(federation.clients)))
-    server, answers = current.server, seen.served
-    at_end = (
-        None
-        if answers is None
-        else last_round(algorithm, current, federation, task, answers.answers)
-    )
+    return _outcome(algorithm, federation, task, label, done, seen)
+
+
+def _outcome(
+    algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
+    seen: Evaluation | None,
+) -> Outcome:  # fmt: skip
+    """What a complete run leaves; `seen` is None where its last round was played before."""
+    last = done.after
+    assert last is not None  # a run has at least one round
+    seen = evaluate(algorithm, last, federation, task) if seen is None else seen
+    weights = algorithm.weigh(last.server, torch.arange(len(federation.clients)))
     return Outcome(
-        label, server.get("params", {}), server.get("buffers", {}), tuple(weights.tolist()),
-        tuple(metrics), seen.test, seen.clients, seen.estimate, federation, current, tuple(served),
-        at_end,
-    )  # fmt: skip
+        label,
+        last.server.get("params", {}),
+        last.server.get("buffers", {}),
+        tuple(weights.tolist()),
+        tuple(done.metrics),
+        seen.test,
+        seen.clients,
+        seen.estimate,
+        federation,
+        last,
+        tuple(done.served),
+        _at_end(algorithm, last, federation, task, seen),
+        tuple(done.sets),
+        done.traffic,
+    )
+
+
+def _at_end(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, seen: Evaluation
+) -> LastRound | None:
+    """What is measured after the last round alone, where clients serve models of their own."""
+    if seen.served is None:
+        return None
+    return last_round(algorithm, current, federation, task, seen.served.answers)
 
 
 def _check_first_round(
@@ -205,6 +241,11 @@ def _check_first_round(
         )
 
 
+def _begun(label: str, done: Progress, rounds: int) -> dict[str, Any]:
+    said = {"event": "start", "run": label, "rounds": rounds}
+    return said if done.after is None else said | {"after": done.after.t}
+
+
 def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
     return {
         "event": "round",
@@ -215,6 +256,16 @@ def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str
         "clients": list(current.trained),
         "seconds": seconds,
     }
+
+
+def _lost(current: Round, federation: Federation, task: Task) -> dict[str, Any]:
+    """Who dropped out and why, and how far from the target the others mix: ||T - S^T a||."""
+    if not current.dropped:
+        return {}
+    table = {k: v[current.cohort] for k, v in federation.table.items()}
+    rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
+    gap = float((task.target - current.weights @ rows).norm())
+    return {"dropped": [one._asdict() for one in current.dropped], "gap": gap}
 
 
 def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metrics:

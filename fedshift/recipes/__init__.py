@@ -22,6 +22,7 @@ from fedshift.recipes import (
     personal,
     robust,
     routed,
+    uniform,
 )
 from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.density import *  # noqa: F403
@@ -31,6 +32,7 @@ from fedshift.recipes.personal import *  # noqa: F403
 from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
+from fedshift.recipes.uniform import *  # noqa: F403
 
 __all__ = sorted(
     [
@@ -41,6 +43,7 @@ __all__ = sorted(
         *density.__all__,
         *labelsets.__all__,
         *robust.__all__,
+        *uniform.__all__,
     ]
 )
 

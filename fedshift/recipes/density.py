@@ -9,14 +9,13 @@ from typing import Literal
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
 from fedshift.client.importance import Classified, Direct, Ratio
-from fedshift.errors import unknown
+from fedshift.errors import InputError, unknown
 from fedshift.model import Model, build
 from fedshift.models.made import Discriminator, Made, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
+from fedshift.recipes.uniform import fedavg_uniform
 from fedshift.seeds import key
-from fedshift.server.combine import Mean
-from fedshift.server.weights import Uniform
 
 __all__ = ["feddisk", "made"]
 
@@ -54,6 +53,16 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs:
     return ratios[estimator]()
 
 
+def _leaves_rounds(setting: Setting, before: int) -> None:
+    """Raises InputError where a run as long as the setting says would train nothing."""
+    if setting.rounds is not None and setting.rounds <= before:
+        raise InputError(
+            f"the run has {setting.rounds} rounds, and the first {before} fit densities and weigh "
+            "examples (density_rounds + weighing_rounds), which leaves none to train; for T rounds "
+            f"of training set training.rounds = {before} + T"
+        )
+
+
 def feddisk(
     setting: Setting,
     *,
@@ -79,6 +88,7 @@ def feddisk(
     Note: the run's rounds are density_rounds + weighing_rounds + those of training; inputs lie in
     [low, high]; ratios are raised to temper (1, or 0.02 if direct); mu > 0 trains by MOON.
     """
+    _leaves_rounds(setting, density_rounds + weighing_rounds)
     density = _density(setting, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs)
@@ -87,7 +97,12 @@ def feddisk(
 
 
 def made(
-    setting: Setting, *, density_rounds: int = 20, hidden: tuple[int, ...] = (500,)
+    setting: Setting,
+    *,
+    density_rounds: int = 20,
+    weighing_rounds: int = 1,
+    hidden: tuple[int, ...] = (500,),
+    least_ess: float = 0.15,
 ) -> FedDisk:
     """FedDisk with the classifier's ratio and clients' models averaged uniformly.
 
@@ -95,5 +110,11 @@ def made(
     and noise, Table I), after Nguyen, Wu and Chang 2024, arXiv 2401.02586.
     Note: uniform averages as in the report, by size for the density; its FedAvg is uniform, too.
     """
-    disk = feddisk(setting, density_rounds=density_rounds, hidden=hidden)
-    return replace(disk, inner=replace(one_model.fedavg(setting), combine=Mean(Uniform())))
+    disk = feddisk(
+        setting,
+        density_rounds=density_rounds,
+        weighing_rounds=weighing_rounds,
+        hidden=hidden,
+        least_ess=least_ess,
+    )
+    return replace(disk, inner=fedavg_uniform(setting))

@@ -35,7 +35,8 @@ def labelset_fedavg(
     Reference: Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and
     private label sets", arXiv 2508.18774.
     Note: mode "public" is FedAvg itself; tune pulls the server's model to the clients' models on
-    setting.server_inputs; label sets that are all full are FedAvg bit for bit.
+    the server's unlabeled inputs (in an experiment file [server] unlabeled); label sets that are
+    all full are FedAvg bit for bit.
     """
     inner = one_model.fedavg(setting)
     return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
@@ -127,7 +128,8 @@ def _tuned(
     if setting.server_inputs is None:
         raise InputError(
             f'tune = "{tune}" needs unlabeled inputs on the server; give '
-            "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
+            "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs; in an experiment "
+            "file, [server] unlabeled = n"
         )
     return CentralTuning(
         plain,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from fedshift.errors import InputError
-from fedshift.report import routing, sections, serving
+from fedshift.report import differences, label_sets, routing, sections, serving
 from fedshift.report.layout import html_page, items, note, table, why
 from fedshift.report.run_folder import RunResult
 from fedshift.report.shapes import escape
@@ -28,6 +28,7 @@ def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
         _lead(runs),
         _why(runs, labels),
         *_sections(runs, labels),
+        label_sets.label_sets(runs, labels),
         sections.selection(runs, labels),
         _provenance(runs, labels),
     ]
@@ -43,6 +44,8 @@ def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
         (sections.results, one),
         (serving.answers, served),
         (sections.label_shift, range(len(runs))),
+        (differences.differences, range(len(runs))),
+        (differences.importance, range(len(runs))),
         (sections.weights, weighted),
         (sections.curves, one),
         (sections.rounds, one),

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshift.errors import DataError, nearest
+from fedshift.report.difference_fields import Differences, Importance, lengths
+from fedshift.report.label_set_fields import LabelSets
 from fedshift.report.serving_fields import Last, Serving
 
 # A loss or a standard error that is infinite is the text "inf", because JSON has no infinity.
@@ -100,6 +102,8 @@ class Summary:
 
     distance and l1_distance are those of the target to the mixture that the run trained on.
     last, serving: where clients serve models of their own; None elsewhere, and in old folders.
+    label_sets, importance: for methods with label sets, and that weigh examples.
+    differences: where the clients' inputs differ.
     """
 
     fedshift: str | None
@@ -124,6 +128,9 @@ class Summary:
     hull_distance: Share | None = None
     last: Last | None = None
     serving: Serving | None = None
+    label_sets: LabelSets | None = None
+    differences: Differences | None = None
+    importance: Importance | None = None
 
     @property
     def hull(self) -> float | None:
@@ -213,8 +220,11 @@ _REDO = "the file is damaged or from another version: run the experiment again"
 
 def _lengths(summary: Summary) -> list[tuple[str, int, int]]:
     K, M, final = len(summary.classes), len(summary.label_counts), summary.final
+    sets = summary.label_sets
     per_class = {
         "target": summary.target,
+        **({"label_sets.holders": sets.holders} if sets else {}),
+        **({"label_sets.absent_rounds": sets.absent_rounds} if sets else {}),
         "final.target_recall": final.target_recall,
         "final.recall_estimate": final.recall_estimate,
         **{f"label_counts.{i}": row for i, row in enumerate(summary.label_counts)},
@@ -230,6 +240,7 @@ def _lengths(summary: Summary) -> list[tuple[str, int, int]]:
         *((name, len(v), K) for name, v in per_class.items()),
         *((name, len(v), M) for name, v in per_client.items()),
         *(summary.serving.lengths(M, K) if summary.serving else ()),
+        *lengths(summary.differences, summary.importance, M),
     ]
 
 

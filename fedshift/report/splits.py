@@ -53,7 +53,8 @@ def client_names(run: RunResult) -> tuple[str, ...]:
 
 def looks(run: RunResult) -> tuple[str, ...]:
     """What each client's inputs go through, in words; empty where nothing is known of it."""
-    return (run.summary.serving and run.summary.serving.looks) or ()
+    serving, differences = run.summary.serving, run.summary.differences
+    return (serving and serving.looks) or (differences and differences.looks) or ()
 
 
 def looked_names(run: RunResult) -> tuple[str, ...]:

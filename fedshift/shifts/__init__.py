@@ -28,6 +28,7 @@ from fedshift.shifts.covariate import (
 from fedshift.shifts.crop import RandomResizedCrop
 from fedshift.shifts.groups import group_shares, whole_groups
 from fedshift.shifts.label import DirichletPerClass, DirichletPerClient, Iid, Shards, Sparsity
+from fedshift.shifts.label_sets import LabelSetSplit
 from fedshift.shifts.measures import LabelDistances, domain_auc, label_distances
 from fedshift.shifts.noise import GaussianNoise, noise_pool, noisy_writers
 from fedshift.shifts.pacs import Imbalanced
@@ -46,6 +47,7 @@ __all__ = [
     "Imbalanced",
     "Invert",
     "LabelDistances",
+    "LabelSetSplit",
     "Partition",
     "Posterise",
     "QuantitySkew",

@@ -12,12 +12,13 @@ from fedshift.shifts.covariate import (
     Saturation,
     Transform,
 )
+from fedshift.shifts.noise import GaussianNoise
 
 
 def look_name(transform: Transform) -> str:
     """As in "brightness 0.5, invert": the steps in their order; "unchanged" for none.
 
-    Another transform than those of `fedshift.shifts.covariate` is named by its type.
+    Another transform than those of `fedshift.shifts` is named by its type.
     """
     match transform:
         case Compose(steps):
@@ -34,4 +35,6 @@ def look_name(transform: Transform) -> str:
             return f"{bits} bits"
         case Invert():
             return "invert"
+        case GaussianNoise(deviation):
+            return f"noise {deviation:.2g}"
     return type(transform).__name__

@@ -54,6 +54,28 @@ class GaussianNoise:
         return torch.randn(image.shape, generator=source, dtype=image.dtype)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Image j of a set goes through entry o_j of a pool; equally many through each, or one more.
+
+    The order o is drawn by (seed, number of images): for test images that look like everybody's.
+    Raises InputError for an empty pool.
+    """
+
+    pool: Pool
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("looks in the pool", len(self.pool), 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        order = numpy_generator(self.seed, "shared looks").permutation(len(images))
+        changed = images.clone()
+        for i, rows in enumerate(order[k :: len(self.pool)] for k in range(len(self.pool))):
+            changed[rows] = self.pool[i](images[rows])
+        return changed
+
+
 def noise_pool(sigma: float, clients: int, seed: int = 0) -> Pool:
     """Entry i - 1 adds noise of standard deviation sigma i / M, i = 1, ..., M: nobody's is clean.
 

@@ -6,13 +6,14 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedshift.errors import unknown
-from fedshift.experiments.papers import feddrm, fedpals, routing
+from fedshift.experiments.papers import feddrm, fedpals, labelsets, made, routing
 from fedshift.experiments.reproduce.study import Study
 
 
 def studies() -> dict[str, Study]:
     """Every study of every paper, by name."""
-    return fedpals.studies() | feddrm.studies() | routing.studies()
+    papers = (fedpals, feddrm, routing, labelsets, made)
+    return {name: study for paper in papers for name, study in paper.studies().items()}
 
 
 def study(name: str) -> Study:

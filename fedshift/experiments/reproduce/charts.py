@@ -17,6 +17,7 @@ AXES = {
     "delta": "delta",
     "E": "local epochs, E",
     "M": "clients, M",
+    "common": "labels common to all clients",
 }
 
 
@@ -26,6 +27,8 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart
         return _bars(study, cells)
     if study.plot == "routing":
         return _rows(study, cells) | routing_charts(study, cells, store)
+    if study.plot == "lines":
+        return _lines(study, cells)
     if study.plot == "curves":
         return _curves(study, cells, store)
     drawn = _sweeps(study, cells) if study.plot == "sweep" else {}
@@ -85,23 +88,35 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
 
 
 def _sweeps(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
-    means = _means(cells)
     drawn = {}
     for (dataset, axis), group in _groups(study).items():
-        series = [
-            _line(
-                row,
-                i,
-                [float(c.x or 0.0) for c in group],
-                [means[c.key, row.label] for c in group],
-            )
-            for i, row in enumerate(study.rows)
-        ]
         title = f"{study.title}: {group[0].title}"
-        across = Axis(AXES.get(axis, axis))
-        chart = line_chart(title, series, across, Axis(study.metric.name))
-        drawn[f"{dataset}-{axis}.svg"] = Chart(chart, title)
+        drawn[f"{dataset}-{axis}.svg"] = _sweep(study, group, study.rows, cells, title)
     return drawn
+
+
+def _lines(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
+    """Sweeps with a drawing for each method, for tables of many rows."""
+    drawn = {}
+    for (dataset, axis), group in _groups(study).items():
+        for key in dict.fromkeys(row.key for row in study.rows):
+            rows = [row for row in study.rows if row.key == key]
+            title = f"{study.title}: {key}, {group[0].title}"
+            drawn[f"{dataset}-{axis}-{key}.svg"] = _sweep(study, group, rows, cells, title)
+    return drawn
+
+
+def _sweep(
+    study: Study, group: Sequence[Column], rows: Sequence[Row], cells: Sequence[Cell], title: str
+) -> Chart:
+    """A line per row over the columns of a group."""
+    means = _means(cells)
+    x = [float(c.x or 0.0) for c in group]
+    series = [
+        _line(row, i, x, [means[c.key, row.label] for c in group]) for i, row in enumerate(rows)
+    ]
+    across = Axis(AXES.get(group[0].axis, group[0].axis))
+    return Chart(line_chart(title, series, across, Axis(study.metric.name)), title)
 
 
 def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
@@ -132,7 +147,9 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Char
         series = []
         for i, row in enumerate(study.rows):
             cell = next(c for c in cells if c.column is column and c.row is row)
-            curve = mean_curve(cell, store, study.metric)
+            before = row.rounds_before(cell.options)
+            known = mean_curve(cell, store, study.metric)
+            curve = {t - before: value for t, value in known.items() if t > before}
             series.append(_line(row, i, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.title} {column.split}"
         name = f"{column.dataset}-{column.split}.svg"

@@ -13,11 +13,11 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.load import apply_override, validate
+from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.reproduce.store import Run, Store, run_of
 from fedshift.experiments.reproduce.study import Column, Options, Row, Study
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.served import measured
-from fedshift.experiments.training import Metrics
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
 TAKEN = {
@@ -32,6 +32,8 @@ TAKEN = {
     "training.rounds": "use --rounds",
     "training.evaluate_every": "the table sets it",
 }
+# What a summary's "final" says of the messages of the last round.
+TRAFFIC = ("bytes_down", "bytes_up", "bytes_model")
 LAMBDA_0: Options = {"lam": 0.0}
 
 
@@ -73,7 +75,7 @@ class Plan:
         absent = column.missing()
         if absent:
             return absent
-        if self.study.metric.key not in measured() | {f.name for f in fields(Metrics)}:
+        if self.study.metric.key not in {*measured(), *TRAFFIC, *(f.name for f in fields(Metrics))}:
             return f"this version does not measure {self.study.metric.name}"
         try:
             config = config_of(self, row, column, LAMBDA_0 if row.ess else {}, 0)
@@ -95,7 +97,9 @@ def check_overrides(overrides: Sequence[str]) -> None:
             if key == taken or key.startswith(f"{taken}."):
                 raise InputError(f"-c {key}: reproduce sets it itself; {instead}")
         apply_override(tables, override)
-    validate(tables | {"method": {"name": "fedavg"}}, overrides=overrides)
+    # A target that leaves room for everything that [server] can have.
+    tables |= {"method": {"name": "fedavg"}, "shift": {"target": "uniform"}}
+    validate(tables, overrides=overrides)
 
 
 def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int) -> Config:
@@ -103,14 +107,14 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
 
     One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
     """
-    rounds = plan.rounds_of(column)
-    metric = plan.study.metric
+    metric, own = plan.study.metric, plan.options_of(row, column)
+    rounds = plan.rounds_of(column) + row.rounds_before(own)
     tables: dict[str, Any] = dict(column.tables(row))
-    tables["method"] = {"name": row.method, **plan.options_of(row, column), **options}
+    tables["method"] = {"name": row.method, **own, **options}
     tables["seeds"] = {"run": seed}
     for override in plan.overrides:
         apply_override(tables, override)
-    every = 1 if metric.stop == "best" else rounds
+    every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
         tables["training"]["evaluate_last"] = min(metric.last, rounds)

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.reproduce.plan import Candidate, Plan, runs_of
-from fedshift.experiments.reproduce.statistics import Moments, moments, paired
+from fedshift.experiments.reproduce.statistics import INTERVALS, LEVEL, Moments, paired
 from fedshift.experiments.reproduce.store import Finished, Run, Store
-from fedshift.experiments.reproduce.study import Column, Metric, Options, Printed, Row
+from fedshift.experiments.reproduce.study import Column, Metric, Options, Printed, Row, Study
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,13 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
         for cell in cells:
             base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell is not base:
-                cell = replace(cell, difference=paired(cell.by_seed, base.by_seed))
+                cell = replace(cell, difference=_paired(study, cell, base))
             found.append(cell)
     return tuple(found)
+
+
+def _paired(study: Study, cell: Cell, base: Cell) -> Moments | None:
+    return paired(cell.by_seed, base.by_seed, kind=study.interval)
 
 
 def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[str, str]) -> Cell:
@@ -114,7 +118,8 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
             value = _value(seed, options, store, metric)
             values += [] if value is None else [value]
             failed += [f"seed {seed} has no {metric.key}"] if value is None else []
-    summed = moments([v.value for v in values]) if values else None
+    over_seeds = INTERVALS[plan.study.interval]
+    summed = over_seeds([v.value for v in values], LEVEL) if values else None
     return replace(cell, values=tuple(values), failures=tuple(failed), moments=summed)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedshift.errors import DataError
-from fedshift.experiments.own_tests import look_names
+from fedshift.experiments.own_looks import look_names
 from fedshift.experiments.reproduce.chart import Chart
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.store import Run, Store

@@ -60,6 +60,8 @@ def _readable(config: Config) -> str:
         "beta": shift.beta,
         "delta": shift.delta,
         "noise": shift.target_noise or None,
+        "sigma": shift.noise or None,
+        "common": shift.common_labels,
         "clients": shift.clients,
         "E": config.training.epochs,
         "px": config.data.size,
@@ -67,8 +69,9 @@ def _readable(config: Config) -> str:
     parts = [
         config.data.name,
         *(f"{k}={v:g}" for k, v in split.items() if v is not None),
-        config.method.name,
+        config.method.name.removeprefix("labelset_"),
         *(f"{k}={v:g}" for k, v in options.items() if isinstance(v, int | float)),
+        *(options[k] for k in ("mode", "tune") if options.get(k, "none") != "none"),
         f"{config.training.rounds}r",
         f"s{config.seeds.run}",
     ]

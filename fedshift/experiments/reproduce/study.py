@@ -12,7 +12,8 @@ from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError, unknown
 
 Options = Mapping[str, Any]
-Plot = Literal["bars", "sweep", "distance", "curves", "routing"]
+Plot = Literal["bars", "sweep", "distance", "curves", "routing", "lines"]
+Interval = Literal["t", "bootstrap"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Row:
     scaled  options that count rounds: a shortened run shortens them alike
     reads   the summary's key in place of the table's, where rows differ in what they show
     against the row that this one is compared with, where it is not the table's baseline; "-" none
+    before  options that count rounds before training begins, which are none of the column's
     """
 
     label: str
@@ -60,6 +62,11 @@ class Row:
     scaled: tuple[str, ...] = ()
     reads: str = ""
     against: str = ""
+    before: tuple[str, ...] = ()
+
+    def rounds_before(self, options: Options) -> int:
+        """Rounds of a run with these options in which nothing is trained yet."""
+        return sum(int(options[name]) for name in self.before)
 
     @property
     def available(self) -> bool:
@@ -145,6 +152,7 @@ class Study:
     chosen    what the paper leaves open everywhere, and what we took
     rounds    of the usual column; --rounds scales the others alike
     verdict   labels of the rows of which the foot says whether they beat the baseline
+    interval  95 % intervals over seeds by Student's t or by bootstrap
     """
 
     name: str
@@ -158,6 +166,7 @@ class Study:
     plot: Plot = "bars"
     baseline: str = "FedAvg"
     verdict: tuple[str, ...] = ()
+    interval: Interval = "t"
 
 
 def narrowed(

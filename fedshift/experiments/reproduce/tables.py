@@ -43,7 +43,7 @@ def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
         "Method",
         "Here",
         "Paper",
-        "95 % interval",
+        "95 % interval" if study.interval == "t" else "95 % bootstrap interval",
         f"Minus {study.baseline}, paired" if study.baseline else "Minus the baseline",
         "Differs from the paper",
     )

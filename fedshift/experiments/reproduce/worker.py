@@ -6,19 +6,23 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fedshift.errors import FedshiftError
-from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import EventLog, write_run
+from fedshift.experiments.folder import EventLog, kept_in, record
 from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.training import Listener, listeners
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import Listener
 
 
 def perform(run: Run, store: Store, tell: Listener) -> None:
-    """Train the run and write its folder, telling of each event. Whatever fails is raised."""
-    log = EventLog(store.clear(run))
+    """Train the run, from its last checkpoint if it has one, and write its folder.
+
+    `tell` hears of each event. Whatever fails is raised.
+    """
+    folder = store.clear(run)
     try:
-        write_run(store.path(run), run_experiment(run.config, listen=listeners(log, tell)))
+        prepared = prepare(run.config)
+        record(folder, run.config, prepared, tell, keeper=kept_in(folder, run.config, prepared))
     except Exception as e:
-        log({"event": "failed", "error": reason(e)})
+        EventLog(folder)({"event": "failed", "error": reason(e)})
         raise
 
 

@@ -1,0 +1,1 @@
+"""A Flower app whose strategy can be FedPALS."""

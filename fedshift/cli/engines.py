@@ -1,0 +1,23 @@
+"""`--engine` and `--workers`: where a run's clients work."""
+
+from __future__ import annotations
+
+from fedshift.errors import InputError
+from fedshift.experiments.experiment import Engine, in_process
+
+
+def engine_of(name: str, actors: int | None, workers: int | None = None) -> Engine:
+    """The engine of this name. Raises InputError for options of another one."""
+    if name == "flower-sim":
+        from fedshift.experiments.on_flower import flower_simulation
+
+        if workers is not None:
+            raise InputError("--workers is for the engine in-process; Flower's are --actors")
+        return flower_simulation(actors)
+    if actors is not None:
+        raise InputError("--actors is for --engine flower-sim; leave it out, or choose that engine")
+    if workers is None:
+        return in_process
+    from fedshift.experiments.side_by_side import processes
+
+    return processes(workers)

@@ -1,0 +1,85 @@
+"""`fedshift run`: a new run, or one that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.cli import console
+from fedshift.cli.engines import engine_of
+from fedshift.cli.results import draw, run_json, show_run
+from fedshift.cli.stopping import asked_to_stop
+from fedshift.errors import InputError
+from fedshift.experiments.config import Config
+from fedshift.experiments.folder import check_unused, kept_in, record, reserved
+from fedshift.experiments.load import load_config
+from fedshift.experiments.resume import configured, reopened
+from fedshift.experiments.task import Prepared, prepare
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed after `fedshift run`."""
+
+    file: Path | None
+    resume: Path | None
+    out: Path | None
+    overrides: Sequence[str]
+    engine: str
+    actors: int | None
+    workers: int | None
+    every: int | None
+
+
+def run_asked(asked: Asked, *, as_json: bool) -> None:
+    """Train, and show what came of it. Raises InputError for options that do not go together."""
+    config = _configured(asked)
+    engine = engine_of(asked.engine, asked.actors, asked.workers)
+    keeps = asked.engine == "in-process"
+    if not keeps and (asked.resume is not None or asked.every is not None):
+        raise InputError(
+            "a run on Flower keeps no checkpoints, since its clients' states end with it; leave "
+            "out --resume and --checkpoint-every, or use the engine in-process"
+        )
+    console.warn_of_data_folders()
+    check_unused(asked.out)
+    prepared = prepare(config)
+    with _folder(asked, config, prepared) as folder, console.progress() as listen:
+        if keeps:
+            with asked_to_stop() as stop:
+                keeper = kept_in(folder, config, prepared, asked.every, stop)
+                experiment = record(folder, config, prepared, listen, engine, keeper)
+        else:
+            experiment = record(folder, config, prepared, listen, engine)
+    page = draw([folder], None)
+    if as_json:
+        console.show_json(run_json(folder, experiment, page))
+    else:
+        show_run(folder, experiment, page)
+
+
+def _configured(asked: Asked) -> Config:
+    if asked.resume is None:
+        if asked.file is None:
+            raise InputError("give FILE.toml, or --resume FOLDER of a run that was interrupted")
+        return load_config(asked.file, asked.overrides)
+    if asked.file is not None or asked.out is not None or asked.overrides:
+        raise InputError(
+            "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
+        )
+    return configured(asked.resume)
+
+
+@contextlib.contextmanager
+def _folder(asked: Asked, config: Config, prepared: Prepared) -> Iterator[Path]:
+    if asked.resume is None:
+        with reserved(asked.out, config.name) as folder:
+            yield folder
+    else:
+        with reopened(asked.resume, config, prepared) as (folder, moved):
+            if moved:
+                print(f"note: {moved}", file=sys.stderr)
+            yield folder

@@ -1,0 +1,108 @@
+"""Certificates for TLS and keys for clients, as Flower's SuperLink and SuperNodes want them."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedshift.errors import InputError
+
+DAYS = 365
+
+
+def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> None:
+    """ca.crt with ca.key, and server.crt with server.key for these host names and addresses.
+
+    The certificate is for server authentication, valid for `days` from today. Private keys are
+    readable by their owner alone. Raises InputError where a file exists or cannot be written.
+    """
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    root = _drawn("fedshift federation", authority, days).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    leaf = (
+        _drawn("fedshift server", server, days)
+        .add_extension(x509.SubjectAlternativeName([_named(h) for h in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    )
+    for name, key, builder in (("ca", authority, root), ("server", server, leaf)):
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        _write(folder / f"{name}.key", private, 0o600)
+        signed = builder.sign(authority, hashes.SHA384())
+        _write(folder / f"{name}.crt", signed.public_bytes(Encoding.PEM), 0o644)
+
+
+def write_client_key(path: Path) -> None:
+    """A client's key pair, `path` and `path`.pub, in OpenSSH's form."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(path, private, 0o600)
+    _write(path.with_name(path.name + ".pub"), public + b"\n", 0o644)
+
+
+def check_certificate(path: Path) -> None:
+    """Refuse, with InputError, a certificate that is missing, unreadable, or not valid today."""
+    again = "make it with `fedshift deploy init`"
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as e:
+        raise InputError(f"{path}: cannot be read: {e.strerror}; {again}") from None
+    except ValueError:
+        raise InputError(f"{path}: not a certificate; {again}") from None
+    first, last = found.not_valid_before_utc, found.not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
+    if not first <= now <= last:
+        raise InputError(
+            f"{path}: valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, and today is "
+            f"{now:%Y-%m-%d}; {again}"
+        )
+
+
+def _drawn(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    """A certificate of the federation's authority, to be signed; valid from five minutes ago."""
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    names = [[x509.NameAttribute(NameOID.COMMON_NAME, one)] for one in (subject, _AUTHORITY)]
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name(names[0]))
+        .issuer_name(x509.Name(names[1]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=days))
+    )
+
+
+_AUTHORITY = "fedshift federation"
+
+
+def _named(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A new file; never in place of one that exists."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as e:
+        raise InputError(f"{path}: cannot be written: {e.strerror}") from None
+    with os.fdopen(handle, "wb") as f:
+        f.write(content)

@@ -1,0 +1,85 @@
+"""A federation's folder: what the server needs, and what each client is handed.
+
+ca.crt, ca.key            the federation's own authority; ca.key signs, and stays here
+server.crt, server.key    the server's certificate
+clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json
+app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
+from fedshift.errors import InputError
+
+APP = """\
+# A Flower app whose code is the installed library. Written by `fedshift deploy init`.
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedshift-federation"
+version = "1.0.0"
+description = "An experiment of fedshift on a federation"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedshift"
+
+[tool.flwr.app.components]
+serverapp = "fedshift.experiments.deployed:server_app"
+clientapp = "fedshift.experiments.deployed:client_app"
+
+[tool.flwr.app.config]
+experiment = {experiment}
+site = {site}
+out = ""
+patience = 600.0
+timeout = 3600.0
+"""
+SITE = "fedshift.experiments.on_flower:configured_site"
+
+
+def make_place(
+    folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = SITE
+) -> None:
+    """Write the folder. `experiment` is the TOML of a run; `site` what gives a client's data.
+
+    Raises InputError for a folder that holds something.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as e:
+        raise InputError(f"{folder}: cannot be made: {e.strerror}") from None
+    if used:
+        raise InputError(f"{folder}: exists and is not an empty folder; give another")
+    write_authority(folder, hosts)
+    for i in range(clients):
+        mine = client_place(folder, i)
+        mine.mkdir(parents=True)
+        shutil.copyfile(folder / "ca.crt", mine / "ca.crt")
+        write_client_key(mine / "key")
+        about = {"partition": i, "partitions": clients}
+        (mine / "client.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+    (folder / "app").mkdir()
+    text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
+    (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")
+
+
+def client_place(folder: Path, client: int) -> Path:
+    """Where a client's part of the federation's folder lies."""
+    return folder / "clients" / f"client-{client}"
+
+
+def clients_of(folder: Path) -> list[Path]:
+    """The clients' folders in order. Raises InputError for a folder without the server's files."""
+    for name in ("ca.crt", "server.crt"):
+        check_certificate(folder / name)
+    found = (folder / "clients").glob("client-*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("client-")))

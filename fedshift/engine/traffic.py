@@ -1,0 +1,41 @@
+"""How many bytes go to clients and come back, counted on the messages themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.tree import size_in_bytes
+
+
+class Traffic(NamedTuple):
+    """Bytes of the tensors of one round: to all of its clients together, and from them."""
+
+    clients: int = 0
+    down: int = 0
+    up: int = 0
+
+    def each(self) -> tuple[float, float]:
+        """(down, up), the mean over the clients; 0 for a round without any."""
+        return self.down / max(self.clients, 1), self.up / max(self.clients, 1)
+
+
+class Meter:
+    """A backend that runs clients as `backend` does; `last` is the traffic of the last round."""
+
+    def __init__(self, backend: Backend = loop) -> None:
+        self.backend, self.last = backend, Traffic()
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        self.last = Traffic()
+        for reply in self.backend(update, self._sent(jobs)):
+            self.last = self.last._replace(
+                clients=self.last.clients + 1, up=self.last.up + size_in_bytes(reply.update)
+            )
+            yield reply
+
+    def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        for job in jobs:
+            self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
+            yield job

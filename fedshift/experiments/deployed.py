@@ -1,0 +1,91 @@
+"""An experiment on deployed Flower nodes: the ServerApp and ClientApp that Flower loads by name.
+
+The run's configuration holds the experiment's TOML ("experiment"), what gives a client's data
+("site", "module:function" from (TOML, partition) to a Site), and where results go ("out").
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.backends import Backend, loop
+from fedshift.engine.rounds import Federation, Round, check_model
+from fedshift.errors import InputError
+from fedshift.experiments.config import Config
+from fedshift.experiments.folder import record, reserved
+from fedshift.experiments.load import validate
+from fedshift.experiments.on_flower import on_grid
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import Play, silent
+from fedshift.flower.client import Site, app_of, partition
+
+server_app = ServerApp()
+
+
+def configured(text: str) -> Config:
+    """The experiment. Raises InputError for what only a simulation can do."""
+    config = validate(tomllib.loads(text), text=text, origin="experiment")
+    if config.method.options.get("ess") == "auto":
+        raise InputError('ess = "auto" trains one model per candidate; deploy with a number')
+    if config.shift.target == "clients":
+        raise InputError(
+            'shift.target = "clients" is measured on models that never leave their clients; '
+            "simulate it (--engine flower-sim)"
+        )
+    return config
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, evaluate on the server's examples, and leave a run folder."""
+    given = context.run_config
+    config = configured(str(given["experiment"]))
+    waits = {k: float(given[k]) for k in ("patience", "timeout")}
+
+    def engine(config: Config, options: dict[str, Any]) -> Play:
+        return partial(_play, grid, config, waits)
+
+    with reserved(Path(str(given["out"])), config.name) as folder:
+        record(folder, config, prepare(config), silent, engine)
+
+
+def _play(
+    grid: Grid,
+    config: Config,
+    waits: dict[str, float],
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    *,
+    cohort: int | None = None,
+    backend: Backend = loop,
+    after: Round | None = None,
+) -> Iterator[Round]:
+    if after is not None:
+        raise InputError("a run on Flower cannot be resumed; its clients' states end with it")
+    check_model(algorithm.model, federation)
+    return on_grid(
+        grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend, **waits
+    )
+
+
+def site_of(context: Context) -> Site:
+    """What this node's client has, from the function that the run's configuration names."""
+    module, _, name = str(context.run_config["site"]).partition(":")
+    text = str(context.run_config["experiment"])
+    found: Site = getattr(import_module(module), name)(text, partition(context))
+    torch.set_num_threads(configured(text).training.threads)
+    return found
+
+
+client_app = app_of(site_of, threads=1, open_states=False)

@@ -1,0 +1,66 @@
+"""Tasks whose clients' inputs differ: dealt by who wrote them, or seen through noise."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift import datasets
+from fedshift.datasets import writers
+from fedshift.errors import InputError, unknown
+from fedshift.experiments.config import Config
+from fedshift.experiments.natural import Dealt
+from fedshift.experiments.own_looks import looks
+from fedshift.seeds import numpy_generator
+from fedshift.shifts import Partition, Shift, group_shares
+from fedshift.shifts.noise import Shared, noise_pool
+
+Indices = NDArray[np.int64]
+
+
+def dealing(config: Config, seed: int, rows: Indices) -> Shift:
+    """The configured shift over these rows of the training file; by writers, for kind "writers".
+
+    Rows from the length of the training file on are those of the test file. Raises InputError for
+    a data set without writers.
+    """
+    if config.shift.kind != "writers":
+        return config.shift.shift()
+    ids = writer_ids(config.data.name)[rows]
+
+    def by_writer(
+        labels: Indices, classes: int, clients: int, rng: np.random.Generator
+    ) -> Partition:
+        return group_shares(ids, clients, numpy_generator(seed, "writers"))
+
+    return by_writer
+
+
+def writer_ids(name: str) -> Indices:
+    """The writer of each row of the training file, then of the test file, numbered from 0.
+
+    A writer of both files has one number. Raises InputError for a data set without writers.
+    """
+    if name not in writers.READERS:
+        error = unknown("data set with writers", name, writers.READERS)
+        raise InputError(f'shift.kind = "writers": {error}')
+    parts = writers.READERS[name](datasets.find(name))
+    named = np.concatenate([np.asarray(part.sites)[part.site.numpy()] for part in parts])
+    return np.unique(named, return_inverse=True)[1].astype(np.int64)
+
+
+def noised(config: Config, dealt: Dealt, seed: int) -> Dealt:
+    """The task with each client's noise, and the test images' where shift.noisy_test is set."""
+    split = config.shift
+    if not split.noise:
+        return dealt
+    clients = len(dealt.parts)
+    shared = Shared(noise_pool(split.noise, clients, seed), seed) if split.noisy_test else None
+    return dealt._replace(looks=looks(config, clients), test_look=shared)
+
+
+def shifts_features(config: Config) -> bool:
+    """Whether the configuration makes clients' inputs differ, not only their labels."""
+    split = config.shift
+    at_sites = split.kind == "natural" and split.target == "clients"
+    return bool(split.noise) or split.transform != "none" or split.kind == "writers" or at_sites

@@ -1,0 +1,305 @@
+"""Private label sets: the protocol of the sweep, and three studies of ours.
+
+Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and private label
+sets", arXiv 2508.18774. We know its abstract and a summary: data sets, 2 to 10 labels per client
+drawn at random, FedAvg and FedProx, public and private, no tuning, MSE and pairwise, global test
+accuracy; 2,000 examples per client and 10 seeds with bootstrap intervals at second hand. Everything
+else is chosen, and no numbers of the paper are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedshift.experiments.reproduce.study import Column, Metric, Row, Study
+
+FASHION, CIFAR, CIFAR_100 = "Fashion-MNIST", "CIFAR-10", "CIFAR-100"
+ROUNDS, SEEDS = 150, 10
+Tables = dict[str, dict[str, Any]]
+ACCURACY = Metric(stop="final")
+
+# --------------------------------------------------------------------------- methods
+
+MODES = ("public", "private")
+TUNES = {"none": "", "mse": " + MSE", "pairwise": " + pairwise"}
+FEDPROX = {"mu": (0.001, 0.01, 0.1, 1.0)}
+
+
+def _row(mode: str, method: str, tune: str = "none", **more: Any) -> Row:
+    """FedAvg or FedProx in one mode; tuned ones are compared with the same without tuning."""
+    prox = method == "fedprox"
+    name = f"{mode} {'FedProx' if prox else 'FedAvg'}"
+    public = "public FedProx" if prox else "public FedAvg"
+    against = name if tune != "none" else {"private": public}.get(mode, "public FedAvg")
+    options = {"mode": mode, "tune": tune, **({"mu": 0.01} if prox else {}), **more}
+    label = name + TUNES[tune] + (" over union" if more.get("tune_over") == "union" else "")
+    grid = FEDPROX if prox else {}
+    return Row(label, method, f"labelset_{method}", options, grid, against=against)
+
+
+FEDAVG = tuple(_row(mode, "fedavg", tune) for mode in MODES for tune in TUNES)
+ALL = (*FEDAVG, *(_row(mode, "fedprox", tune) for mode in MODES for tune in TUNES))
+UNION = tuple(_row("private", "fedavg", tune, tune_over="union") for tune in ("mse", "pairwise"))
+
+# --------------------------------------------------------------------------- what is chosen
+
+NETWORK = (
+    "Two convolutions of 6 and 16 (5 x 5), then 120 and 84 units; SGD with learning rate 0.1, "
+    "batch 32, one local epoch, no momentum, no weight decay: as in the same authors' FedPALS code."
+)
+PROTOCOL = (
+    "2,000 examples per client, labels drawn uniformly at random for each, 10 seeds and accuracy "
+    "on the test set are what we were told of the paper; the rest is ours.",
+    "10 clients, all in every round. Label sets are drawn anew until every label has a client and "
+    "enough examples.",
+    "Tested after the last round, on test examples of the labels that some client holds, equally "
+    "many of each.",
+    NETWORK,
+    "150 rounds, as there.",
+)
+TUNING = (
+    "5,000 unlabeled examples on the server, nobody else's, equally many of each label; 50 steps "
+    "of Adam at 0.001 on 128 of them per round, on the head alone, from the aggregate.",
+    "FedProx's mu by 2,000 labelled examples on the server, nobody else's, with --tune.",
+)
+INTERVALS = (
+    "Differences are paired by seed: private without tuning minus public; with tuning minus the "
+    "same without; public FedProx minus public FedAvg.",
+)
+
+# --------------------------------------------------------------------------- data sets and splits
+
+
+def _column(title: str, split: str, shift: Mapping[str, Any], **more: Any) -> Column:
+    training = {"batch": 32, "lr": 0.1, **more.pop("training", {})}
+    settings: Tables = {
+        "data": {"name": title.lower(), "validation": 0.0},
+        "shift": {"kind": "label-sets", "clients": 10, "samples": 2000, "target": "union", **shift},
+        "model": {"name": "lenet"},
+        "training": training,
+    }
+    held = more.pop("server", {"unlabeled": 5000, "validation": 2000})
+    settings |= {"server": held} if held else {}
+    settings["data"] |= more.pop("data", {})
+    return Column(
+        title.lower(), title, split, settings, more.pop("rounds", ROUNDS),
+        seeds=more.pop("seeds", SEEDS), **more,
+    )  # fmt: skip
+
+
+def _labels(title: str, labels: int, **more: Any) -> Column:
+    return _column(title, f"C={labels}", {"labels_per_client": labels}, **more)
+
+
+def _mini(split: str, **shift: Any) -> Column:
+    """The data that ship with the package, a tenth of the protocol."""
+    return _column(
+        "Fashion-MNIST-mini", split, {"samples": 200, **shift}, extra=True,
+        server={"unlabeled": 500, "validation": 200},
+        differs="200 examples per client, 500 unlabeled",
+    )  # fmt: skip
+
+
+def _sweep() -> Study:
+    labels = (2, 3, 5, 7, 10)
+    columns = (
+        *(_labels(title, c) for title in (FASHION, CIFAR) for c in labels),
+        *(_mini(f"C={c}", labels_per_client=c) for c in labels),
+    )
+    return Study(
+        "labelsets/sweep",
+        "Private and public label sets by labels per client",
+        ALL,
+        columns,
+        ROUNDS,
+        (*PROTOCOL, *TUNING, *INTERVALS),
+        metric=ACCURACY,
+        plot="lines",
+        baseline="",
+        interval="bootstrap",
+    )
+
+
+def _overlap() -> Study:
+    def shift(common: int) -> dict[str, Any]:
+        return {"clients": 3, "labels_per_client": 3, "common_labels": common}
+
+    columns = (
+        *(_column(t, f"common={c}", shift(c)) for t in (FASHION, CIFAR) for c in range(4)),
+        *(_mini(f"common={c}", **shift(c)) for c in range(4)),
+    )
+    return Study(
+        "labelsets/overlap",
+        "Disjoint to full overlap at three labels per client",
+        FEDAVG,
+        columns,
+        ROUNDS,
+        (
+            "3 clients of 3 labels, of which 0 to 3 are common to all and the others are nobody "
+            "else's; all together 9, 7, 5 and 3 labels, over which the test set is. Accuracies of "
+            "different overlap are of problems of different size: compare the rows.",
+            *PROTOCOL[3:],
+            TUNING[0],
+            "The server's examples are of the labels that some client holds.",
+            *INTERVALS,
+        ),
+        metric=ACCURACY,
+        plot="lines",
+        baseline="",
+        interval="bootstrap",
+    )
+
+
+def _absent() -> Study:
+    cohort = {"cohort": 5}
+    columns = (
+        *(_labels(title, c, training=cohort) for title in (FASHION, CIFAR) for c in (2, 3)),
+        _column(
+            "Fashion-MNIST-mini", "C=2", {"labels_per_client": 2, "samples": 200}, extra=True,
+            server={"unlabeled": 500, "validation": 200}, training=cohort,
+            differs="200 examples per client, 500 unlabeled",
+        ),
+    )  # fmt: skip
+    return Study(
+        "labelsets/absent",
+        "Half of the clients per round: labels that nobody holds today",
+        (*FEDAVG, *UNION, *map(_outside, (*FEDAVG[4:], *UNION))),
+        columns,
+        ROUNDS,
+        (
+            "Five of ten clients per round, so that labels can be absent from all of them.",
+            *PROTOCOL,
+            TUNING[0],
+            "Over union: tuning with a softmax over the labels that the cohort holds (ours).",
+            "Mass: mean probability of the absent labels after the last round's tuning, in %.",
+            *INTERVALS,
+        ),
+        metric=ACCURACY,
+        plot="lines",
+        baseline="",
+        interval="bootstrap",
+    )
+
+
+def _outside(row: Row) -> Row:
+    """The mass on absent labels in a row's runs."""
+    return Row(
+        f"{row.label}, mass", row.key, row.method, row.options, reads="sets_outside_after",
+        against="-",
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------- open questions
+
+READS = {"global model": "global_accuracy", "own models": "average_accuracy"}
+
+
+def _open_rows() -> tuple[Row, ...]:
+    rows = []
+    for reads in READS:
+        for method in ("FedAvg", "SCAFFOLD", "Ditto"):
+            # Ditto's global model is FedAvg's.
+            if (method, reads) != ("Ditto", "global model"):
+                rows += [_open_row(method, mode, reads) for mode in MODES]
+    return tuple(rows)
+
+
+def _open_row(method: str, mode: str, reads: str) -> Row:
+    """Private minus public of the same method; public minus public FedAvg."""
+    other = method if mode == "private" else "FedAvg"
+    return Row(
+        f"{mode} {method}, {reads}",
+        method.lower(),
+        f"labelset_{method.lower()}",
+        {"mode": mode},
+        reads=READS[reads],
+        against=f"public {other}, {reads}",
+    )
+
+
+def _open() -> Study:
+    def column(title: str, labels: int, **more: Any) -> Column:
+        samples = more.pop("samples", 2500)
+        shift = {"labels_per_client": labels, "samples": samples, "target": "clients"}
+        return _column(title, f"C={labels}", shift, data={"test": 0.2}, server={}, **more)
+
+    columns = (
+        *(column(title, c) for title in (FASHION, CIFAR) for c in (2, 3, 5)),
+        column("Fashion-MNIST-mini", 3, extra=True, samples=250, differs="250 examples per client"),
+    )
+    return Study(
+        "labelsets/open",
+        "SCAFFOLD and Ditto with private label sets",
+        _open_rows(),
+        columns,
+        ROUNDS,
+        (
+            "Not in the paper, which leaves both open.",
+            "2,500 examples per client of training and test file together, of which each keeps 500 "
+            "for testing. Global model: the server's, on all clients' test examples together; own "
+            "models: each client's on its own, in private mode restricted to its labels.",
+            PROTOCOL[1],
+            *PROTOCOL[3:],
+            "SCAFFOLD: option II; Ditto: lambda = 1; no tuning.",
+            "Differences are paired by seed: private minus public of the same method; public minus "
+            "public FedAvg.",
+        ),
+        metric=Metric("accuracy, %", "global_accuracy", stop="last", last=1),
+        plot="lines",
+        baseline="",
+        interval="bootstrap",
+    )
+
+
+# --------------------------------------------------------------------------- what travels
+
+
+def _scaling() -> Study:
+    """Bytes of the messages of the last round, per client."""
+    rows = [
+        Row(
+            f"{mode}, {way}", "fedavg", "labelset_fedavg", {"mode": mode}, reads=f"bytes_{way}",
+            against=f"public, {way}",
+        )
+        for way in ("down", "up")
+        for mode in MODES
+    ]  # fmt: skip
+    whole = Row(
+        "whole model", "fedavg", "labelset_fedavg", {"mode": "public"}, reads="bytes_model",
+        against="-",
+    )  # fmt: skip
+    columns = (
+        *(_many(FASHION, m, 2) for m in (10, 30, 100, 300, 1000)),
+        # Few have CIFAR-100: only where it is named.
+        *(_many(CIFAR_100, m, 10, extra=True) for m in (10, 30, 100, 300, 1000)),
+        *(_many("Fashion-MNIST-mini", m, 2, 2000, extra=True) for m in (10, 100)),
+    )
+    return Study(
+        "labelsets/scaling",
+        "Bytes per client and round, 10 to 1,000 clients",
+        (*rows, whole),
+        columns,
+        3,
+        (
+            "Bytes of the tensors of a message, counted on the messages of the last round, mean "
+            "over the clients: the model or the client's part of it, the slots' numbers, the "
+            "client's id and loss. All clients together: times the number of clients.",
+            "20,000 examples shared evenly; 2 labels per client on Fashion-MNIST, 10 on CIFAR-100, "
+            "whose classifier is a larger part of the model. 3 rounds, for messages do not grow.",
+            NETWORK,
+        ),
+        metric=Metric("kB per client and round", "bytes_up", 1e-3, 2, stop="final"),
+        plot="lines",
+        baseline="",
+    )  # fmt: skip
+
+
+def _many(title: str, clients: int, labels: int, pool: int = 20_000, **more: Any) -> Column:
+    shift = {"clients": clients, "labels_per_client": labels, "samples": pool // clients}
+    return _column(title, f"M={clients}", shift, rounds=3, seeds=1, server={}, **more)
+
+
+def studies() -> dict[str, Study]:
+    """All of them by name."""
+    return {s.name: s for s in (_sweep(), _overlap(), _absent(), _open(), _scaling())}

@@ -1,0 +1,130 @@
+"""What a run has gathered so far, kept beside its checkpoints, and when those are written."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
+from fedshift.engine.rounds import Round
+from fedshift.engine.traffic import Traffic
+from fedshift.errors import DataError
+from fedshift.experiments.label_sets import SetRound
+from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.served import ServedMetrics
+
+SECONDS = 60.0
+# The exit code of a stop that was asked for, None while nobody asks.
+Asked = Callable[[], int | None]
+
+
+@dataclass(eq=False)
+class Progress:
+    """The last round that is complete, and all that was measured up to it."""
+
+    after: Round | None = None
+    metrics: list[Metrics] = field(default_factory=list)
+    served: list[ServedMetrics] = field(default_factory=list)
+    sets: list[SetRound] = field(default_factory=list)
+    traffic: Traffic = Traffic()
+
+    def facts(self) -> dict[str, Any]:
+        """Everything but the round, as values that JSON can hold."""
+        return {
+            "metrics": [_plain(asdict(one)) for one in self.metrics],
+            "served": [_plain(asdict(one)) for one in self.served],
+            "sets": [_plain(asdict(one)) for one in self.sets],
+            "traffic": list(self.traffic),
+        }
+
+
+def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
+    """The inverse of `Progress.facts`."""
+    return Progress(
+        after,
+        [Metrics(**_numbers(row)) for row in facts["metrics"]],
+        [ServedMetrics(**_numbers(row)) for row in facts["served"]],
+        [SetRound(**_numbers(row)) for row in facts["sets"]],
+        Traffic(*facts["traffic"]),
+    )
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Non-finite numbers as text; None stays None."""
+    odd = {k: str(v) for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
+    return {**row, **odd}
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: float(v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def nobody_asks() -> None:
+    """Nobody asks a run to stop."""
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Where a run's checkpoints are, and when one is written.
+
+    every     rounds; None: whenever `SECONDS` have passed since the last one
+    asked     looked at after every round: a stop that was asked for is made once a checkpoint is
+              written
+    identity  what tells this run from others; a checkpoint of another run is refused
+    """
+
+    folder: Path
+    identity: str
+    every: int | None = None
+    asked: Asked = nobody_asks
+
+    def progress(self, label: str) -> Progress:
+        """Where the run, or one of its candidates, stands. Raises DataError for another run's."""
+        saved = read_checkpoint(self.folder / _slug(label))
+        if saved is None:
+            return Progress()
+        if saved.facts["identity"] != self.identity:
+            raise DataError(
+                f"{self.folder}: checkpoints of another configuration, or of other data; delete "
+                "the folder to start from round 1"
+            )
+        return progress_of(saved.round, saved.facts)
+
+    def keep(self, label: str, progress: Progress) -> None:
+        """Write a checkpoint of `progress`."""
+        if progress.after is not None:
+            facts = progress.facts() | {"identity": self.identity}
+            write_checkpoint(self.folder / _slug(label), progress.after, facts)
+
+
+class Saver:
+    """Decides after each round whether to write a checkpoint; without a keeper never."""
+
+    def __init__(self, keeper: Keeper | None, label: str, rounds: int) -> None:
+        self.keeper, self.label, self.rounds = keeper, label, rounds
+        self.written = time.monotonic()
+
+    def start(self) -> Progress:
+        """Where to go on from."""
+        return Progress() if self.keeper is None else self.keeper.progress(self.label)
+
+    def played(self, progress: Progress) -> None:
+        """After a round. Raises KeyboardInterrupt, with an exit code, where it is asked to stop."""
+        if self.keeper is None or progress.after is None:
+            return
+        t, code = progress.after.t, self.keeper.asked()
+        late = time.monotonic() - self.written >= SECONDS
+        due = late if self.keeper.every is None else t % self.keeper.every == 0
+        if due or code is not None or t == self.rounds:
+            self.keeper.keep(self.label, progress)
+            self.written = time.monotonic()
+        if code is not None and t < self.rounds:
+            raise KeyboardInterrupt(code)
+
+
+def _slug(label: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)

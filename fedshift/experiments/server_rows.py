@@ -1,0 +1,72 @@
+"""Training examples that the server has itself: unlabeled to tune on, labelled to choose by."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import shifts
+from fedshift.errors import InputError
+from fedshift.experiments.config import ServerData
+from fedshift.seeds import numpy_generator
+from fedshift.shifts.base import largest_remainder
+
+Indices = NDArray[np.int64]
+
+
+class ServerRows(NamedTuple):
+    """Rows of the training file, each ascending: the server's two sets, and everybody else's."""
+
+    unlabeled: Indices
+    validation: Indices
+    others: Indices
+
+    def following(self, y: Tensor, target: NDArray[np.float64], seed: int) -> ServerRows:
+        """The largest subsets whose labels follow T [K] = `target`; `others` as they are.
+
+        Raises InputError where a label of T is missing, or T leaves nothing.
+        """
+        one, two = (
+            _following(name, rows, y, target, seed)
+            for name, rows in (("unlabeled", self.unlabeled), ("validation", self.validation))
+        )
+        return ServerRows(one, two, self.others)
+
+
+def reserve(y: Tensor, classes: int, asked: ServerData, seed: int) -> ServerRows:
+    """Rows set apart for the server before any client gets one, y [n] the training labels.
+
+    Each set has the file's label proportions, rounded by largest remainders; which examples is
+    drawn by `seed` alone, so it depends on nothing that clients do. Raises InputError where there
+    are too few.
+    """
+    labels = y.numpy()
+    left, sets = np.arange(len(labels)), []
+    for name, size in (("unlabeled", asked.unlabeled), ("validation", asked.validation)):
+        if size >= len(left):
+            raise InputError(
+                f"server.{name} = {size}, and {len(left)} training examples are left; clients need "
+                "some too"
+            )
+        counts = largest_remainder(np.bincount(labels[left], minlength=classes) * size / len(left))
+        order = numpy_generator(seed, "server", name).permutation(left)
+        ranked = [order[labels[order] == c][:n] for c, n in enumerate(counts)]
+        sets.append(np.sort(np.concatenate(ranked)))
+        left = np.setdiff1d(left, sets[-1], assume_unique=True)
+    return ServerRows(sets[0], sets[1], left)
+
+
+def _following(
+    name: str, rows: Indices, y: Tensor, target: NDArray[np.float64], seed: int
+) -> Indices:
+    if not len(rows):
+        return rows
+    rng = numpy_generator(seed, "server follows", name)
+    try:
+        kept = shifts.resample_to(y.numpy()[rows], target, len(target), rng)
+    except InputError as e:
+        raise InputError(f"server.{name} = {len(rows)}: {e} Raise server.{name}.") from None
+    return np.asarray(rows[kept])

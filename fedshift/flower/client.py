@@ -1,0 +1,208 @@
+"""The client's side: an algorithm's client half as a Flower ClientApp."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import ClientData, Examples, count, label_counts
+from fedshift.engine.backends import Reply
+from fedshift.engine.evaluate import score
+from fedshift.engine.replies import check_finite
+from fedshift.engine.rounds import job_of
+from fedshift.errors import FedshiftError, InputError
+from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.tree import Params, Parts
+
+LOG = logging.getLogger("fedshift.flower")
+STATE = "state."
+Handler = Callable[[Message, Context], Message]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """All that one client has: the method, its examples, the seed of its batches.
+
+    data        its id is the partition id that Flower gives to the node
+    seed        the run's `seeds.batch`, the same on all clients
+    validation  examples to score models on, for federated evaluation
+    first       the first (parameters, buffers); the network's own if left out
+    """
+
+    algorithm: Algorithm
+    data: ClientData
+    seed: int = 0
+    validation: Examples | None = None
+    first: tuple[Params, Params] | None = field(default=None, repr=False)
+
+    @property
+    def start(self) -> tuple[Params, Params]:
+        """The first model, which all clients and the server have in common."""
+        return self.algorithm.model.init() if self.first is None else self.first
+
+
+def partition(context: Context) -> int:
+    """Which client a node is. Raises InputError where the node was not told."""
+    given = context.node_config.get("partition-id")
+    if given is None:
+        raise InputError(
+            "this node has no partition-id; start it with --node-config "
+            '"partition-id=0 num-partitions=3"'
+        )
+    return int(given)
+
+
+def form_of(params: Params, buffers: Params) -> list[str]:
+    """Names, shapes and types of a model's tensors, one line each."""
+    return [f"{k} {tuple(v.shape)} {v.dtype}" for k, v in (params | buffers).items()]
+
+
+def digest_of(params: Params, buffers: Params) -> str:
+    """A checksum of a model's numbers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, v in sorted((params | buffers).items()):
+        digest.update(name.encode() + v.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def client_app(
+    site: Callable[[int], Site], *, threads: int = 1, open_states: bool = False
+) -> ClientApp:
+    """An algorithm's client half on Flower.
+
+    site         from the partition id to what this client has. In a simulation it is pickled with
+                 each message: it should load (and keep) data, not carry them
+    threads      torch threads while a message is handled; results depend on them in the last bit
+    open_states  answer the server's question for what the client keeps. For simulations and tests,
+                 where the server's process owns the clients; never in a deployment
+
+    A client that fails, or whose training diverges, keeps what it had before the round.
+    """
+    return app_of(lambda context: site(partition(context)), threads, open_states)
+
+
+def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> ClientApp:
+    """`client_app`, where what a client has depends on the run's configuration as well."""
+    app, visit = ClientApp(), _visiting(site, threads)
+
+    @app.query("register")
+    @_answering
+    def register(message: Message, context: Context) -> RecordDict:
+        return _registered(visit(context), message.content)
+
+    @app.train()
+    @_answering
+    def train(message: Message, context: Context) -> RecordDict:
+        update, state = _trained(visit(context), message.content, context)
+        answer = RecordDict(dict(to_records(update)))
+        # Written last: what fails on the way leaves the client as it was.
+        for name, record in to_records(state, STATE).items():
+            context.state[name] = record
+        return answer
+
+    @app.evaluate()
+    @_answering
+    def evaluate(message: Message, context: Context) -> RecordDict:
+        return _evaluated(visit(context), message.content, context)
+
+    if open_states:
+
+        @app.query("state")
+        @_answering
+        def state(message: Message, context: Context) -> RecordDict:
+            kept = to_parts(context.state.array_records, STATE)
+            return RecordDict(dict(to_records(kept, STATE)))
+
+    return app
+
+
+def _visiting(site: Callable[[Context], Site], threads: int) -> Callable[[Context], Site]:
+    """What a node has, once it is sure that it is the node's own."""
+
+    def visit(context: Context) -> Site:
+        torch.set_num_threads(threads)
+        found, client = site(context), partition(context)
+        if int(found.data.id) != client:
+            raise InputError(
+                f"the node of partition {client} has the data of client {int(found.data.id)}; "
+                "give client_data(x, y, partition)"
+            )
+        return found
+
+    return visit
+
+
+def _answering(work: Callable[[Message, Context], RecordDict]) -> Handler:
+    """A handler that says in its answer why it failed, in the same words on every engine."""
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            content = work(message, context)
+        except FedshiftError as e:
+            content = failed(str(e))
+        except Exception as e:
+            LOG.exception("the client failed")
+            content = failed(f"{type(e).__name__}: {e}")
+        return Message(content, reply_to=message)
+
+    return handle
+
+
+def _registered(site: Site, asked: RecordDict) -> RecordDict:
+    """Who this is, the columns of the table that the method reads, and the form of its model."""
+    data, config = site.data, fields_of(asked, "ask")
+    columns, classes = [str(c) for c in config["columns"]], int(config["classes"])
+    client, largest = int(data.id), int(data.y.max()) if len(data.y) else -1
+    if largest >= classes:
+        raise InputError(
+            f"client {client} has label {largest}, and the server expects {classes} classes, "
+            f"labels 0..{classes - 1}"
+        )
+    table = {"n": count(data).double(), "labels": label_counts(data, classes).double()}
+    who = ConfigRecord(
+        {"client": client, "form": form_of(*site.start), "digest": digest_of(*site.start)}
+    )
+    return RecordDict({"who": who, "table": to_record({k: table[k] for k in columns})})
+
+
+def _state(site: Site, context: Context) -> Parts:
+    kept = to_parts(context.state.array_records, STATE)
+    return kept or site.algorithm.init_client(*site.start, site.data)
+
+
+def _trained(site: Site, sent: RecordDict, context: Context) -> tuple[Parts, Parts]:
+    """(update for the server, everything that the client keeps)."""
+    t, client = int(fields_of(sent, "run")["round"]), int(site.data.id)
+    stage, state = site.algorithm.at(t), _state(site, context)
+    job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
+    update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
+    check_finite(Reply(client, update, changed))
+    return update, state | changed
+
+
+def _evaluated(site: Site, sent: RecordDict, context: Context) -> RecordDict:
+    """Counts on the client's validation examples, of the model sent or of the one it serves."""
+    run, held = fields_of(sent, "run"), site.validation
+    t, own, classes = int(run["round"]), bool(run["own"]), int(run["classes"])
+    message, stage = parts_of(sent), site.algorithm.at(t)
+    pair = message["params"], message["buffers"]
+    if own:
+        try:
+            pair = stage.model_for(message, _state(site, context))
+        except KeyError as e:
+            raise InputError(
+                f"the model that a client of this method serves needs {e} of the server, which "
+                "clients are not sent; let the server evaluate"
+            ) from e
+    if held is None:
+        held = Examples(site.data.x[:0], site.data.y[:0])
+    got = score(stage.model, *pair, held, classes)
+    counts = {k: getattr(got, k).tolist() for k in ("correct", "total", "predicted")}
+    return RecordDict({"score": MetricRecord({**counts, "loss_sum": got.loss_sum})})

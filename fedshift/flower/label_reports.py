@@ -1,0 +1,95 @@
+"""The label counts of Flower nodes: given to the server, or reported with the first reply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError
+
+LOG = logging.getLogger("fedshift.flower")
+Floats = NDArray[np.float64]
+COUNTS, PARTITION = "label-counts", "partition-id"
+
+
+class LabelTable:
+    """Label counts [K] by node; a node's first row stays.
+
+    given: rows by partition id (a sequence, or a mapping with whole numbers) or by node name;
+    None where clients report their own.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        given: Mapping[int | str, Sequence[float]] | Sequence[Sequence[float]] | None,
+    ) -> None:
+        self.classes = classes
+        self.rows: dict[int, Floats] = {}
+        self.partitions: dict[int, int] = {}
+        self.given: dict[int | str, Floats] | None = None
+        if given is not None:
+            pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
+            self.given = {k: self._row(row, f"label_counts[{k!r}]") for k, row in pairs}
+
+    def learn(self, node: int, name: str | None, content: RecordDict) -> None:
+        """Look up a node's row, or take the one that it reports. Raises InputError without one."""
+        told = {k: v for record in content.metric_records.values() for k, v in record.items()}
+        row = self._reported(told) if self.given is None else self._given(name, told)
+        known = self.rows.setdefault(node, row)
+        if PARTITION in told:
+            self.partitions.setdefault(node, int(_number(told[PARTITION])))
+        if not np.array_equal(known, row):
+            LOG.warning("node %d reports other label counts than at first; the first stay", node)
+
+    def order(self, node: int) -> tuple[int, int]:
+        """A key that sorts nodes by partition where it is known, so that sums are reproducible."""
+        return self.partitions.get(node, -1), node
+
+    def _reported(self, told: Mapping[str, Any]) -> Floats:
+        if COUNTS not in told:
+            raise InputError(
+                f'its reply has no "{COUNTS}"; put the {self.classes} numbers of examples by label '
+                "into the MetricRecord of train replies, or give FedPALS(label_counts=...)"
+            )
+        return self._row(told[COUNTS], f'"{COUNTS}"')
+
+    def _given(self, name: str | None, told: Mapping[str, Any]) -> Floats:
+        assert self.given is not None
+        if name is not None and name in self.given:
+            return self.given[name]
+        if PARTITION not in told:
+            raise InputError(
+                f'label_counts has no row of the name "{name or ""}", and its reply has no '
+                f'"{PARTITION}"; put context.node_config["{PARTITION}"] into the MetricRecord of '
+                "train replies"
+            )
+        client = int(_number(told[PARTITION]))
+        if client not in self.given:
+            raise InputError(f"label_counts has no row for partition {client}")
+        return self.given[client]
+
+    def _row(self, counts: Any, what: str) -> Floats:
+        try:
+            row = np.asarray(counts, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(f"{what} = {counts!r}: must be {self.classes} numbers") from None
+        if row.shape != (self.classes,):
+            raise InputError(
+                f"{what} has {row.size} numbers, and the target {self.classes} labels; give one "
+                "count per label, 0 for labels that a client does not hold"
+            )
+        if not np.isfinite(row).all() or (row < 0).any() or not row.sum() > 0:
+            raise InputError(f"{what} = {row.tolist()}: counts are 0 or more, and not all 0")
+        return row
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, int | float):
+        return value
+    raise InputError(f'"{PARTITION}" = {value!r}: must be a whole number')

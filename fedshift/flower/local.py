@@ -1,0 +1,110 @@
+"""A grid without processes: messages go straight to a client app. For tests and for counting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedshift.flower.records import bytes_of
+
+
+@dataclass
+class Traffic:
+    """Bytes of arrays, to a client and from it, by message type."""
+
+    down: dict[str, int] = field(default_factory=dict)
+    up: dict[str, int] = field(default_factory=dict)
+    messages: dict[str, int] = field(default_factory=dict)
+
+
+class LocalGrid(Grid):
+    """Every node in this process. Replies come in reverse order, and node ids are not client ids.
+
+    partitions  the partition id of each node; 0..n-1 by default
+    absent      node ids that answer nothing and are not connected
+    traffic     bytes of arrays that went either way, counted on the messages
+
+    It sets Flower's private task identity, which a ServerApp's process has and others lack.
+    """
+
+    def __init__(
+        self, app: ClientApp, clients: int, *, partitions: Mapping[int, int] | None = None
+    ) -> None:
+        from flwr.supercore.task_identity import TaskIdentity
+
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        self.app = app
+        given = {i: i for i in range(clients)} if partitions is None else partitions
+        self.contexts = {
+            1000 + 7 * node: Context(
+                run_id=1,
+                node_id=1000 + 7 * node,
+                node_config={"partition-id": client, "num-partitions": clients},
+                state=RecordDict(),
+                run_config={},
+            )
+            for node, client in given.items()
+        }
+        self.absent: set[int] = set()
+        self.traffic = Traffic()
+        self._replies: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes but the absent."""
+        return [node for node in self.contexts if node not in self.absent]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Handle the messages now; the replies wait to be pulled."""
+        names = []
+        for message in messages:
+            name = str(len(self._replies))
+            reply = self._answer(message)
+            names.append(name)
+            self._count(message, reply)
+            self._replies[name] = reply
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to these messages, the last first."""
+        return [self._replies[name] for name in reversed(list(message_ids))]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push and pull; what an absent node was sent is lost."""
+        here = [m for m in messages if m.metadata.dst_node_id not in self.absent]
+        replies = list(self.pull_messages(self.push_messages(here)))
+        self._replies.clear()
+        return replies
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self.app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as e:
+            # As the simulation does: whatever a client raises is its answer.
+            reason = f"<class 'flwr.clientapp.client_app.ClientAppException'>:<'{e}'>"
+            return Message(Error(code=2, reason=reason), reply_to=message)
+
+    def _count(self, message: Message, reply: Message) -> None:
+        kind, seen = message.metadata.message_type, self.traffic
+        for told, one in ((seen.down, message), (seen.up, reply)):
+            told[kind] = told.get(kind, 0) + bytes_of(one)
+        seen.messages[kind] = seen.messages.get(kind, 0) + 1
+
+    # What follows is never used here, and must be there.
+
+    def set_run(self, run: object) -> None:
+        """Nothing to set."""
+
+    @property
+    def run(self) -> None:  # type: ignore[override]
+        """There is no run."""
+        return None
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """Deprecated by Flower; make a Message."""
+        raise NotImplementedError("make a flwr.app.Message")

@@ -1,0 +1,215 @@
+"""FedPALS as a strategy for Flower apps that know nothing else of this library."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedYogi,
+    Strategy,
+)
+
+from fedshift.errors import InputError
+from fedshift.flower.array_mean import Arrays, arrays_of, mean_arrays, mean_metrics, to_arrays
+from fedshift.flower.label_reports import COUNTS, PARTITION, LabelTable
+from fedshift.flower.nodes import names_of
+from fedshift.flower.records import failure_of
+from fedshift.server.pals import Fidelity, effective_sample_size
+from fedshift.server.weights import Pals
+
+LOG = logging.getLogger("fedshift.flower")
+# Strategies whose step is a function of the clients' weighted mean alone.
+SOUND = (FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx)
+
+
+class FedPALS(Strategy):
+    """FedPALS' weights in a Flower ServerApp: theta <- sum_i a_i theta_i, then `inner`'s step.
+
+        a = argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i
+
+    solved anew in each round, over the clients whose replies can be used. Arrays may come from any
+    framework; they are averaged in float64, and integer arrays (counters) take the largest value.
+
+    target        T [K], the share of each label where the model will be used
+    lam, ess, cap, fidelity   as in `fedshift.pals_weights`; give exactly one of lam and ess
+    label_counts  the clients' label counts, where the server knows them: rows [M, K] or
+                  {partition id: counts}, and clients put "partition-id" into the metrics of their
+                  train replies; or {node name: counts}, for nodes that were registered by name.
+                  If left out, clients put "label-counts", K numbers, into those metrics
+    inner         a Flower strategy that samples, evaluates, and steps: FedAvg (default), FedAvgM,
+                  FedAdagrad, FedAdam, FedYogi or FedProx. It is handed the weighted mean as the
+                  only reply, so that its step is the one it would take for these weights
+
+    A client's first report is its row of the table for the whole run; a later one that differs is
+    ignored, and so is "num-examples": a reply cannot change its own weight. A reply that is an
+    error, lacks a row, differs in names, shapes or types from the model that was sent, or holds
+    numbers that are not finite is left out, with the reason in the log. `weights` and `gap` (the
+    norm of T - S^T a) are those of the last round, also in its metrics, as "pals-gap" and
+    "pals-ess".
+
+    FedPALS, eq. 8 and 9. Raises InputError for settings out of range, for an inner strategy whose
+    step is no function of the mean (medians, Krum, q-FedAvg, trees, differential privacy), and in
+    round 1 if no client reports its labels.
+    """
+
+    def __init__(
+        self,
+        target: Sequence[float],
+        *,
+        lam: float | None = None,
+        ess: float | None = None,
+        cap: float | None = None,
+        fidelity: Fidelity = "squared",
+        label_counts: Mapping[int | str, Sequence[float]] | Sequence[Sequence[float]] | None = None,
+        inner: Strategy | None = None,
+    ) -> None:
+        self.rule = Pals(tuple(float(t) for t in target), lam, ess, cap, fidelity)
+        self.table = LabelTable(len(self.rule.target), label_counts)
+        self.inner = FedAvg() if inner is None else _sound(inner)
+        self.sent: Arrays = {}
+        self.names: dict[int, str] = {}
+        self.weights: dict[int, float] = {}
+        self.gap = float("nan")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the inner strategy; what is sent is what replies are compared with."""
+        self.sent = arrays_of(arrays)
+        self.names = names_of(grid)
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The weighted mean of the replies that can be used, through the inner strategy's step."""
+        used, refused = self._usable(sorted(replies, key=_node))
+        for node, why in refused.items():
+            LOG.warning("round %d: left out %s: %s", server_round, self._named(node), why)
+        if not used:
+            return self._nothing(server_round, refused)
+        counts = np.stack([self.table.rows[_node(message)] for message, _ in used])
+        a = self._weigh(counts, [_node(message) for message, _ in used])
+        mean = mean_arrays([arrays for _, arrays in used], a)
+        leave = (COUNTS, PARTITION, self.inner.weighted_by_key)
+        metrics = mean_metrics([message.content for message, _ in used], a, leave)
+        told = {"pals-gap": self.gap, "pals-ess": effective_sample_size(a, counts.sum(1))}
+        LOG.info(
+            "round %d: %d replies used, gap to the target %.3f", server_round, len(a), self.gap
+        )
+        return self._stepped(server_round, used[0][0], mean, metrics, told)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the inner strategy."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """As the inner strategy: by the clients' numbers of examples."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log the target, then the inner strategy's settings."""
+        LOG.info("FedPALS over %s, target %s", type(self.inner).__name__, list(self.rule.target))
+        self.inner.summary()
+
+    def _usable(
+        self, replies: Sequence[Message]
+    ) -> tuple[list[tuple[Message, Arrays]], dict[int, str]]:
+        """(replies with their arrays, in the order of clients; why others are left out)."""
+        used, refused = [], {}
+        for message in replies:
+            try:
+                used.append((message, self._arrays(message)))
+            except InputError as e:
+                refused[_node(message)] = str(e)
+        used.sort(key=lambda pair: self.table.order(_node(pair[0])))
+        return used, refused
+
+    def _arrays(self, message: Message) -> Arrays:
+        """The arrays of a reply, if it and its sender's row can be used. Raises InputError."""
+        if (why := failure_of(message)) is not None:
+            raise InputError(why)
+        self.table.learn(_node(message), self.names.get(_node(message)), message.content)
+        records = list(message.content.array_records.values())
+        if len(records) != 1:
+            raise InputError(f"it holds {len(records)} ArrayRecords; there must be one, the model")
+        return arrays_of(records[0], like=self.sent)
+
+    def _weigh(self, counts: np.ndarray, nodes: Sequence[int]) -> np.ndarray:
+        table = {"labels": torch.from_numpy(counts), "n": torch.from_numpy(counts.sum(1))}
+        a: np.ndarray = self.rule(table).numpy()
+        rows = counts / np.maximum(counts.sum(1, keepdims=True), 1.0)
+        self.gap = float(np.linalg.norm(np.asarray(self.rule.target) - a @ rows))
+        self.weights = dict(zip(nodes, a.tolist(), strict=True))
+        return a
+
+    def _stepped(
+        self,
+        server_round: int,
+        reply: Message,
+        mean: Arrays,
+        metrics: dict[str, float | list[float]],
+        told: dict[str, float],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the inner strategy makes of one reply of weight 1, the mean."""
+        if type(self.inner) is FedAvg:
+            return to_arrays(mean), MetricRecord({**metrics, **told})
+        only = copy.copy(reply)
+        weighed = MetricRecord({**metrics, self.inner.weighted_by_key: 1.0})
+        only.content = RecordDict({"arrays": to_arrays(mean), "metrics": weighed})
+        stepped, said = self.inner.aggregate_train(server_round, [only])
+        if stepped is None:
+            return None, said
+        # Optimisers are for weights: counters stay the clients', and types those of the model.
+        after = {
+            k: (v if np.issubdtype(mean[k].dtype, np.inexact) else mean[k]).astype(mean[k].dtype)
+            for k, v in arrays_of(stepped).items()
+        }
+        return to_arrays(after), MetricRecord({**dict(said or {}), **told})
+
+    def _nothing(
+        self, server_round: int, refused: Mapping[int, str]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if refused and not self.table.rows:
+            node, why = next(iter(refused.items()))
+            raise InputError(f"no reply can be weighed; {self._named(node)}: {why}")
+        LOG.error("round %d: no reply that can be used; the model stays", server_round)
+        return None, None
+
+    def _named(self, node: int) -> str:
+        return f'node {node} ("{self.names[node]}")' if node in self.names else f"node {node}"
+
+
+def _node(message: Message) -> int:
+    return int(message.metadata.src_node_id)
+
+
+def _sound(inner: Strategy) -> FedAvg:
+    """The strategy, if its step is one of `SOUND`'s; a subclass may sample in its own way."""
+    steps = {one.aggregate_train for one in SOUND}
+    if not isinstance(inner, FedAvg) or type(inner).aggregate_train not in steps:
+        raise InputError(
+            f"FedPALS(inner={type(inner).__name__}(...)): its step is no function of the weighted "
+            f"mean; allowed: {', '.join(one.__name__ for one in SOUND)}"
+        )
+    if not inner.train_metrics_aggr_fn.__module__.startswith("flwr."):
+        raise InputError(
+            "FedPALS hands the inner strategy one reply, the mean; leave out "
+            "train_metrics_aggr_fn, which would see no other"
+        )
+    return inner

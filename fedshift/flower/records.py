@@ -1,0 +1,88 @@
+"""Messages: parts of tensors as Flower's array records, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedshift.errors import InputError
+from fedshift.tree import Params, Parts
+
+FAILURE = "failure"
+
+
+def to_record(tree: Params) -> ArrayRecord:
+    """One part as an array record; tensors leave their device, and arrive with plain strides.
+
+    Raises InputError for a type that NumPy does not have (bfloat16).
+    """
+    try:
+        return ArrayRecord(
+            {k: Array(v.detach().cpu().contiguous().numpy()) for k, v in tree.items()}
+        )
+    except TypeError as e:
+        raise InputError(
+            f"{e}: Flower's arrays are NumPy's; train in float32, float64 or float16"
+        ) from e
+
+
+def to_records(parts: Parts, prefix: str = "") -> dict[str, ArrayRecord]:
+    """`{part: tree}` as `{prefix + part: record}`; empty parts are kept."""
+    return {prefix + part: to_record(tree) for part, tree in parts.items()}
+
+
+def to_parts(records: Mapping[str, ArrayRecord], prefix: str = "") -> Parts:
+    """The inverse of `to_records`, for the records whose name starts with the prefix.
+
+    Copied into memory of torch's own: NumPy aligns less, and kernels may then round otherwise.
+    """
+    return {
+        name.removeprefix(prefix): {k: v.clone() for k, v in record.to_torch_state_dict().items()}
+        for name, record in records.items()
+        if name.startswith(prefix)
+    }
+
+
+def parts_of(content: RecordDict) -> Parts:
+    """All array records of a message."""
+    return to_parts(content.array_records)
+
+
+def fields_of(content: RecordDict, name: str) -> dict[str, Any]:
+    """A record of numbers and words. Raises InputError where a message has none of this name."""
+    if name not in content:
+        raise InputError(
+            f'a message without "{name}": is the other side a fedshift app of the same version?'
+        )
+    return dict(cast(Mapping[str, Any], content[name]))
+
+
+def bytes_of(message: Message) -> int:
+    """Bytes of a message's arrays, as NumPy writes them (about 130 bytes of header for each)."""
+    if not message.has_content():
+        return 0
+    records = message.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def failed(why: str) -> RecordDict:
+    """The answer of a client that cannot do what it was asked."""
+    return RecordDict({FAILURE: ConfigRecord({"reason": why})})
+
+
+def failure_of(message: Message) -> str | None:
+    """Why a client failed, in one line; None where it did not.
+
+    Our clients say it themselves. Else it is Flower's word, without its frames and classes.
+    """
+    if not message.has_error():
+        told = message.content.config_records.get(FAILURE)
+        return None if told is None else str(told["reason"])
+    said = " ".join((message.error.reason or f"error {message.error.code}").split())
+    for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
+        if found := re.findall(frame, said):
+            return str(found[-1])
+    return said

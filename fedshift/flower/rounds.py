@@ -1,0 +1,62 @@
+"""Rounds of a strategy one by one, as the engine in one process gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedshift.engine.rounds import Round, check_schedule
+from fedshift.errors import TrainingError
+from fedshift.flower.client import STATE
+from fedshift.flower.records import failure_of, to_parts
+from fedshift.flower.strategy import AlgorithmStrategy
+from fedshift.tree import Parts
+
+
+def play(
+    strategy: AlgorithmStrategy,
+    grid: Grid,
+    rounds: int,
+    *,
+    states: Callable[[int], bool] = lambda t: False,
+) -> Iterator[Round]:
+    """What `strategy.start(grid, ...)` does, giving the state after each round up to `rounds`.
+
+    states: after which rounds to ask the clients for what they keep (they answer only where their
+    app was made with `open_states`); `Round.states` is empty after all others. Raises as the
+    strategy does, and InputError for a schedule that has no rate for the last round.
+    """
+    check_schedule(strategy.algorithm, rounds)
+    nothing, config = ArrayRecord(), ConfigRecord()
+    first = 1 if strategy.current is None else strategy.current.t + 1
+    for t in range(first, rounds + 1):
+        messages = strategy.configure_train(t, nothing, config, grid)
+        strategy.aggregate_train(t, grid.send_and_receive(messages, timeout=strategy.timeout))
+        messages = list(strategy.configure_evaluate(t, nothing, config, grid))
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=strategy.timeout)
+            strategy.aggregate_evaluate(t, replies)
+        current = strategy.current
+        assert current is not None  # aggregate_train has set it, or raised
+        yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
+
+
+def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
+    """What every client keeps that has trained, by asking for it. Raises TrainingError."""
+    nodes = {} if strategy.met is None else strategy.met.nodes
+    messages = [
+        Message(RecordDict(), message_type="query.state", dst_node_id=node)
+        for node in nodes.values()
+    ]
+    found = {}
+    client_of = {node: client for client, node in nodes.items()}
+    for reply in grid.send_and_receive(messages, timeout=strategy.timeout):
+        client = client_of[reply.metadata.src_node_id]
+        if (why := failure_of(reply)) is not None:
+            raise TrainingError(f"client {client} does not show its state: {why}")
+        kept = to_parts(reply.content.array_records, STATE)
+        if kept:
+            found[client] = kept
+    return dict(sorted(found.items()))

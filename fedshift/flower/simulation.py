@@ -1,0 +1,193 @@
+"""Flower's simulation (Ray) as a grid that this thread works with, and that ends when it is left.
+
+Flower's own entry point takes the main thread and gives the grid to another one; turned round, an
+interruption ends the round at once, and nothing of Ray is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedshift.errors import FedshiftError, InputError
+from fedshift.flower.installed import check_flower
+
+POLL = 0.02
+START = 300.0
+
+
+@dataclass(eq=False)
+class _Runtime:
+    """What the simulation's threads and this one tell each other."""
+
+    ready: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    grid: Grid | None = None
+    failure: BaseException | None = None
+
+
+@contextlib.contextmanager
+def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> Iterator[Grid]:
+    """Flower's simulation runtime with `clients` nodes, while the block runs.
+
+    actors: processes that clients run in, each with one CPU; by default, as many as there are CPUs.
+    With RAY_ADDRESS set they are those of the cluster there. Raises InputError where Flower or Ray
+    is missing, and FedshiftError where the runtime fails.
+    """
+    check_flower(simulation=True)
+    if actors is not None and actors < 1:
+        raise InputError(f"{actors} actors; give 1 or more")
+    runtime = _Runtime()
+    thread = threading.Thread(
+        target=_run, args=(runtime, app, clients, actors), name="flower-simulation", daemon=True
+    )
+    with _hushed():
+        thread.start()
+        try:
+            yield _ready(runtime)
+        finally:
+            runtime.over.set()
+            thread.join(60.0)
+            _shut_down()
+
+
+def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) -> None:
+    from flwr.simulation import run_simulation
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        runtime.grid = grid
+        runtime.ready.set()
+        runtime.over.wait()
+
+    init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if "RAY_ADDRESS" not in os.environ:
+        init |= {"num_cpus": actors or os.cpu_count() or 1}
+    resources = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    try:
+        run_simulation(server, app, clients, backend_config=resources)
+    except BaseException as e:
+        runtime.failure = e
+    finally:
+        runtime.ready.set()
+        runtime.over.set()
+
+
+def _ready(runtime: _Runtime) -> Grid:
+    if not runtime.ready.wait(START) or runtime.grid is None:
+        why = runtime.failure or f"it did not start within {START:g} s"
+        raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
+    return _Watched(runtime.grid, runtime)
+
+
+def _root(error: BaseException | str) -> str:
+    """What was raised first: Flower wraps it in errors that only say that there was one."""
+    while isinstance(error, BaseException) and error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Without Flower's log: what it would tell of clients, the strategy tells."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _keep_signals() -> None:
+    """SIGTERM as it was before Ray, which prints the stack and aborts three seconds later.
+
+    Setting Python's own handler again is what puts it back in place of Ray's.
+    """
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _shut_down() -> None:
+    """Ends what is left of Ray; nothing, where the simulation ended as it should."""
+    with contextlib.suppress(ImportError):
+        import ray
+
+        ray.shutdown()
+
+
+class _Watched(Grid):
+    """The simulation's grid, which notices that the simulation is over."""
+
+    def __init__(self, grid: Grid, runtime: _Runtime) -> None:
+        self.grid, self.runtime = grid, runtime
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """The replies that come within `timeout` seconds."""
+        waiting = set(self.grid.push_messages(messages))
+        end = time.monotonic() + timeout if timeout is not None else float("inf")
+        found: list[Message] = []
+        while waiting and time.monotonic() < end:
+            self._check()
+            replies = list(self.grid.pull_messages(waiting))
+            found += replies
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            if waiting:
+                time.sleep(POLL)
+        return found
+
+    def _check(self) -> None:
+        _keep_signals()
+        if self.runtime.over.is_set():
+            why = self.runtime.failure or "it ended before the run did"
+            raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes."""
+        self._check()
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As Flower's grid."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As Flower's grid."""
+        return self.grid.pull_messages(message_ids)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """As Flower's grid."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def set_run(self, run: Any) -> None:
+        """As Flower's grid."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """As Flower's grid."""
+        return self.grid.run

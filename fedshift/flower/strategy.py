@@ -1,0 +1,277 @@
+"""The server's side: an algorithm's server half as a Flower Strategy."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.backends import Reply
+from fedshift.engine.evaluate import Score
+from fedshift.engine.replies import check_reply, expected_update
+from fedshift.engine.rounds import (
+    Dropped,
+    Opened,
+    Round,
+    among,
+    before_rounds,
+    close_round,
+    draw_cohort,
+    open_round,
+)
+from fedshift.engine.traffic import Traffic
+from fedshift.errors import InputError, TrainingError
+from fedshift.flower.nodes import Expected, Met, columns_read, meet
+from fedshift.flower.records import failure_of, fields_of, parts_of, to_record, to_records
+from fedshift.seeds import Seeds
+from fedshift.tree import Params, Parts, size_in_bytes
+
+LOG = logging.getLogger("fedshift.flower")
+Listener = Callable[[Round], None]
+
+
+def silent(played: Round) -> None:
+    """A listener that hears nothing."""
+
+
+class AlgorithmStrategy(Strategy):
+    """Any algorithm of the library as a Flower strategy, with the numbers of the engine here.
+
+    clients   N; clients are the partition ids 0..N-1
+    classes   K
+    seeds     of the run: the cohort's and the batches'; clients must have the same `seeds.batch`
+    cohort    clients drawn per round; None means all
+    first     the first (parameters, buffers); the network's own if left out
+    patience  seconds to wait for all nodes before round 1
+    timeout   seconds that a client has for one round; an answer that comes later is not used
+    own       federated evaluation scores the models that clients serve, not the server's
+    listen    is told of each round that was played
+
+    Before round 1 the server asks every node for its partition and for what the method registers.
+    A client that is absent, fails, answers too late, or sends what cannot be used drops out of the
+    round: the weights are solved again over those present. Raises InputError for a federation that
+    is not as expected (`nodes.meet`) and TrainingError for a round without a usable answer.
+    `current` is the state after the last round, `traffic` the bytes of its tensors.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        clients: int,
+        classes: int,
+        seeds: Seeds = Seeds(),
+        cohort: int | None = None,
+        first: tuple[Params, Params] | None = None,
+        patience: float = 600.0,
+        timeout: float = 3600.0,
+        own: bool = False,
+        evaluates: Callable[[int], bool] = lambda t: False,
+        listen: Listener = silent,
+    ) -> None:
+        self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
+        self.cohort = clients if cohort is None else cohort
+        self.params, self.buffers = algorithm.model.init() if first is None else first
+        self.patience, self.timeout, self.own = patience, timeout, own
+        self.evaluates, self.listen = evaluates, listen
+        self.met: Met | None = None
+        self.current: Round | None = None
+        self.opened: Opened | None = None
+        self.lost: list[Dropped] = []
+        self.scores: dict[int, Score] = {}
+        self.traffic = Traffic()
+        draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
+
+    def begin(self, grid: Grid) -> Round:
+        """Meet the clients, unless that is done, and set up the server's state."""
+        if self.current is not None:
+            return self.current
+        columns = columns_read(
+            self.algorithm, self.params, self.buffers, self.clients, self.classes
+        )
+        expected = Expected(self.clients, self.classes, columns, self.params, self.buffers)
+        self.met = meet(grid, expected, patience=self.patience)
+        if self.met.strangers:
+            LOG.warning(
+                "clients %s start from a first model with other numbers than the server's; "
+                "what they keep for themselves differs from a run in one process",
+                list(self.met.strangers),
+            )
+        self.current = before_rounds(self.algorithm.init(self.params, self.buffers, self.met.table))
+        return self.current
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """A message to each client of the round's cohort that is asked for work."""
+        current, t = self.begin(grid), server_round
+        drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
+        here = set(grid.get_node_ids())
+        absent = [i for i in drawn.tolist() if self._node(i) not in here]
+        self.lost = [Dropped(i, "its node is not connected") for i in absent]
+        present = torch.tensor([i for i in drawn.tolist() if i not in absent], dtype=torch.int64)
+        if not len(present):
+            raise self._nobody(t, self.lost)
+        self.opened = open_round(self.algorithm, current.server, present, t)
+        asked = self.opened.ids[self.opened.asked].tolist()
+        sent = {i: self.opened.message(i) for i in asked}
+        self.traffic = Traffic(len(asked), sum(map(size_in_bytes, sent.values())))
+        return [
+            self._message("train", i, to_records(parts), {"round": t}) for i, parts in sent.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold what can be used; who sent nothing of the kind is dropped from the round."""
+        opened, current = self.opened, self.current
+        if opened is None or current is None:
+            raise InputError("aggregate_train before configure_train: no round is open")
+        good, bad = self._sorted(opened, list(replies))
+        dropped = tuple(sorted([*self.lost, *bad]))
+        if not good and bool(opened.asked.any()):
+            raise self._nobody(server_round, dropped)
+        if bad:
+            present = torch.tensor([reply.client for reply in good], dtype=torch.int64)
+            opened = among(opened, current.server, present)
+        up = sum(size_in_bytes(reply.update) for reply in good)
+        self.traffic = Traffic(len(good), self.traffic.down, up)
+        server, loss = close_round(opened, current.server, good, self.seeds.batch)
+        trained = tuple(reply.client for reply in good)
+        self.current = Round(
+            server_round, server, {}, opened.ids, opened.weights, trained, loss, dropped
+        )
+        self._tell(self.current)
+        return self._arrays(server), MetricRecord({"train_loss": loss, "clients": len(good)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """In rounds that `evaluates` says: every connected client's validation examples."""
+        self.scores = {}
+        if self.current is None or not self.evaluates(server_round):
+            return []
+        stage, server = self.algorithm.at(server_round), self.current.server
+        everyone = torch.arange(self.clients)
+        told = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
+        shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
+        run = {"round": server_round, "own": self.own, "classes": self.classes}
+        here = set(grid.get_node_ids())
+        return [
+            self._message(
+                "evaluate", i, to_records(stage.broadcast(told, i) if self.own else shared), run
+            )
+            for i in range(self.clients)
+            if self._node(i) in here
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Counts by client in `scores`; of all together, accuracy and loss."""
+        for reply in replies:
+            client = self._client(reply)
+            if client is None:
+                continue
+            if (why := failure_of(reply)) is not None:
+                LOG.warning("no score of client %d: %s", client, why)
+                continue
+            self.scores[client] = _score(reply, self.classes)
+        if not self.scores:
+            return None
+        first, *others = (self.scores[i] for i in sorted(self.scores))
+        pooled = sum(others, start=first)
+        found = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
+        return MetricRecord({k: v for k, v in found.items() if not math.isnan(v)})
+
+    def summary(self) -> None:
+        """Log what is run."""
+        LOG.info(
+            "%s, %d clients, %d per round", type(self.algorithm).__name__, self.clients, self.cohort
+        )
+
+    def _node(self, client: int) -> int:
+        return -1 if self.met is None else self.met.nodes[client]
+
+    def _client(self, reply: Message) -> int | None:
+        nodes = {} if self.met is None else self.met.nodes
+        by_node = {node: client for client, node in nodes.items()}
+        return by_node.get(reply.metadata.src_node_id)
+
+    def _message(
+        self, kind: str, client: int, records: dict[str, ArrayRecord], run: dict[str, int]
+    ) -> Message:
+        content = RecordDict({**records, "run": ConfigRecord(dict(run))})
+        return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
+
+    def _sorted(
+        self, opened: Opened, messages: Sequence[Message]
+    ) -> tuple[list[Reply], list[Dropped]]:
+        """(usable replies by client id, who sent none and why)."""
+        asked = opened.ids[opened.asked].tolist()
+        bad = dict.fromkeys(asked, "no answer in time")
+        replies = []
+        for message in messages:
+            client = self._client(message)
+            if client is None or client not in bad:
+                continue
+            try:
+                replies.append(Reply(client, parts_of(_content(message)), {}))
+            except (TrainingError, ValueError, TypeError) as e:
+                bad[client] = str(e)
+        good = []
+        expected = expected_update(opened.message, replies) if replies else {}
+        for reply in sorted(replies, key=lambda r: r.client):
+            try:
+                check_reply(reply, expected)
+                _check_id(reply)
+            except TrainingError as e:
+                bad[reply.client] = str(e)
+            else:
+                good.append(reply)
+                del bad[reply.client]
+        return good, [Dropped(client, why) for client, why in bad.items()]
+
+    def _tell(self, played: Round) -> None:
+        for one in played.dropped:
+            LOG.warning("round %d: client %d dropped out: %s", played.t, one.client, one.reason)
+        self.listen(played)
+
+    def _nobody(self, t: int, dropped: Sequence[Dropped]) -> TrainingError:
+        first = min(dropped)
+        return TrainingError(
+            f"round {t}: none of {len(dropped)} clients sent an update that can be used; client "
+            f"{first.client}: {first.reason}"
+        )
+
+    def _arrays(self, server: Parts) -> ArrayRecord:
+        return to_record(server.get("params", {}) | server.get("buffers", {}))
+
+
+def _content(message: Message) -> RecordDict:
+    if (why := failure_of(message)) is not None:
+        raise TrainingError(why)
+    return message.content
+
+
+def _check_id(reply: Reply) -> None:
+    """A report that claims to be another client's is not used."""
+    told = reply.update.get("report", {}).get("id", torch.tensor(reply.client))
+    if int(told) != reply.client:
+        raise TrainingError(f"client {reply.client} says that it is client {int(told)}")
+
+
+def _score(message: Message, classes: int) -> Score:
+    told = fields_of(message.content, "score")
+
+    def counts(name: str) -> Tensor:
+        return torch.tensor(told[name], dtype=torch.int64).reshape(classes)
+
+    return Score(counts("correct"), counts("total"), counts("predicted"), float(told["loss_sum"]))

@@ -1,0 +1,96 @@
+"""The report's parts on feature shift: how far clients are apart, and what their examples weigh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedshift.report.difference_fields import Differences
+from fedshift.report.heat_map import Shades, heat_map
+from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.run_folder import RunResult
+from fedshift.report.splits import client_names, heading, left_out, looked_names, splits
+from fedshift.report.svg import Axis, Bars, grouped_bars
+from fedshift.report.tables import Cell, Table, from_columns
+
+TOLD = Shades("AUC, %:", "none", zero=True, even=True)
+MEASURES = (
+    ("domain_auc", "AUC of a classifier of which client an input is from"),
+    ("js", "labels: Jensen-Shannon divergence, bits"),
+    ("hellinger", "labels: Hellinger distance"),
+    ("variation", "labels: total variation"),
+)
+
+
+def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """AUC of a domain classifier per pair of clients, and distances of their labels."""
+    parts: list[str] = []
+    for split in splits(runs, labels):
+        first = split.runs[0]
+        if (d := first.summary.differences) is not None:
+            parts += [heading(split, runs), _told_apart(first, d), table(_means(d))]
+    if not parts:
+        return ""
+    text = (
+        "AUC: how often a linear classifier, trained to tell two clients' inputs apart, ranks one "
+        "of each rightly; 50 % is chance, 100 % means that no input of the one looks like the "
+        "other's. Training inputs as the method sees them, a few clients and at most 200 examples "
+        "of each; a classifier with curved borders could tell more. The distances of labels are 0 "
+        "for clients with the same shares of labels and 1 for clients without a common one."
+    )
+    return section("differences", "How far clients are apart", *parts, note(text))
+
+
+def _told_apart(run: RunResult, d: Differences) -> str:
+    names, short = looked_names(run), client_names(run)
+    rows = [names[i] for i in d.clients]
+    notes = [
+        [
+            f"{names[i]} against {names[j]}: {'–' if value is None else f'{value:.1%}'}"
+            for j, value in zip(d.clients, line, strict=True)
+        ]
+        for i, line in zip(d.clients, d.domain_auc, strict=True)
+    ]
+    title = "How well two clients' inputs can be told apart"
+    columns = [short[j] for j in d.clients]
+    drawing = heat_map(title, rows, columns, d.domain_auc, notes=notes, shades=TOLD)
+    return figure(drawing, f"Training inputs of {len(d.clients)} of {len(names)} clients.")
+
+
+def _means(d: Differences) -> Table:
+    rows = tuple((told, d.mean.get(key), d.mean_all.get(key)) for key, told in MEASURES)
+    few = f"Mean over pairs of {len(d.clients)} clients"
+    return Table(("Measure", few, "Mean over all pairs"), rows, ("", ".3f", ".3f"))
+
+
+def importance(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """What each client's example weights leave of its sample size."""
+    parts: list[str] = []
+    for split in splits(runs, labels):
+        had = [
+            (label, run.summary.importance, place + 1)
+            for label, run, place in zip(split.labels, split.runs, split.places, strict=True)
+            if run.summary.importance is not None
+        ]
+        if not had:
+            continue
+        names, drawn = client_names(split.runs[0]), split.drawn()
+        bars = [Bars(b, tuple(i.share[k] for k in drawn), colour) for b, i, colour in had]
+        title = "Effective share of each client's examples"
+        axis = Axis("effective sample size, share of n", percent=True)
+        drawing = grouped_bars(title, [names[k] for k in drawn], bars, axis)
+        columns: list[tuple[str, Sequence[Cell]]] = [(b, i.ess) for b, i, _ in had]
+        numbers = from_columns("Client", names, columns, ".1f", [_sizes(split.runs[0])])
+        parts += [heading(split, runs), figure(drawing, left_out(split)), fold(numbers)]
+    if not parts:
+        return ""
+    text = (
+        "Examples are weighed by how much likelier they are in everybody's data than in the "
+        "client's own. The effective sample size is (Σ a)² / Σ a²: that many equally weighted "
+        "examples have the same variance. A share near 100 % means weights near 1, which change "
+        "little; a small one means that few examples carry the client."
+    )
+    return section("importance", "Weights of examples", *parts, note(text))
+
+
+def _sizes(run: RunResult) -> tuple[str, Sequence[Cell], str]:
+    return "n", tuple(c.n for c in run.clients), ".0f"

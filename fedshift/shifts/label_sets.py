@@ -1,0 +1,115 @@
+"""Clients that hold a few labels each, as many examples of them as everybody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError
+from fedshift.shifts.base import Ints, Partition, check_count, check_inputs, deal
+from fedshift.shifts.label import draw_label_sets
+
+Held = NDArray[np.bool_]
+TRIES = 1000
+
+
+@dataclass(frozen=True)
+class LabelSetSplit:
+    """Every client holds k labels and `samples` examples, shared evenly among its labels.
+
+    n_iy = floor(n/k) or ceil(n/k) for y in Y_i, with n = `samples`, and 0 elsewhere; which labels
+    get one more is drawn. The rest of the data stays unused.
+
+    common = None    Y_i is drawn uniformly without replacement, for each client on its own. All
+                     sets are drawn anew, up to 1,000 times, while some label asks for more examples
+                     than there are or, with `cover`, has no client
+    common = c       all clients share c labels, and the k - c others of each are nobody else's:
+                     any two sets have c labels in common, all together c + M (k - c) labels.
+                     c = 0 is disjoint, c = k full overlap
+
+    `InputError`: k < 1 or above the number of labels that have samples, n < k, c outside 0..k, too
+    few labels for c, or draws that never fit.
+
+    Source: Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774, whose clients hold labels
+    drawn uniformly at random (2,000 examples each, as we were told). `cover` and `common` are ours:
+    the paper's rule for labels without a client is unknown.
+    """
+
+    labels_per_client: int
+    samples: int = 2000
+    common: int | None = None
+    cover: bool = True
+
+    def __post_init__(self) -> None:
+        k = check_count("labels_per_client", self.labels_per_client, 1)
+        check_count("samples", self.samples, k, do="Each of a client's labels needs an example.")
+        if self.common is not None:
+            check_count("common", self.common, 0, k, "A client shares some of its labels, or all.")
+
+    def __call__(
+        self, labels: Ints, classes: int, clients: int, rng: np.random.Generator
+    ) -> Partition:
+        labels = check_inputs(labels, classes, clients, rng)
+        if clients * self.samples > labels.size:
+            raise InputError(
+                f"samples={self.samples} for each of {clients} clients; there are {labels.size} in "
+                f"all. Lower samples to at most {labels.size // clients}, or ask for fewer clients."
+            )
+        supply = np.bincount(labels, minlength=classes)
+        problem = ""
+        for _ in range(TRIES if self.common is None else 1):
+            held = self._sets(supply > 0, clients, rng)
+            counts = shared_evenly(self.samples, held, rng)
+            problem = self._problem(held, counts, supply)
+            if not problem:
+                return deal(labels, counts, rng)
+        raise InputError(problem)
+
+    def _sets(self, present: Held, clients: int, rng: np.random.Generator) -> Held:
+        k, c = self.labels_per_client, self.common
+        if c is None:
+            return draw_label_sets(k, present, clients, rng).astype(np.bool_)
+        order = rng.permutation(np.flatnonzero(present))
+        needed = c + clients * (k - c)
+        if needed > len(order):
+            raise InputError(
+                f"common={c} of labels_per_client={k} with {clients} clients needs {needed} "
+                f"labels; there are {len(order)}. Use fewer clients or labels_per_client, or "
+                "more common ones."
+            )
+        held = np.zeros((clients, len(present)), np.bool_)
+        held[:, order[:c]] = True
+        held[np.arange(clients)[:, None], order[c:needed].reshape(clients, k - c)] = True
+        return held
+
+    def _problem(self, held: Held, counts: Ints, supply: Ints) -> str:
+        """Why these sets cannot be used, in words; empty where they can."""
+        if self.common is None and self.cover and (~held[:, supply > 0].any(axis=0)).any():
+            return (
+                f"none of {TRIES} draws of {self.labels_per_client} labels for each of "
+                f"{len(held)} clients could be used; in the last one some label had no client. "
+                "Raise labels_per_client or clients, or set cover = false."
+            )
+        short = np.flatnonzero(counts.sum(0) > supply)
+        if short.size:
+            y = int(short[0])
+            return (
+                f"label {y} is held by {held[:, y].sum()} clients that want "
+                f"{counts[:, y].sum()} examples of it; there are {supply[y]}. Lower samples "
+                f"(given {self.samples}) or clients."
+            )
+        return ""
+
+
+def shared_evenly(samples: int, held: Held, rng: np.random.Generator) -> Ints:
+    """Each row's `samples` over the labels that it holds: held [M, K] -> counts [M, K].
+
+    Entries of a row differ by at most one; who gets one more is drawn from `rng`. A row without
+    labels has zeros.
+    """
+    size = held.sum(axis=1, keepdims=True)
+    order = np.where(held, rng.random(held.shape), np.inf).argsort(axis=1).argsort(axis=1)
+    base, more = samples // np.maximum(size, 1), samples % np.maximum(size, 1)
+    return np.asarray(held * (base + (order < more)), dtype=np.int64)

@@ -1,0 +1,52 @@
+"""A module's forward pass with other tensors in the places of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from fedshift.tree import Params
+
+# Where a tensor is held: a dictionary (or list) of a module, and the key in it.
+Place = tuple[Any, Any]
+Places = dict[str, tuple[Place, ...]]
+
+
+def places(net: nn.Module) -> Places:
+    """Where the module holds each parameter and buffer, by the name that it has there.
+
+    A tensor that several modules share has one name and several places.
+    """
+    names = {id(v): k for k, v in (*net.named_parameters(), *net.named_buffers())}
+    found: dict[str, list[Place]] = {name: [] for name in names.values()}
+    for module in net.modules():
+        for holder, key, value in _held(module):
+            if id(value) in names:
+                found[names[id(value)]].append((holder, key))
+    return {name: tuple(where) for name, where in found.items()}
+
+
+def _held(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
+    yield from ((module._parameters, k, v) for k, v in module._parameters.items())
+    yield from ((module._buffers, k, v) for k, v in module._buffers.items())
+    if isinstance(module, nn.RNNBase):  # its forward reads a list of its own
+        yield from ((module._flat_weights, k, v) for k, v in enumerate(module._flat_weights))
+
+
+def call(net: nn.Module, where: Places, tensors: Params, *inputs: Any) -> Any:
+    """net(*inputs) with `tensors` by name; what a name has no tensor for stays the module's own.
+
+    As `torch.func.functional_call`, whose checks at every call cost as much as a small layer; and
+    recurrent layers use the given weights, too. What the pass writes goes to the given tensors.
+    """
+    own = [(holder, key, holder[key]) for name in tensors for holder, key in where[name]]
+    try:
+        for name, tensor in tensors.items():
+            for holder, key in where[name]:
+                holder[key] = tensor
+        return net(*inputs)
+    finally:
+        for holder, key, tensor in own:
+            holder[key] = tensor

@@ -1,0 +1,145 @@
+"""Checkpoints: what comes back is what was saved, and damage never passes for a round."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Setting, make_federation
+from every_method import MAKE
+
+from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
+from fedshift.engine.rounds import Dropped, Round, run, start
+from fedshift.errors import DataError, InputError
+from fedshift.tree import flatten
+
+
+def equal(a: Round, b: Round) -> bool:
+    """Bit for bit, the order of names included."""
+    if (a.t, a.trained, a.dropped) != (b.t, b.trained, b.dropped):
+        return False
+    if list(a.server) != list(b.server) or list(a.states) != list(b.states):
+        return False
+    pairs = [(a.server, b.server), *((a.states[i], b.states[i]) for i in a.states)]
+    alike = torch.equal(a.cohort, b.cohort) and torch.equal(a.weights, b.weights)
+    return alike and all(
+        flatten(x).keys() == flatten(y).keys()
+        and all(
+            torch.equal(v, flatten(y)[k]) and v.dtype == flatten(y)[k].dtype
+            for k, v in flatten(x).items()
+        )
+        for x, y in pairs
+    )
+
+
+@pytest.fixture
+def played(setting: Setting) -> Round:
+    """Two rounds of SCAFFOLD, in which not every client was drawn."""
+    federation = make_federation(setting.model)
+    return list(run(MAKE["scaffold"](setting), federation, 2, cohort=3))[-1]
+
+
+def test_a_round_comes_back(tmp_path: Path, played: Round) -> None:
+    facts = {"metrics": [{"round": 2, "loss": 0.1 + 0.2}], "name": "x"}
+    write_checkpoint(tmp_path, played, facts)
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert equal(saved.round, played)
+    assert saved.round.loss == played.loss
+    assert saved.facts == facts
+    assert not equal(saved.round, played._replace(t=3))
+    control = {"control": {k: v + 1e-7 for k, v in played.server["control"].items()}}
+    assert not equal(saved.round, played._replace(server=played.server | control))
+
+
+def test_the_first_state_and_drop_outs(tmp_path: Path, setting: Setting) -> None:
+    first = start(MAKE["fedavg"](setting), make_federation(setting.model))
+    first = first._replace(dropped=(Dropped(2, 'said "no"'),))
+    write_checkpoint(tmp_path, first, {})
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert equal(saved.round, first)
+    assert saved.round.loss != saved.round.loss  # no loss before the first round
+
+
+def test_two_are_kept(tmp_path: Path, played: Round) -> None:
+    for t in (9, 10, 100, 101):
+        write_checkpoint(tmp_path, played._replace(t=t), {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000100", "round-00000101"]
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.round.t == 101
+
+
+def test_without_a_checkpoint_there_is_none(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path) is None
+    assert read_checkpoint(tmp_path / "nowhere") is None
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "state cut": ("state.safetensors", cut),
+    "state flipped": ("state.safetensors", flip),
+    "state empty": ("state.safetensors", lambda p: p.write_bytes(b"")),
+    "state gone": ("state.safetensors", Path.unlink),
+    "about cut": ("round.json", cut),
+    "about gone": ("round.json", Path.unlink),
+    "about another": ("round.json", lambda p: p.write_text("[]")),
+    "about without cohort": ("round.json", lambda p: p.write_text('{"format": 1}')),
+}
+
+
+@pytest.mark.parametrize(("name", "spoil"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_one_is_passed_over(name: str, spoil: Any, tmp_path: Path, played: Round) -> None:
+    write_checkpoint(tmp_path, played, {"which": 1})
+    newest = write_checkpoint(tmp_path, played._replace(t=3), {"which": 2})
+    spoil(newest / name)
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.facts == {"which": 1}
+    spoil(tmp_path / "round-00000002" / name)
+    with pytest.raises(DataError, match="round-00000003.*no other checkpoint is whole. Delete"):
+        read_checkpoint(tmp_path)
+    write_checkpoint(tmp_path, played._replace(t=3), {"which": 3})  # in the damaged one's place
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.facts == {"which": 3}
+
+
+def test_a_half_written_one_does_not_count(tmp_path: Path, played: Round) -> None:
+    whole = write_checkpoint(tmp_path, played, {})
+    whole.rename(tmp_path / "round-00000007.part")
+    assert read_checkpoint(tmp_path) is None
+    write_checkpoint(tmp_path, played._replace(t=7), {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000007"]
+
+
+def test_a_newer_format_is_not_guessed_at(tmp_path: Path, played: Round) -> None:
+    about = write_checkpoint(tmp_path, played, {}) / "round.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"format": 2}))
+    with pytest.raises(DataError, match="format 2, and this version of fedshift reads up to 1"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, played: Round) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file.round-00000002: cannot be written: File exists"):
+        write_checkpoint(tmp_path / "file", played, {})
+
+
+def test_facts_that_json_cannot_hold_leave_nothing(tmp_path: Path, played: Round) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_checkpoint(tmp_path, played, {"loss": float("nan")})
+    assert read_checkpoint(tmp_path) is None

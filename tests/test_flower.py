@@ -1,0 +1,143 @@
+"""Every method on Flower's messages: the numbers of the engine in one process, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import CLASSES, SIZES, TARGET, make_clients, make_federation
+from every_method import MAKE, Make
+from routing import routed_model
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.data import Examples
+from fedshift.engine.evaluate import score
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.tree import flatten
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flower_runs import apart, in_process, on_flower, sites, strategy_of
+from flwr.app import ConfigRecord
+
+from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower.records import failure_of, to_record
+
+ROUNDS, COHORT = 3, 4
+
+
+@pytest.fixture
+def mlp() -> Model:
+    """The network of every row: most methods leave its client branch alone."""
+    return routed_model()
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    """Few batches: each of them is one more chance to differ, and none differs on its own."""
+    return Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm, federation = make(setting), federated()
+    here = in_process(algorithm, federation, ROUNDS, COHORT)
+    there = on_flower(algorithm, federation, ROUNDS, cohort=COHORT)
+    assert here.states  # else half of the comparison would be of nothing
+    assert apart(here, there) == []
+    assert (here.t, here.trained, here.loss) == (there.t, there.trained, there.loss)
+
+
+def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
+    """Another seed on one client, and a client without its memory, are seen."""
+    federation = federated()
+
+    def other_seed(algorithm: Any) -> Any:
+        site = sites(algorithm, federation)
+        return lambda i: replace(site(i), seed=federation.seeds.batch + (i == 2))
+
+    algorithm = recipes.scaffold(setting)
+    here = in_process(algorithm, federation, 2)
+    assert apart(here, on_flower(algorithm, federation, 2, site=other_seed(algorithm)))
+
+    grid = LocalGrid(client_app(sites(algorithm, federation), open_states=True), len(SIZES))
+    played = []
+    for one in play(strategy_of(algorithm, federation), grid, 2, states=lambda t: t == 2):
+        played.append(one)
+        for context in grid.contexts.values():
+            context.state.clear()
+    assert apart(here, played[-1])
+
+
+def test_flower_can_drive_the_rounds(setting: Setting, federated: Any) -> None:
+    """`Strategy.start`, as a ServerApp calls it."""
+    algorithm, federation = recipes.fedpals(setting, ess=0.6), federated()
+    strategy = strategy_of(algorithm, federation)
+    grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+    result = strategy.start(grid, to_record(federation.params), num_rounds=2)
+    server = in_process(algorithm, federation, 2).server
+    assert strategy.current is not None
+    assert flatten(strategy.current.server).keys() == flatten(server).keys()
+    given = result.arrays.to_torch_state_dict()
+    assert all(torch.equal(given[k], v) for k, v in server["params"].items())
+    assert result.train_metrics_clientapp[2]["clients"] == len(strategy.current.trained)
+
+
+def test_batch_norm_travels(normed: Model, federated: Any) -> None:
+    """Buffers and counters of one model, which `stack` takes in the order of their names."""
+    algorithm = recipes.fedavg(Setting(normed, TARGET, Local(batch=8)))
+    federation = make_federation(normed, make_clients(sizes=(16, 24, 40)))
+    here, there = in_process(algorithm, federation, 2), on_flower(algorithm, federation, 2)
+    assert apart(here, there) == []
+    assert int(there.server["buffers"]["body.1.num_batches_tracked"]) == 10
+
+
+def test_only_what_the_method_reads_is_registered(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    for method, columns in ((recipes.fedavg, {"n"}), (recipes.fedpals, {"n", "labels"})):
+        algorithm = method(setting, **({"ess": 0.6} if columns > {"n"} else {}))
+        strategy = strategy_of(algorithm, federation)
+        strategy.begin(LocalGrid(client_app(sites(algorithm, federation)), len(SIZES)))
+        assert strategy.met is not None
+        assert strategy.met.table.keys() == columns
+        for name, column in strategy.met.table.items():
+            assert torch.equal(column, federation.table[name])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_clients_score_as_the_server_would(own: bool, setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.ditto(setting), federated()
+    held = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
+    site = sites(algorithm, federation)
+    app = client_app(lambda i: replace(site(i), validation=held[i]))
+    strategy = strategy_of(algorithm, federation, own=own, evaluates=lambda t: t == 2)
+    grid = LocalGrid(app, len(SIZES))
+    result = strategy.start(grid, to_record({}), num_rounds=2)
+    here = in_process(algorithm, federation, 2)
+    for i, examples in enumerate(held):
+        pair = (here.server["params"], here.server["buffers"])
+        if own:
+            pair = algorithm.model_for(here.server, here.states[i])
+        wanted, got = score(algorithm.model, *pair, examples, CLASSES), strategy.scores[i]
+        assert torch.equal(wanted.correct, got.correct)
+        assert wanted.loss_sum == got.loss_sum
+    right = sum(int(s.correct.sum()) for s in strategy.scores.values())
+    pooled = result.evaluate_metrics_clientapp
+    assert list(pooled) == [2]
+    assert pooled[2]["accuracy"] == right / sum(map(len, held))
+
+
+def test_models_that_need_more_than_was_sent_are_scored_by_the_server(
+    setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = recipes.labelset_fedavg(setting), federated()
+    strategy = strategy_of(algorithm, federation, own=True, evaluates=lambda t: True)
+    grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+    list(play(strategy, grid, 1))
+    assert strategy.scores == {}
+    evaluating = strategy.configure_evaluate(1, to_record({}), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(evaluating))
+    assert "needs 'sets' of the server" in str(failure_of(replies[0]))

@@ -1,0 +1,115 @@
+"""Modules with other tensors in the places of their own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedshift.model import Model, build
+from fedshift.stateless import call, places
+
+
+class Tied(nn.Module):
+    """One matrix in two layers, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.back = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.back.weight = self.there.weight
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.back(torch.relu(self.there(x)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+        super().__init__()
+        self.body, self.head = kind(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+NETS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(4, 3), (7, 4)),
+    "tied": (Tied, (7, 4)),
+    "with BatchNorm": (normed, (7, 4)),
+    "LSTM": (Recurrent, (7, 2, 4)),
+    "GRU": (lambda: Recurrent(nn.GRU), (7, 2, 4)),
+}
+
+
+def moved(net: nn.Module) -> nn.Module:
+    """The same network with other numbers."""
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(3)))
+    return other
+
+
+def tensors(net: nn.Module) -> dict[str, Tensor]:
+    held = dict((*net.named_parameters(), *net.named_buffers()))
+    return {k: v.detach().clone() for k, v in held.items()}
+
+
+@pytest.mark.parametrize(("make", "shape"), NETS.values(), ids=NETS)
+def test_as_the_network_that_owns_the_tensors(make: Any, shape: tuple[int, ...]) -> None:
+    """Outputs, gradients and running statistics bit for bit, and nothing stays behind."""
+    torch.manual_seed(0)
+    net, x = make(), torch.randn(shape)
+    other, own, given = moved(net), tensors(net), tensors(moved(net))
+    leaves = {k: given[k].requires_grad_() for k, _ in net.named_parameters()}
+    out, expected = call(net, places(net), given, x), other(x)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    assert torch.equal(out, expected)
+    assert all(torch.equal(leaves[k].grad, p.grad) for k, p in other.named_parameters())
+    assert all(float(leaf.grad.abs().max()) > 0 for leaf in leaves.values())
+    assert all(torch.equal(given[k], b) for k, b in other.named_buffers())
+    assert all(torch.equal(v, own[k]) for k, v in tensors(net).items())
+    assert not torch.allclose(out, copy.deepcopy(net)(x))
+
+
+def test_what_is_not_given_stays_the_networks_own() -> None:
+    net, x = nn.Linear(4, 3), torch.randn(2, 4)
+    bias = torch.randn(3)
+    assert torch.equal(call(net, places(net), {"bias": bias}, x), x @ net.weight.T + bias)
+
+
+def test_a_failure_puts_all_back() -> None:
+    net = Tied()
+    own = tensors(net)
+    zeros = {k: torch.zeros_like(v) for k, v in own.items()}
+    with pytest.raises(RuntimeError):
+        call(net, places(net), zeros, torch.randn(2, 5))
+    assert all(torch.equal(v, own[k]) for k, v in tensors(net).items())
+    assert net.back.weight is net.there.weight
+
+
+def test_as_torchs_own_function() -> None:
+    net, x = normed().eval(), torch.randn(5, 4)
+    given = tensors(moved(net))
+    assert torch.equal(call(net, places(net), given, x), functional_call(net, given, (x,)))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])  # noqa: S301
+def test_a_copy_of_a_model_has_places_of_its_own(copied: Any) -> None:
+    model = build(Recurrent, seed=0)
+    twin: Model = copied(model)
+    params, buffers = model.init()
+    x = torch.randn(3, 2, 4)
+    zeros = {k: torch.zeros_like(v) for k, v in params.items()}
+    assert float(twin(zeros, buffers, x)["logits"].detach().abs().max()) == 0.0
+    assert torch.equal(twin(params, buffers, x)["logits"], model(params, buffers, x)["logits"])
