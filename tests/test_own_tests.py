@@ -15,7 +15,7 @@ from fedshift.experiments.folder import record
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_tests import pool
 from fedshift.experiments.served import ServedMetrics, over_last, reasons
-from fedshift.experiments.task import Prepared, prepare, scaled
+from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
 from fedshift.experiments.training import silent
 from fedshift.router.route import Router
 
@@ -165,3 +165,12 @@ def test_a_router_that_cannot_be_refitted_loses_no_run(tmp_path: Path, monkeypat
     assert found["last"]["refitted_accuracy"] is None
     assert found["last"]["moment_accuracy"] > 0
     assert found["why"][-1].startswith("The router has no refitted layer: the refit of the router")
+
+
+def test_the_oracles_clients_keep_their_looks() -> None:
+    """Bright corners where the look inverts, as in the client's own images."""
+    prepared = ready()
+    mine, oracles = prepared.task.clients, oracle_clients(prepared)
+    corners = [[float(c.x[:, 0, 0, 0].median()) for c in many] for many in (mine, oracles)]
+    assert corners[0] == corners[1]
+    assert len(set(corners[0])) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedshift.experiments.served import ServedMetrics, measured
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.routing import shown_curve
+from fedshift.report.routing_verdict import verdict
 from fedshift.report.run_folder import RunResult, read_run
 from fedshift.report.ways import WAYS, over_rounds
 
@@ -270,6 +271,24 @@ def test_a_missing_or_damaged_served_csv_is_named(tmp_path: Path) -> None:
 
 def test_the_risk_of_a_handful_of_queries_is_not_drawn() -> None:
     assert shown_curve([0.01, 0.05, 1.0], [1.0, 0.25, 0.5]) == ([0.05, 1.0], [0.25, 0.5])
+
+
+def test_a_comparison_says_whether_routing_pays(tmp_path: Path) -> None:
+    routed = serving_run(tmp_path / "a", serves)
+    shared = serving_run(tmp_path / "b", one_model, method="FedAvg")
+    told = verdict([routed, shared], ["routed", "shared"])
+    assert told == (
+        "Routing (routed) beats one global model (shared) here: 71.2% against 64.2%, +7.0 points."
+    )
+    assert "beats one global model" in page([routed, shared])
+    assert "one global model (" not in page([routed])
+    assert routed.summary.last is not None
+    worse = routed.summary.last | {"routed_posterior": 0.5}
+    poor = replace(routed, summary=replace(routed.summary, last=worse))
+    assert "does not beat one global model (shared) here: 50.0%" in verdict(
+        [poor, shared], ["poor", "shared"]
+    )
+    assert verdict([routed], ["routed"]) == verdict([routed, routed], ["a", "b"]) == ""
 
 
 def test_figures_of_serving_runs(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def reasons(last: Mapping[str, Any]) -> list[str]:
         ]
     if math.isnan(last["global_accuracy"]):
         said.append(
-            "This method has no global model. Train fedavg on the same task as well: routing is "
+            "This method has no global model. Compare it with fedavg on the same task: routing is "
             "worth its cost only where it beats one model for all."
         )
     elif last["global_accuracy"] >= system:

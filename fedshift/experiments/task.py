@@ -42,6 +42,7 @@ class Prepared:
     `pool` are the training rows that the oracle may draw from: none that anybody validates on.
     `told` is what the server takes for T: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
+    `looks`: what images of each client go through where it follows the target, None for nothing.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class Prepared:
     split_sha256: str
     told: tuple[float, ...]
     server_inputs: Tensor | None = None
+    looks: tuple[Look | None, ...] = ()
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""
@@ -93,7 +95,8 @@ def prepare(config: Config) -> Prepared:
     told = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
-    return Prepared(task, model, seeds, data, pool, digest, told, inputs)
+    looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
+    return Prepared(task, model, seeds, data, pool, digest, told, inputs, tuple(looks))
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
@@ -152,19 +155,21 @@ def noisy(target: NDArray[np.float64], noise: float, seed: int) -> NDArray[np.fl
 def oracle_clients(prepared: Prepared) -> tuple[ClientData, ...]:
     """Clients that all follow T, as many and as large as the task's; ids and order kept.
 
-    Each is drawn without replacement from the pool. Where the clients together need more of a label
-    than there is, they overlap, as evenly as a pool dealt round after round allows (chosen: the
-    paper says "freshly sampled" and n_i of all clients can exceed the supply of T's labels).
+    Each is drawn without replacement from the pool, and its images go through what the target's go
+    through: the client's own look where clients test on their own data. Where the clients together
+    need more of a label than there is, they overlap, as evenly as a pool dealt round after round
+    allows (chosen: the paper says "freshly sampled" and n_i of all clients can exceed the supply).
     """
     task, pool = prepared.task, prepared.pool
     x, labels = prepared.data.train.x, prepared.data.train.y
     rng = numpy_generator(prepared.seeds.split, "oracle")
     decks = [_Deck(pool[labels.numpy()[pool] == y], rng) for y in range(len(task.classes))]
+    looks = prepared.looks or (None,) * len(task.clients)
     clients = []
     for i, client in enumerate(task.clients):
         counts = largest_remainder(task.target.numpy() * len(client.y))
         rows = np.concatenate([deck.deal(int(c)) for deck, c in zip(decks, counts, strict=True)])
-        images = x[rows] if client.x.dtype == torch.uint8 else scaled(x[rows])
+        images = _images(x, rows, client.x.dtype == torch.uint8, looks[i])
         clients.append(client_data(images, labels[rows], i))
     return tuple(clients)
 

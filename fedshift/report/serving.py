@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedshift.report.heat_map import ACCURACY, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.routing_verdict import verdict
 from fedshift.report.run_folder import RunResult
 from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
 from fedshift.report.splits import (
@@ -65,7 +66,8 @@ def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             " Refitted and moment routers are of the last round alone: the router's last layer, "
             "fitted once more."
         )
-    return section("answers", "How queries are answered", table(shown), note(text))
+    told = [note(sentence) for sentence in [verdict(runs, labels)] if sentence]
+    return section("answers", "How queries are answered", *told, table(shown), note(text))
 
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
