@@ -14,7 +14,7 @@ import torch
 from fedshift import recipes
 from fedshift.engine.backends import Job, loop
 from fedshift.engine.rounds import Federation, run
-from fedshift.engine.traffic import Meter, Traffic, size
+from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import InputError
 from fedshift.experiments.config import ServerData
 from fedshift.experiments.folder import record, summary_of
@@ -32,6 +32,7 @@ from fedshift.server.agreement import disagreement, seen_by
 from fedshift.shifts import LabelSetSplit, check_partition, label_counts
 from fedshift.shifts.base import Ints
 from fedshift.shifts.label_sets import shared_evenly
+from fedshift.tree import size_in_bytes
 
 POOL = np.repeat(np.arange(10), 300)
 
@@ -238,7 +239,7 @@ def test_bytes_are_those_of_the_messages(mlp: Model, federated: Callable[..., Fe
     params, _ = mlp.init()
     head = sum(v.numel() for k, v in params.items() if k.startswith("head."))
     body, row = sum(v.numel() for v in params.values()) - head, head // 5
-    whole = size({"params": params})
+    whole = size_in_bytes({"params": params})
     assert whole == 4 * (body + 5 * row)
     for mode, slots in (("private", 3), ("private", 4), ("public", 5)):
         meter = Meter()
@@ -294,7 +295,7 @@ def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None
     assert last["absent"] == int(server["absent"]["now"].sum()) >= 4
     assert last["outside_after"] == pytest.approx(float(server["tuning"]["outside"][1]))
     assert found["final"]["sets_outside_after"] == last["outside_after"]
-    assert found["final"]["bytes_model"] == size({"p": experiment.outcome.params})
+    assert found["final"]["bytes_model"] == size_in_bytes({"p": experiment.outcome.params})
     why = " ".join(found["why"])
     assert "central tuning moved the mass on the" in why
     html = page([read_run(tmp_path)])
