@@ -249,7 +249,7 @@ def traffic() -> Iterator[str]:
     """The rows of the second table."""
     federation = small_federation()
     model = build(lambda: routed_mlp((64,), (32,), 10, 6), seed=0)
-    local = Local(lr=0.05, steps=4, epochs=None, batch=16)
+    local = Local(lr=0.05, steps=4, batch=16)
     setting = Setting(model, (0.1,) * 10, local, rounds=ROUNDS, clients=6, shape=(64,))
     whole = size({"params": federation.params})
     yield "| method | down | up | down / P | up / P | expected, floats | NumPy records, up | |"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def write(path: Path, content: bytes | str) -> None:
         if isinstance(e, OSError):
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None
         raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for results. Raises InputError where it cannot be made or written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except FileExistsError:
+        raise InputError(f"{path}: is not a folder; give another place") from None
+    except OSError as e:
+        raise InputError(
+            f"{path}: cannot be written to: {e.strerror}; give another place"
+        ) from None
 
 
 def check_page(path: Path) -> None:

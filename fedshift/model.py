@@ -29,6 +29,8 @@ class Model:
     augment: (x, seed) -> x of the same shape, what inputs go through before a gradient is taken
     (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
 
+    mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
+
     Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
 
@@ -37,12 +39,15 @@ class Model:
     augment: Augment | None = None
     _places: Places = field(init=False, repr=False)
     _random: bool = field(init=False, repr=False)
+    mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
-        if self.freeze_norm and not any(_is_batch_norm(m) for m in self.net.modules()):
+        normed = any(map(_is_batch_norm, self.net.modules()))
+        object.__setattr__(self, "mixes", normed and not self.freeze_norm)
+        if self.freeze_norm and not normed:
             raise InputError(
                 "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
             )
@@ -115,22 +120,30 @@ def split_buffers(buffers: Params) -> tuple[Params, Params]:
     )
 
 
-def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
-    """Logits [n, C] of a pass that leaves no trace: evaluation mode, random state put back.
+def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
+    """The outputs of a pass that leaves no trace: evaluation mode, random state put back.
 
-    Raises InputError for a model without parameters, one that fails on x, and one that returns
-    anything but logits with a row per input.
+    Raises InputError for a model without parameters and one that fails on x.
     """
     if not params:
         raise InputError("the model has no parameters; there is nothing to train")
     held = {k: v.clone() for k, v in buffers.items()}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            out = model(params, held, x)
+            return model(params, held, x)
     except Exception as e:
         own = next(iter(params.values())).dtype
         hint = f" (its parameters are {own}: give it x.to({own}))" if x.dtype != own else ""
         raise InputError(f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e}{hint}") from e
+
+
+def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
+    """Logits [n, C] of `dry_pass`.
+
+    Raises InputError as `dry_pass`, and for a model that returns anything but logits with a row
+    per input.
+    """
+    out = dry_pass(model, params, buffers, x)
     if "logits" not in out:
         raise InputError(f'the model returns {sorted(out)}; it must return "logits" [n, K]')
     logits = out["logits"]

@@ -53,7 +53,7 @@ CASES = (
         "unknown section",
         "[training]",
         "[trainig]",
-        'f.toml:9: unknown key "trainig"; allowed: data, method, model, name, seeds, selection, shift, training. Did you mean "training"?',
+        'f.toml:9: unknown key "trainig"; allowed: data, method, model, name, seeds, selection, server, shift, training. Did you mean "training"?',
     ),
     config(
         "unknown key",
@@ -113,7 +113,7 @@ CASES = (
         "unknown shift",
         'kind = "sparsity"',
         'kind = "sparsty"',
-        'f.toml:5: shift.kind = "sparsty": allowed are sparsity, dirichlet-per-client, dirichlet-per-class, shards, iid, quantity, natural. Did you mean "sparsity"?',
+        'f.toml:5: shift.kind = "sparsty": allowed are sparsity, dirichlet-per-client, dirichlet-per-class, shards, iid, quantity, label-sets, writers, natural. Did you mean "sparsity"?',
     ),
     config(
         "no beta",
@@ -185,13 +185,13 @@ CASES = (
         "unknown target",
         "labels_per_client = 3",
         'labels_per_client = 3\ntarget = "unifrom"',
-        'f.toml:7: shift.target = "unifrom": allowed are drawn, uniform, clients. Did you mean "uniform"?; or shift.target = "unifrom": must be a list',
+        'f.toml:7: shift.target = "unifrom": allowed are drawn, uniform, union, test, clients. Did you mean "uniform"?; or shift.target = "unifrom": must be a list',
     ),
     config(
         "unknown data",
         '"fashion-mnist-mini"',
         '"fashion-mnst"',
-        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, cifar-100, cifar-20, fashion-mnist, fashion-mnist-mini, gaussians, heart-disease, iwildcam, mnist, pacs, retina. Did you mean "fashion-mnist"?',
+        'f.toml:3: data.name: unknown data set "fashion-mnst"; allowed: cifar-10, cifar-100, cifar-20, emnist-digits, fashion-mnist, fashion-mnist-mini, femnist-digits, gaussians, heart-disease, iwildcam, mnist, mnist-writers, pacs, retina. Did you mean "fashion-mnist"?',
     ),
     config(
         "all for validation",

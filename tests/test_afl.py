@@ -147,20 +147,20 @@ def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None
     job = one_job(recipes.afl(setting), federation)
     longer = replace(recipes.afl(setting), local=Local(lr=0.3, epochs=5, batch=8))
     held = replace(recipes.afl(setting), objective=CrossEntropy() + Proximal(1.0))
-    one = recipes.afl(setting).client_update(*job[1:])[0]["risk"]["loss"]
-    assert torch.equal(longer.client_update(*job[1:])[0]["risk"]["loss"], one)
-    assert torch.equal(held.client_update(*job[1:])[0]["risk"]["loss"], one)
+    one = recipes.afl(setting).client_update(*job[1:5])[0]["risk"]["loss"]
+    assert torch.equal(longer.client_update(*job[1:5])[0]["risk"]["loss"], one)
+    assert torch.equal(held.client_update(*job[1:5])[0]["risk"]["loss"], one)
     moved = job.message | {"params": {k: v + 0.1 for k, v in job.message["params"].items()}}
-    other = recipes.afl(setting).client_update(moved, *job[2:])[0]["risk"]["loss"]
+    other = recipes.afl(setting).client_update(moved, *job[2:5])[0]["risk"]["loss"]
     assert abs(float(other - one)) > 1e-4
 
 
 def test_one_number_more_leaves_and_is_declared(setting: Setting, federated: Any) -> None:
     job = one_job(recipes.afl(setting), federated())
     ours = recipes.afl(setting)
-    update, _ = ours.client_update(*job[1:])
+    update, _ = ours.client_update(*job[1:5])
     plain, _ = recipes.fedavg(setting).client_update(
-        *one_job(recipes.fedavg(setting), federated())[1:]
+        *one_job(recipes.fedavg(setting), federated())[1:5]
     )
     assert update.keys() - plain.keys() == {"risk"}
     assert update["risk"]["loss"].shape == ()
@@ -186,8 +186,8 @@ def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) 
     assert "idle" in message
     assert "idle" not in algorithm.broadcast(first.server, 2)
     job = one_job(algorithm, federation, 3)
-    update, changed = algorithm.client_update(message, *job[2:])
-    active, _ = algorithm.client_update(job.message, *job[2:])
+    update, changed = algorithm.client_update(message, *job[2:5])
+    active, _ = algorithm.client_update(job.message, *job[2:5])
     assert all(not v.any() for v in update["delta"].values())
     assert torch.equal(update["risk"]["loss"], active["risk"]["loss"])
     assert apart(active["delta"], update["delta"]) > 1e-3
@@ -239,8 +239,8 @@ def test_terms_with_memory_keep_it_while_idle(setting: Setting, federated: Any) 
     federation = federated()
     job = one_job(algorithm, federation, 3)
     server = without(start(algorithm, federation).server, 3)
-    assert not algorithm.client_update(algorithm.broadcast(server, 3), *job[2:])[1]
-    assert algorithm.client_update(*job[1:])[1].keys() == {"previous", "previous_buffers"}
+    assert not algorithm.client_update(algorithm.broadcast(server, 3), *job[2:5])[1]
+    assert algorithm.client_update(*job[1:5])[1].keys() == {"previous", "previous_buffers"}
 
 
 # --- domains ----------------------------------------------------------------------------------

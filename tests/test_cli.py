@@ -196,7 +196,7 @@ def test_methods_and_datasets_as_json(call: Any) -> None:
 def test_an_internal_error_leaves_a_log_and_no_traceback(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedshift.cli.listings.method_rows", lambda: 1 // 0)
+    monkeypatch.setattr("fedshift.cli.methods.method_row", lambda one: 1 // 0)
     code, _, err = call("methods")
     assert code == 70
     assert "ZeroDivisionError" in err

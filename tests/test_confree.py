@@ -276,7 +276,7 @@ def test_the_repo_recipe_splits_its_steps(setting: Setting) -> None:
     algorithm = recipes.confree_drm_repo(ten)
     assert [phase.steps for phase in algorithm.phases().values()] == [5, 5]
     assert isinstance(algorithm.combine, PairwiseProjection)
-    with pytest.raises(InputError, match="counts steps"):
+    with pytest.raises(InputError, match=r"confree_drm_repo counts steps.*Local\(steps=10\)$"):
         recipes.confree_drm_repo(setting)
 
 

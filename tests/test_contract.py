@@ -74,7 +74,7 @@ def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any)
     job = one_job(algorithm, federation)
     before = copy.deepcopy(leaves((job.message, job.state, tuple(job.data))))
     versions = [t._version for t in leaves((job.message, job.state, tuple(job.data)))]
-    algorithm.at(1).client_update(*job[1:])
+    algorithm.at(1).client_update(*job[1:5])
     after = leaves((job.message, job.state, tuple(job.data)))
     assert [t._version for t in after] == versions
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -104,7 +104,7 @@ def test_parts_are_two_levels_of_tensors_of_stable_shape(
     algorithm, federation = make(setting), federated()
     server = algorithm.init(federation.params, federation.buffers, federation.table)
     job = one_job(algorithm, federation)
-    update, changed = algorithm.at(1).client_update(*job[1:])
+    update, changed = algorithm.at(1).client_update(*job[1:5])
     for parts in (server, job.message, job.state, update, changed):
         for tree in parts.values():
             assert all(isinstance(v, torch.Tensor) for v in tree.values())
@@ -163,7 +163,7 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
     def apart(plans: dict[str, Plan]) -> float:
         """How far these plans lead from the given ones, in what is sent and what is kept."""
         pairs = zip(
-            algorithm.at(1).client_update(*job[1:]),
+            algorithm.at(1).client_update(*job[1:5]),
             algorithm.at(1).client_update(job.message, job.state, job.data, plans),
             strict=True,
         )
@@ -193,7 +193,7 @@ def test_saved_and_read_in_the_middle(
 @each
 def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federated: Any) -> None:
     algorithm = make(setting)
-    update, _ = algorithm.at(1).client_update(*one_job(algorithm, federated())[1:])
+    update, _ = algorithm.at(1).client_update(*one_job(algorithm, federated())[1:5])
     assert update.keys() <= set(algorithm.reveals())
     assert set(update["report"]) == {"id", "loss"}
 

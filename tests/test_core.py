@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -135,8 +137,7 @@ def test_weights_off_the_simplex_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
-        ({"epochs": None}, "exactly one of epochs and steps"),
+        ({"epochs": 1, "steps": 3}, "epochs or steps, not both, got epochs=1, steps=3; set the"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"lr": -0.1}, "lr must be a positive number, got -0.1"),
@@ -148,6 +149,19 @@ def test_weights_off_the_simplex_are_refused() -> None:
 def test_local_refuses(options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Local(**options)  # type: ignore[arg-type]
+
+
+def test_one_epoch_is_what_local_training_has_without_steps() -> None:
+    ten = Local(steps=10)
+    assert (ten.epochs, ten.steps) == (None, 10)
+    assert ten == Local(epochs=None, steps=10)
+    assert Local() == Local(epochs=1) == Local(epochs=None) == Local(epochs=None, steps=None)
+    assert Local() != ten
+    assert "epochs=1, batch=32, steps=None" in repr(Local())
+    assert replace(ten, lr=0.5).steps == 10
+    assert replace(ten, steps=None) == Local()
+    with pytest.raises(InputError, match="not both"):
+        replace(Local(), steps=10)
 
 
 def test_tasks_that_do_not_fit_are_refused() -> None:

@@ -44,8 +44,8 @@ def test_the_global_model_does_not_know_lam(setting: Setting, federated: Any) ->
     for lam in (0.0, 5.0):
         algorithm = recipes.ditto(setting, lam=lam)
         assert same(algorithm, plain, federation, 2) == 0
-        sent, _ = algorithm.client_update(*one_job(algorithm, federation)[1:])
-        alone, _ = plain.client_update(*one_job(plain, federation)[1:])
+        sent, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
+        alone, _ = plain.client_update(*one_job(plain, federation)[1:5])
         assert sent.keys() == alone.keys()
         assert apart(flatten(sent), flatten(alone)) == 0
     one, two = (final(recipes.ditto(setting, lam=lam), federation, 2) for lam in (1.0, 2.0))
@@ -158,7 +158,7 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
     private = FedAvg(setting.model, share=Share(("head.",)))
     with pytest.raises(InputError, match=r"would not receive head\.bias \(2 parameters"):
         next(run(Ditto(private), federated(), 1))
-    with pytest.raises(InputError, match=r"counts steps.*Local\(steps=10, epochs=None\)"):
+    with pytest.raises(InputError, match=r"counts steps.*Local\(steps=10\)"):
         recipes.ditto_drm_repo(setting)
     one = replace(setting, local=replace(setting.local, epochs=None, steps=1))
     with pytest.raises(InputError, match="ditto_drm_repo gives 1 in 2 .* 1 is too few"):

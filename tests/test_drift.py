@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from conftest import make_clients, make_federation
@@ -57,3 +59,12 @@ def test_equal_clients_do_not_drift_in_the_class_loss() -> None:
     found = gradient_drift(model, (model.init(),) * 6, federation)
     assert found["drift_class"] < 1e-10
     assert found["drift_client"] > 1e-4
+
+
+def test_two_networks_in_one_have_no_drift_to_compare() -> None:
+    """Nothing named "body." that the client loss reaches: NaN, not 0."""
+    model = routed_model()
+    federation = make_federation(model)
+    params, buffers = model.init()
+    found = gradient_drift(model, ((params, buffers),) * 6, federation, shared=("head.",))
+    assert all(math.isnan(v) for v in found.values())

@@ -81,7 +81,7 @@ def test_routing_in_the_small_setting(tmp_path: Path) -> None:
     for s in seeds:
         hard = rows["FedDRM, hard routing"][s]
         assert hard >= rows["FedRep, vote"][s] + 30
-        assert rows["FedDRM, mixture"][s] >= hard - 1  # one point is one standard error
+        assert rows["FedDRM, mixture"][s] >= hard - 0.3
         average = rows["FedDRM, average accuracy"][s]
         assert abs(rows["FedDRM, oracle-routed"][s] - average) < 0.1
     # In the mean: of single seeds with a thousand test images one may turn.
@@ -100,7 +100,7 @@ def test_the_feddrm_tables_run_on_their_own_network(tmp_path: Path) -> None:
     told = fedshift(
         tmp_path, "reproduce", "feddrm/table1", "--dataset", "cifar-10", "--split", "SPC=5",
         "--rounds", "2", "--out", "r", "-c", "data.limit=160", "-c", "training.steps=5",
-        "-c", "training.batch=2", "-c", "training.evaluate_last=1", "--jobs", "2",
+        "-c", "training.batch=2", "--jobs", "2",
     )  # fmt: skip
     assert not told["failures"]
     assert len(told["trained"]) == 11

@@ -154,7 +154,7 @@ def test_one_different_entry_is_enough_not_to_skip(setting: Setting, federated: 
     mine[first].view(-1)[1] -= 1.0
     changed = algorithm.client_update(job.message, job.state | {"personal": mine}, *job[3:])[1]
     assert bool(changed["history"]["mixed"])
-    assert "history" not in algorithm.client_update(*job[1:])[1]
+    assert "history" not in algorithm.client_update(*job[1:5])[1]
 
 
 def test_w_of_one_is_fedavg(setting: Setting, federated: Any) -> None:
@@ -286,7 +286,7 @@ def test_layers_are_counted_from_the_classifier(mlp: Model) -> None:
 def test_the_repo_recipe_is_fedavg_served_before_averaging(
     setting: Setting, federated: Any
 ) -> None:
-    ten = replace(setting, local=Local(lr=0.1, epochs=None, steps=10, batch=8))
+    ten = replace(setting, local=Local(lr=0.1, steps=10, batch=8))
     algorithm = recipes.fedala_drm_repo(ten)
     assert set(algorithm.phases()) == {"train0"}
     five = replace(ten, local=replace(ten.local, steps=5))

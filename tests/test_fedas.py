@@ -129,7 +129,7 @@ def test_buffers_take_the_same_weights(normed: Model) -> None:
     federation = make_federation(normed, make_clients(sizes=(16, 32, 8)))
     algorithm = FedAs(normed, local=Local(epochs=1, batch=8))
     jobs = [one_job(algorithm, federation, i) for i in range(3)]
-    own = [algorithm.client_update(*job[1:])[0] for job in jobs]
+    own = [algorithm.client_update(*job[1:5])[0] for job in jobs]
     traces = torch.stack([update["fisher"]["trace"] for update in own])
     name = "body.1.running_mean"
     expected = sum(
@@ -250,7 +250,7 @@ def test_examples_are_matched_to_the_last_model(mlp: Model) -> None:
 
 def test_the_repo_recipe(setting: Setting, federated: Any) -> None:
     """2 + 8 of 10 steps, weights by size, no trace; round 1 is FedPer with 8 steps."""
-    ten = replace(setting, local=Local(lr=0.1, epochs=None, steps=10, batch=8))
+    ten = replace(setting, local=Local(lr=0.1, steps=10, batch=8))
     algorithm = recipes.fedas_drm_repo(ten)
     phases = algorithm.phases()
     assert phases["align"].steps == 2
@@ -267,7 +267,7 @@ def test_the_repo_recipe(setting: Setting, federated: Any) -> None:
 
 def test_what_leaves_is_fedpers_and_one_number(setting: Setting, federated: Any) -> None:
     algorithm = recipes.fedas(setting)
-    update, _ = algorithm.client_update(*one_job(algorithm, federated())[1:])
+    update, _ = algorithm.client_update(*one_job(algorithm, federated())[1:5])
     assert set(update) == {"delta", "buffers", "counters", "report", "fisher"}
     assert [v.numel() for v in update["fisher"].values()] == [1]
     assert not any(name.startswith("head.") for name in update["delta"])
@@ -277,7 +277,7 @@ def test_what_leaves_is_fedpers_and_one_number(setting: Setting, federated: Any)
 def test_the_trace_is_of_the_model_after_training(setting: Setting, federated: Any) -> None:
     algorithm, federation = recipes.fedas(setting), double(federated())
     job = one_job(algorithm, federation, 3)
-    update, kept = algorithm.client_update(*job[1:])
+    update, kept = algorithm.client_update(*job[1:5])
     plan = plan_all(algorithm.phases(), job.data, 1, 0, 3)["pass"]
     model, before = setting.model, job.message["params"] | job.state["private"]
     after = kept["body"] | kept["private"]

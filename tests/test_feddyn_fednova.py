@@ -127,7 +127,7 @@ def test_memories_are_gradients_where_local_training_is_exact() -> None:
     model, federation = quadratic_model(), quadratic_federation((1, 1, 1), (5.0, 5.0))
 
     def gap(steps: int) -> float:
-        local = Local(lr=0.2, epochs=None, steps=steps, batch=1)
+        local = Local(lr=0.2, steps=steps, batch=1)
         algorithm = FedDyn(model, 0.5, THREE, local)
         first, second = run(algorithm, federation, 2)
         update, changed = algorithm.client_update(
@@ -212,7 +212,7 @@ def test_fednova_with_equal_steps_is_fedavg(
     momentum: float, combine: Mean, mlp: Model, federated: Any
 ) -> None:
     """tau_eff / ||a_i||_1 = 1; with whole epochs, clients of unequal size take unequal steps."""
-    local = Local(lr=0.05, epochs=None, steps=5, batch=8, momentum=momentum)
+    local = Local(lr=0.05, steps=5, batch=8, momentum=momentum)
     plain = final(FedAvg(mlp, local=local, combine=combine), federated()).server["params"]
     nova = final(FedNova(mlp, local=local, combine=combine), federated()).server["params"]
     assert apart(plain, nova) == 0

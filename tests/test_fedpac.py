@@ -105,7 +105,7 @@ def trained_clients(
     found = []
     for i in range(len(federation.clients)):
         job = one_job(algorithm, federation, i)
-        update, _ = algorithm.client_update(*job[1:])
+        update, _ = algorithm.client_update(*job[1:5])
         body = {k: v + update["delta"][k] for k, v in job.message["params"].items()}
         found.append((body | update["head"], update, job.data))
     return found
@@ -166,7 +166,7 @@ def test_a_missing_prototype_is_replaced_by_the_clients_own(
 
     def body_after(prototypes: Params) -> Params:
         message = job.message | {"prototypes": prototypes}
-        return algorithm.client_update(message, *job[2:])[0]["delta"]
+        return algorithm.client_update(message, *job[2:5])[0]["delta"]
 
     assert apart(body_after(without), body_after(own)) < 1e-6
     assert apart(body_after(without), body_after(sent)) > 1e-3
@@ -222,7 +222,7 @@ def test_statistics_are_those_of_the_model_received(setting: Setting, federated:
 def test_what_is_sent_is_counted(setting: Setting, federated: Any) -> None:
     """Beyond FedRep's body: a head, K d + K numbers of prototypes, K d + 1 of statistics."""
     algorithm = FedPac(setting.model, local=setting.local)
-    update, _ = algorithm.client_update(*one_job(algorithm, federated())[1:])
+    update, _ = algorithm.client_update(*one_job(algorithm, federated())[1:5])
     numbers = {part: sum(v.numel() for v in tree.values()) for part, tree in update.items()}
     assert numbers["head"] == 11 * CLASSES
     assert numbers["prototypes"] == 10 * CLASSES + CLASSES
@@ -232,13 +232,13 @@ def test_what_is_sent_is_counted(setting: Setting, federated: Any) -> None:
 
 
 def test_the_repo_recipe_is_fedrep_with_a_proximal_body(setting: Setting, federated: Any) -> None:
-    ten = replace(setting, local=Local(lr=0.1, epochs=None, steps=10, batch=8))
+    ten = replace(setting, local=Local(lr=0.1, steps=10, batch=8))
     plain, pulled = recipes.fedrep_drm_repo(ten), recipes.fedpac_drm_repo(ten, mu=0.5)
     assert recipes.fedpac_drm_repo(ten, mu=0.0) == plain
     assert [phase.steps for phase in pulled.phases().values()] == [5, 5]
     assert same(plain, pulled, federated(), 2) > 1e-4
     # One step each: the head is not pulled at all, and the body's pull is 0 where it starts.
-    two = replace(setting, local=Local(lr=0.1, epochs=None, steps=2, batch=8))
+    two = replace(setting, local=Local(lr=0.1, steps=2, batch=8))
     host = final(recipes.fedrep_drm_repo(two), federated(), 2)
     ours = final(recipes.fedpac_drm_repo(two, mu=7.0), federated(), 2)
     assert apart(host.server["params"], ours.server["params"]) == 0
@@ -271,10 +271,14 @@ def test_wrong_models_and_settings_are_refused(setting: Setting, federated: Any)
     wide = build(Wide, seed=0)
     with pytest.raises(InputError, match=r'returns 8 "features" for an input, and its head takes'):
         final(recipes.fedpac(Setting(wide, TARGET)), make_federation(wide))
-    with pytest.raises(InputError, match=r'"haed." matches no parameter.*Did you mean "head'):
-        final(recipes.fedpac(replace(setting, head=("haed.",))), federated())
+    with pytest.raises(InputError, match=r"Setting\.head = \['haed\.'\].*Did you mean \"head\."):
+        recipes.fedpac(replace(setting, head=("haed.",)))
     with pytest.raises(InputError, match=r"is a matrix, so the width of the features is unknown"):
         final(recipes.fedpac(replace(setting, head=("head.bias",))), federated())
+    with pytest.raises(InputError, match=r"Setting\.head = .* and not all of them"):
+        recipes.fedpac(replace(setting, head=("body.", "head.")))
+    with pytest.raises(InputError, match=r"fedpac_drm_repo counts.*Local\(steps=10\)$"):
+        recipes.fedpac_drm_repo(setting)
     with pytest.raises(InputError, match="FedPAC lam must be 0 or more, got -1"):
         recipes.fedpac(setting, lam=-1.0)
     with pytest.raises(InputError, match="decides which parameters move in its two phases"):
@@ -289,7 +293,7 @@ def test_features_are_taken_in_evaluation_mode(normed: Model) -> None:
     setting = Setting(normed, TARGET, Local(lr=0.1, epochs=1, batch=7))
     algorithm = recipes.fedpac(setting)
     job = one_job(algorithm, federation, 3)
-    update, _ = algorithm.client_update(*job[1:])
+    update, _ = algorithm.client_update(*job[1:5])
     body = {k: v + update["delta"][k] for k, v in job.message["params"].items()}
     params, after = body | update["head"], update["buffers"] | update["counters"]
     k = int(job.data.y[0])

@@ -247,7 +247,7 @@ def test_statistics_are_tuned_too(normed: Model) -> None:
 
 def test_what_is_revealed_says_until_when(four: Setting) -> None:
     told = recipes.fedavgft(four, tune_rounds=3).reveals()
-    assert told["delta"] == "the change of the shared parameters, in rounds 1 to 1 only"
+    assert told["delta"] == "the change of the shared parameters, until tuning begins"
     assert told["report"] == recipes.fedavg(four).reveals()["report"]
     assert "delta" not in FineTune(recipes.fedavg(four), 0, four.local).reveals()
 

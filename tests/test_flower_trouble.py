@@ -51,7 +51,8 @@ class Unruly(LocalGrid):
                 continue
             forge = self.forge[client]
             if forge is not None:
-                reply.content = RecordDict(dict(to_records(forge(parts_of(reply.content)))))
+                forged = to_records(forge(parts_of(reply.content)))
+                reply.content = RecordDict({**forged, "run": reply.content["run"]})
                 yield reply
 
 
@@ -167,6 +168,14 @@ def test_a_round_without_any_answer_ends_the_run(setting: Setting, federation: F
     grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
     told = "round 1: none of 6 clients sent an update that can be used; client 0: client 0 sent"
     with pytest.raises(TrainingError, match=told):
+        last(play(strategy_of(algorithm, federation), grid, 1))
+
+
+def test_no_weights_over_those_that_are_left(setting: Setting, federation: Federation) -> None:
+    """Six clients can share a cap of 0.2, four cannot."""
+    algorithm = recipes.fedpals(setting, lam=5.0, cap=0.2)
+    grid = Unruly(client_app(sites(algorithm, federation)), len(SIZES), {1: None, 2: None})
+    with pytest.raises(TrainingError, match=r"round 1: clients \[0, 3, 4, 5\] are left, and there"):
         last(play(strategy_of(algorithm, federation), grid, 1))
 
 

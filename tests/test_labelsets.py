@@ -56,7 +56,7 @@ def job(algorithm: Algorithm, federation: Federation, client: int, t: int = 1) -
 
 
 def sent(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
-    return algorithm.client_update(*job(algorithm, federation, client)[1:])[0]
+    return algorithm.client_update(*job(algorithm, federation, client)[1:5])[0]
 
 
 def labels_of(algorithm: Algorithm, federation: Federation, client: int) -> Tensor:
@@ -202,7 +202,7 @@ def test_a_client_trains_a_model_of_its_own_labels(
                 placed[k][y - 1] = update[k][slot]
     assert apart(placed, want) < 1e-14
     # The control: without the mask, empty slots take part in the softmax and move.
-    told, own, _, drawn = job(algorithm, federation, 1)[1:]
+    told, own, _, drawn = job(algorithm, federation, 1)[1:5]
     order = told["slots"]["local"]
     local_y = data._replace(y=torch.tensor([(order == y - 1).nonzero().item() for y in data.y]))
     loose = algorithm.inner.client_update(
@@ -261,7 +261,7 @@ def test_a_client_cannot_tell_who_else_there_is(name: str, mlp: Model, setting: 
         assert x.keys() == y.keys()
         assert all(torch.equal(x[k], y[k]) for k in x)
     done = zip(
-        make(setting).client_update(*one[1:]), make(other).client_update(*two[1:]), strict=True
+        make(setting).client_update(*one[1:5]), make(other).client_update(*two[1:5]), strict=True
     )
     for a, b in done:  # what it sends, what it keeps
         assert all(torch.equal(v, flatten(b)[k]) for k, v in flatten(a).items())

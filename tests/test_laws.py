@@ -48,7 +48,7 @@ def test_prox_without_pull_is_fedavg(setting: Setting, federated: Any) -> None:
 
 def test_prox_does_not_move_the_first_step(mlp: Model, federated: Any) -> None:
     """At theta = theta_t the proximal gradient is 0."""
-    local = Setting(mlp, TARGET, Local(lr=0.1, epochs=None, steps=1, batch=8))
+    local = Setting(mlp, TARGET, Local(lr=0.1, steps=1, batch=8))
     one = final(recipes.fedavg(local), federated(), 1)
     two = final(recipes.fedprox(local, mu=7.0), federated(), 1)
     assert apart(one.server["params"], two.server["params"]) == 0
@@ -200,7 +200,7 @@ def test_batchnorm_statistics_are_averaged_and_counters_are_not(normed: Model) -
     assert (after["body.1.running_var"] > 0).all()
     # Expected from the clients' own statistics, taken before they are combined.
     jobs = [one_job(algorithm, federation, i) for i in range(3)]
-    own = [algorithm.client_update(*job[1:])[0]["buffers"] for job in jobs]
+    own = [algorithm.client_update(*job[1:5])[0]["buffers"] for job in jobs]
     for name in ("body.1.running_mean", "body.1.running_var"):
         mean = sum(n / 56 * b[name].double() for n, b in zip((16, 32, 8), own, strict=True))
         assert float((after[name].double() - mean).abs().max()) < 1e-7

@@ -89,7 +89,7 @@ def test_local_adam_is_torch_adam(mlp: Model, decay: float, epochs: int) -> None
 def test_adams_first_step_is_the_sign_of_the_gradient(mlp: Model) -> None:
     """lr g / (|g| + eps): both corrections divide out; moments start anew in every phase."""
     client, watch = make_clients()[0], Recorder()
-    local = Local(lr=0.01, epochs=None, steps=1, batch=9, optimizer="adam")
+    local = Local(lr=0.01, steps=1, batch=9, optimizer="adam")
     params = {k: v.double() for k, v in mlp.init()[0].items()}
     data = client._replace(x=client.x.double(), w=client.w.double())
     for start in (params, {k: v + 0.1 for k, v in params.items()}):
@@ -149,7 +149,7 @@ def test_prox_reaches_its_fixed_point() -> None:
     b, start, mu = torch.tensor([1.0, -1.0]).double(), torch.tensor([[3.0, -2.0]]).double(), 0.7
     model = Model(nn.Linear(2, 1, bias=False))
     data = client_data(torch.zeros(4, 2).double(), torch.zeros(4).long(), 0)
-    local = Local(lr=0.3, epochs=None, steps=300, batch=4)
+    local = Local(lr=0.3, steps=300, batch=4)
     plan = plan_all({"train0": local}, data, 1, 0, 0)["train0"]
     anchor = {"weight": start}
     objective = Quadratic(a, b) + Proximal(mu)

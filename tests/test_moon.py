@@ -214,7 +214,7 @@ def test_a_model_without_features_is_refused() -> None:
     algorithm = recipes.moon(Setting(model, TARGET))
     message = r"compares \"features\", and this model returns \['logits'\]; let its forward return"
     with pytest.raises(InputError, match=message):
-        algorithm.client_update(*one_job(algorithm, make_federation(model))[1:])
+        algorithm.client_update(*one_job(algorithm, make_federation(model))[1:5])
     with pytest.raises(TrainingError, match=message):
         final(algorithm, make_federation(model))
 

@@ -109,10 +109,10 @@ def test_sam_is_not_scaled_by_the_rate_and_leaves_decay_out() -> None:
 def test_running_statistics_move_once_per_step(normed: Model) -> None:
     """As without SAM after one step from the same start; counters count steps, not passes."""
     federation = make_federation(normed)
-    local = Local(lr=0.1, epochs=None, steps=1, batch=16)
+    local = Local(lr=0.1, steps=1, batch=16)
     plain = FedAvg(normed, local=local)
     sharp = replace(plain, local=replace(local, oracles=(Sam(0.5),)))
-    one, two = (a.client_update(*one_job(a, federation, 3)[1:])[0] for a in (plain, sharp))
+    one, two = (a.client_update(*one_job(a, federation, 3)[1:5])[0] for a in (plain, sharp))
     assert apart(one["buffers"], two["buffers"]) == 0
     assert int(two["counters"]["body.1.num_batches_tracked"]) == 1
     assert apart(one["delta"], two["delta"]) > 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from fedshift import datasets
+from fedshift.datasets import Samples, cifar100
 from fedshift.errors import InputError, TrainingError
+from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import record
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_tests import pool
@@ -144,7 +147,9 @@ def test_the_last_rounds_are_averaged() -> None:
     last = over_last([at(1, 0.0), at(2, 0.4), at(3, 0.6)], 2)
     assert (last["rounds"], last["vote_accuracy"]) == (2, pytest.approx(0.5))
     assert last["vote_accuracy_sd"] == pytest.approx(0.1)  # divided by 2, not by 1
-    assert over_last([at(1, 0.0), at(3, 0.6)], 0)["vote_accuracy"] == 0.6
+    single = over_last([at(1, 0.0), at(3, 0.6)], 0)
+    assert (single["rounds"], single["vote_accuracy"]) == (1, 0.6)
+    assert math.isnan(single["vote_accuracy_sd"])  # one round does not scatter
 
 
 def test_the_page_says_when_the_global_model_wins() -> None:
@@ -174,3 +179,46 @@ def test_the_oracles_clients_keep_their_looks() -> None:
     corners = [[float(c.x[:, 0, 0, 0].median()) for c in many] for many in (mine, oracles)]
     assert corners[0] == corners[1]
     assert len(set(corners[0])) > 1
+
+
+def test_cifar_20_is_dealt_by_its_fine_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 shards each: some 12 neighbouring fine labels, of many superclasses; by coarse, 2 or 3."""
+    fine = torch.arange(100).repeat(20)
+    images = torch.zeros(len(fine), 3, 32, 32, dtype=torch.uint8)
+
+    def load(name: str, **options: Any) -> datasets.Dataset:
+        y = fine if name == "cifar-100" else cifar100.coarse(fine)
+        classes = cifar100.FINE if name == "cifar-100" else cifar100.COARSE
+        held = Samples(images, y)
+        nobody = Samples(images[:0], y[:0])
+        return datasets.Dataset(name, held, nobody, classes, "0" * 64, "here", "none")
+
+    monkeypatch.setattr("fedshift.experiments.own_tests.datasets.load", load)
+    tables = made("fedavg", data={"name": "cifar-20", "limit": 1600})
+    tables["shift"] |= {"clients": 8, "transform": "none"}
+    tables["model"] = {"name": "linear"}
+    task = prepare(validate(tables)).task
+    assert len(task.classes) == 20
+    held = [len(c.y.unique()) for c in task.clients]
+    assert min(held) >= 5
+    tables["data"] |= {"name": "cifar-100"}
+    assert len(prepare(validate(tables)).task.classes) == 100
+
+
+def test_nothing_is_routed_to_clients_that_never_took_part() -> None:
+    """One round of 2 of 4 clients: the report's router is `Router.of`."""
+    config = validate(made(training={"rounds": 1, "cohort": 2, "evaluate_last": 1}))
+    prepared = prepare(config)
+    found = run_experiment(config, prepared=prepared)
+    outcome, task = found.outcome, prepared.task
+    trained = set(outcome.last.states)
+    assert len(trained) == 2
+    router = Router.of(found.algorithm, outcome.last.server, outcome.last.states)
+    assert set(router.clients) == trained
+    answers = router.predict(task.test.x, "hard").argmax(1)
+    assert outcome.served[-1].system_accuracy == pytest.approx(
+        float((answers == task.test.y).double().mean())
+    )
+    assert outcome.at_end is not None
+    sent = torch.tensor(outcome.at_end.details["router"]["sent"])
+    assert sent.sum(0).nonzero().flatten().tolist() == sorted(trained)

@@ -63,7 +63,7 @@ SHARING: dict[str, Callable[[Setting], Algorithm]] = {
 def test_no_head_travels(make: Any, heavy: Setting, federated: Any) -> None:
     algorithm, federation = make(heavy), federated()
     job = one_job(algorithm, federation)
-    update, _ = algorithm.at(1).client_update(*job[1:])
+    update, _ = algorithm.at(1).client_update(*job[1:5])
     body = {k for k in federation.params if not k.startswith("head.")}
     assert set(job.message["params"]) == set(update["delta"]) == body
     assert final(algorithm, federation, 1).server["params"].keys() == body
@@ -118,7 +118,7 @@ def test_fedreps_phases_move_one_part_each(heavy: Setting, federated: Any) -> No
     assert apart(halves(fitted)[0], done.states[4]["private"]) == 0
     end = phases[1](heavy.model, CrossEntropy(), fitted, {}, {}, data, plans["train1"]).params
     assert apart(halves(end)[0], halves(fitted)[0]) == 0
-    update, _ = algorithm.client_update(*one_job(algorithm, federation, 4)[1:])
+    update, _ = algorithm.client_update(*one_job(algorithm, federation, 4)[1:5])
     sent = {k: end[k] - start[k] for k in update["delta"]}
     assert apart(update["delta"], sent) == 0
     assert apart(sent, {k: torch.zeros_like(v) for k, v in sent.items()}) > 1e-2
@@ -206,7 +206,7 @@ def test_local_only_keeps_its_own_statistics(normed: Model) -> None:
 def test_local_only_sends_nothing(heavy: Setting, federated: Any) -> None:
     algorithm, federation = recipes.local_only(heavy), federated()
     job = one_job(algorithm, federation)
-    update, _ = algorithm.client_update(*job[1:])
+    update, _ = algorithm.client_update(*job[1:5])
     assert job.message == {}
     assert update.keys() == {"report"}
     assert set(algorithm.reveals()) == {"report", "evaluation", "register"}

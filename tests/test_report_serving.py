@@ -125,7 +125,7 @@ def test_a_single_round_has_no_deviation(tmp_path: Path) -> None:
 
     outline = Outline(page([serving_run(tmp_path / "a", serves, once)]))
     assert outline.row("vote of all models")[1] == "41.2%"
-    assert "mean of the last round that" in "".join(outline.text)
+    assert "Share of right answers, in the last round." in "".join(outline.text)
     assert over_rounds([1, 1]) == "last round"
     assert over_rounds([5]) == "last 5 rounds"
     assert over_rounds([1, 5]) == "last 1 to 5 rounds"

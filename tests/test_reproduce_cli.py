@@ -17,7 +17,8 @@ import pytest
 from fedshift.cli.app import main
 from fedshift.cli.reproduce import LiveRuns
 from fedshift.errors import TrainingError
-from fedshift.experiments.reproduce import worker
+from fedshift.experiments import folder
+from fedshift.experiments.reproduce import execute
 from fedshift.experiments.reproduce.catalogue import studies
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
@@ -46,14 +47,14 @@ def call(
 def test_a_failed_run_does_not_stop_the_others(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = worker.run_experiment
+    real = folder.run_experiment
 
     def fails(config: Any, **more: Any) -> Any:
         if config.method.name == "fedprox":
             raise TrainingError("client 3 sent\nnon-finite numbers")
         return real(config, **more)
 
-    monkeypatch.setattr(worker, "run_experiment", fails)
+    monkeypatch.setattr(folder, "run_experiment", fails)
     args = ("fedpals/table1", *FAST, "--methods", "fedprox,fedavg", "--seeds", "0")
     code, out, err = call(*args, "--format", "json")
     told = json.loads(out)
@@ -65,7 +66,7 @@ def test_a_failed_run_does_not_stop_the_others(
     }
     events = next(Path("reproduced/runs").glob("*fedprox*")) / "events.jsonl"
     assert json.loads(events.read_text().splitlines()[-1])["event"] == "failed"
-    monkeypatch.setattr(worker, "run_experiment", real)
+    monkeypatch.setattr(folder, "run_experiment", real)
     code, out, _ = call(*args, "--format", "json")
     assert code == 0
     assert len(json.loads(out)["trained"]) == 1
@@ -74,11 +75,8 @@ def test_a_failed_run_does_not_stop_the_others(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["fedpals/tabel1"], 'unknown table or figure "fedpals/tabel1"; allowed: feddrm/fig3, '
-         "feddrm/fig4, feddrm/fig5, feddrm/fig6, feddrm/fig7, feddrm/heart, feddrm/lenet, "
-         "feddrm/small, feddrm/table1, feddrm/table2, feddrm/table3, feddrm/table4, fedpals/fig2, "
-         "fedpals/fig5, fedpals/fig6, fedpals/fig7, fedpals/fig8, fedpals/fig9, fedpals/table1, "
-         'fedpals/table2, fedpals/table3, fedpals/table4. Did you mean "fedpals/table1"?'),
+        (["fedpals/tabel1"], 'unknown table or figure "fedpals/tabel1"; allowed: '
+         f'{", ".join(sorted(studies()))}. Did you mean "fedpals/table1"?'),
         (["fedpals/fig9", "--methods", "fedpal"], 'unknown method of fedpals/fig9 "fedpal"; '
          'allowed: fedavg, fedpals. Did you mean "fedpals"?'),
         (["fedpals/table1", "--dataset", "cifar10"], 'unknown data set of fedpals/table1 "cifar10"'
@@ -142,7 +140,7 @@ def test_interrupting_keeps_the_table_and_is_code_130(
     def stop(config: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker, "run_experiment", stop)
+    monkeypatch.setattr(folder, "run_experiment", stop)
     code, out, err = call("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0-1")
     assert code == 130
     assert err.endswith("interrupted; the same command goes on from here\n")
@@ -159,7 +157,7 @@ def test_terminating_is_code_143_as_for_other_commands(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)  # the signal arrives here
 
-    monkeypatch.setattr(worker, "run_experiment", stop)
+    monkeypatch.setattr(folder, "run_experiment", stop)
     args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0", "--format", "json")
     code, out, err = call(*args)
     assert code == 143
@@ -180,3 +178,111 @@ def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert "one: done (4 s)" in said
     assert "two: failed: out of [memory] (4 s)" in said
     assert "2/2" in said
+
+
+# --------------------------------------------------------------------------- before the first run
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that would have been trained, each of which fails."""
+    begun: list[str] = []
+
+    def fails(run: Any, store: Any, tell: Any) -> None:
+        begun.append(run.name)
+        raise TrainingError("not trained here")
+
+    monkeypatch.setattr(execute, "perform", fails)
+    return begun
+
+
+def test_a_place_that_cannot_be_written_to_is_met_first(
+    call: Callable[..., tuple[int, str, str]], untrained: list[str]
+) -> None:
+    Path("file").write_text("mine")
+    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0")
+    for place in (("--out", "file"), ("--out", "file/deep"), ("--publish", "file")):
+        code, out, err = call(*args, *place)
+        assert (code, out) == (2, "")
+        assert err == (
+            f"error: {place[1]}/table1: cannot be written to: Not a directory; give another place\n"
+        )
+    Path("table1").write_text("mine")
+    assert call(*args, "--out", ".")[2] == ("error: table1: is not a folder; give another place\n")
+    assert not untrained
+    assert Path("file").read_text() == "mine"
+
+
+def test_options_that_some_run_cannot_take_are_met_first(
+    call: Callable[..., tuple[int, str, str]], untrained: list[str]
+) -> None:
+    code, out, err = call("feddrm/small", "-c", "model.name=mlp", "--methods", "fedavg,feddrm")
+    assert (code, out) == (2, "")
+    assert err == (
+        'error: feddrm: -c model.name: model.name "mlp" has no branch that tells clients apart, '
+        "which this method trains; use one of lenet-gn, lenet-gn-small, resnet18-projected, "
+        "mlp-projected\n"
+    )
+    code, _, err = call("feddrm/small", "-c", "model.name=linear", "--methods", "fedavg,fedrep")
+    assert code == 2
+    assert err.startswith('error: fedrep: -c model.name: model.name = "linear" has no body')
+    # What only the network itself refuses.
+    code, _, err = call("feddrm/small", "-c", "model.name=mlp-projected", "-c", "model.hidden=[]")
+    assert code == 2
+    assert err.startswith("error: fedavg, feddrm, fedavgft, fedbabu, ditto, fedrep, local_only: ")
+    assert err.endswith("hidden must name one width or more, each at least 1, got []\n")
+    err = call("feddrm/small", "-c", "data.limit=10001", "--methods", "ditto")[2]
+    assert err == "error: ditto: data.limit = 10001, but fashion-mnist-mini has 10000 examples\n"
+    assert not untrained
+    assert not list(Path().iterdir())
+
+
+def test_too_few_rounds_for_tuning_is_one_message(
+    call: Callable[..., tuple[int, str, str]], untrained: list[str]
+) -> None:
+    code, out, err = call("feddrm/small", "--rounds", "1")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: --rounds 1 is too few for fedavgft, fedbabu, whose last round at least is for "
+        "tuning, after one together; give --rounds 2 or more, or leave these methods out with "
+        "--methods\n"
+    )
+    assert not untrained
+    code, _, err = call("feddrm/small", "--rounds", "1", "--methods", "fedavg", "--seeds", "0")
+    assert code == 4
+    assert len(untrained) == 1
+
+
+def test_shares_of_tuning_that_rounding_changes_are_told(
+    call: Callable[..., tuple[int, str, str]],
+) -> None:
+    args = ("--methods", "fedavgft", "--no-train", "--format", "json")
+
+    def notes(rounds: str) -> dict[str, str]:
+        code, out, _ = call("feddrm/small", "--rounds", rounds, *args)
+        assert code == 0
+        return {c["row"]: c["note"] for c in json.loads(out)["cells"]}
+
+    three = notes("3")
+    assert three["FedAvgFT, 12.5 % tuning, vote"] == (
+        "3 of 80 rounds, 0 of 3 seeds, tune_rounds = 1 of 3: 33.3 % in place of 12.5 %, the same "
+        'runs as "FedAvgFT, 50 % tuning, vote"'
+    )
+    assert "33.3 % in place of 50 %" in three["FedAvgFT, 50 % tuning, average accuracy"]
+    assert notes("8")["FedAvgFT, 12.5 % tuning, vote"] == "8 of 80 rounds, 0 of 3 seeds"
+
+
+def test_tuning_without_a_grid_is_refused(
+    call: Callable[..., tuple[int, str, str]], untrained: list[str]
+) -> None:
+    code, out, err = call("feddrm/small", "--tune")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: --tune: feddrm/small has no grid of hyper-parameters to choose from. Leave out "
+        "--tune\n"
+    )
+    err = call("fedpals/table1", "--tune", "--methods", "fedavg")[2]
+    assert err.endswith("in these rows; of this target, only fedprox, afl, fedrs have one. Leave "
+                        "out --tune\n")  # fmt: skip
+    assert not untrained
+    assert not list(Path().iterdir())

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
+from fedshift.cli.reproduce import leave, show
 from fedshift.datasets import heart
 from fedshift.errors import DataError
 from fedshift.experiments.papers import feddrm
 from fedshift.experiments.reproduce.catalogue import studies, study
-from fedshift.experiments.reproduce.plan import Plan, config_of
+from fedshift.experiments.reproduce.plan import Plan, config_of, last_rounds
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.routing_charts import COVERAGES, mean_known, mean_risk
@@ -271,6 +273,41 @@ def test_runs_of_versions_without_details_have_a_table_and_bars(
 
 
 @pytest.mark.parametrize(
+    ("seeds", "found"),
+    [
+        ((0,), " on a single seed: {difference} (1 more without a value)"),
+        ((0, 1), " has no value (2 of 2 seeds)"),
+    ],
+)
+def test_a_router_that_was_not_refitted_is_told_with_its_reason(
+    drawn: tuple[Path, Reproduced], tmp_path: Path, capsys: Any, seeds: tuple[int, ...], found: str
+) -> None:
+    def lose(data: Any) -> None:
+        if data["method"] == "feddrm" and any(f"_s{s}-" in data["name"] for s in seeds):
+            data["last"]["refitted_accuracy"] = None
+            data["why"].append("The router has no refitted layer: it stands still.")
+
+    done = reproduce(changed(drawn, tmp_path, lose))
+    cell = next(c for c in done.outcome.cells if c.row.label == "FedDRM, refitted router")
+    assert cell.absent == tuple(
+        f"seed {s}: The router has no refitted layer: it stands still." for s in seeds
+    )
+    assert cell.note.endswith(f"{len(seeds)} without a value")
+    difference = "" if cell.difference is None else f"{cell.difference.mean:+.2f}"
+    assert found.format(difference=difference) in done.outcome.notes[0]
+    said = 'No value of "FedDRM, refitted router" on Heart disease M=4, seed 0: The router has no'
+    assert done.outcome.notes[1].startswith(said)
+    assert said.replace('"', "&quot;") in done.page.read_text()
+    show(done, False)
+    printed = capsys.readouterr().out
+    assert said in " ".join(printed.split())
+    assert "0 runs trained now" in printed
+    with pytest.raises(typer.Exit) as left:
+        leave(done)
+    assert left.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("class_accuracy", [[0.5, 0.5]], '"serving.class_accuracy" has 1 entries, 4 are needed'),
@@ -297,3 +334,8 @@ def test_its_runs_have_pages(drawn: tuple[Path, Reproduced]) -> None:
     assert f"{run.summary.last['mixture_accuracy']:.1%} ± " in text
     assert value.value == pytest.approx(100 * float(run.summary.last["mixture_accuracy"] or 0))
     assert "client 1: hungarian" in text
+
+
+def test_a_shorter_run_is_measured_over_the_same_share_of_its_rounds() -> None:
+    assert [last_rounds(50, n, 800) for n in (800, 400, 40, 20, 1, 1600)] == [50, 25, 2, 1, 1, 50]
+    assert last_rounds(1, 20, 800) == 1

@@ -68,7 +68,7 @@ def test_cells_are_the_papers_protocol(
         lr, batch, decay, options = cells[label]
         t = config.training
         assert (t.optimizer, t.lr, t.batch, t.decay) == ("adam", lr, batch, decay), label
-        assert (t.rounds, t.local_epochs, t.momentum, t.cohort) == (80, 1, 0.0, None)
+        assert (t.rounds, t.epochs, t.momentum, t.cohort) == (80, None, 0.0, None)
         assert config.method.options == options
         assert (config.data.size, config.data.augment) == (size, "photos")
         assert (config.data.validation, config.shift.clients) == (0.0, clients)

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.finetune import FineTune
+from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError
 from fedshift.router.quality import threshold
@@ -226,9 +227,21 @@ def test_a_client_that_has_left_changes_no_odds(router: Router, queries: Tensor)
         only.without(2)
 
 
+def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
+    clients = make_clients()
+    known = router.with_moments(clients)
+    gone, left = known.without(3), clients[:3] + clients[4:]
+    x = clients[3].x
+    assert bool((gone.novelty(x) >= known.novelty(x)).all())
+    assert float(gone.novelty(x).median()) > float(known.novelty(x).median())
+    assert known.gaussians is not None
+    rest = replace(known.gaussians, sizes=known.gaussians.sizes * torch.tensor([1, 1, 1, 0, 1, 1]))
+    assert torch.equal(gone.novelty(left[0].x), rest.novelty(router.features(left[0].x)))
+
+
 def test_a_client_that_joins_has_a_row_from_moments(router: Router) -> None:
     """A head from moments does not use the network's own N columns, so that it can have N + 1."""
-    new = make_clients(seed=12, sizes=(50,))[0]
+    new = make_clients(seed=12, sizes=(50,))[0]._replace(id=torch.tensor(N))
     grown = replace(
         router,
         served={**router.served, N: router.served[0]},
@@ -277,14 +290,14 @@ def test_a_router_that_cannot_be_built_says_why(router: Router, queries: Tensor)
     played = final(ALGORITHM, routed_federation(MODEL), 1)
     with pytest.raises(InputError, match="no client has taken part yet"):
         Router.of(ALGORITHM, played.server, {})
-    private = FedAvg(MODEL, share=Share(("head.", "router.")))
+    private = FedAvg(MODEL, ClientEntropy(), share=Share(("head.", "router.")))
     alone = final(private, routed_federation(MODEL), 1)
     with pytest.raises(InputError, match='"router.branch.0.0.weight" stays on the clients'):
         Router.of(private, alone.server, alone.states)
     plain = routed_model(None)
     setting = routed_setting(plain)
     head = final(recipes.fedper(setting), routed_federation(plain), 1)
-    without = Router.of(recipes.fedper(setting), head.server, head.states)
+    without = Router.of(recipes.fedper(setting), head.server, head.states, untrained=True)
     with pytest.raises(InputError, match='routing needs "client_logits"'):
         without.route(queries)
     with pytest.raises(InputError, match='this needs "client_features", and the model returns'):

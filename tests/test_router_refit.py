@@ -65,6 +65,38 @@ def test_the_refit_is_the_pooled_fit(penalty: float) -> None:
     assert np.abs(other - xi).max() > 1e-4
 
 
+def test_a_refit_costs_the_same_in_any_coordinates() -> None:
+    """Without penalty the fit does not change with h -> A h + b, and nor does its search.
+
+    A has condition 10^4: features that hardly vary and nearly repeat one another.
+    """
+    e, factor = 12, 10.0 ** torch.linspace(0, -4, 12).double()
+    means = drawn((3, e), 1) * 0.5
+    plain = [drawn((300, e), 2 + i) + m for i, m in enumerate(means)]
+    axes = torch.linalg.qr(drawn((e, e), 7)).Q
+    tilted = [(h * factor) @ axes.T + 3.0 for h in plain]
+    one, two = (refit_locally(h, penalty=0.0) for h in (plain, tilted))
+    assert one.rounds < 60
+    assert abs(two.rounds - one.rounds) <= 10
+    told, meant = two.head(torch.cat(tilted)), one.head(torch.cat(plain))
+    assert float((told.softmax(1) - meant.softmax(1)).abs().max()) < 1e-4
+    held = refit_locally(tilted, penalty=1e-2).head(torch.cat(tilted))
+    assert float((held.softmax(1) - meant.softmax(1)).abs().max()) > 0.1
+
+
+def test_a_penalty_that_outweighs_what_hardly_varies_costs_no_rounds() -> None:
+    """Features of a barely trained network: some vary 1000 times less than others, some never."""
+    scale = torch.tensor([1.0, 0.3, 1e-2, 1e-3, 0.0, 1.0]).double()
+    means = drawn((4, 6), 3)
+    h = [(drawn((200, 6), i) + m) * scale + 1.0 for i, m in enumerate(means)]
+    h = [torch.cat([v, v[:, :1] + 1e-3 * v[:, 5:]], 1) for v in h]
+    found = refit_locally(h)
+    assert found.rounds < 40
+    _, xi = pooled_fit(tuple(h), 1e-4)
+    assert np.abs(found.head.xi.numpy() - xi).max() < 1e-3
+    assert float(found.head.xi[:, 4].abs().max()) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_free_intercepts_give_every_client_its_number() -> None:
     """sum_ij softmax_l(x_ij) = n_l, at any penalty."""
     head = refit_locally(SAMPLES, penalty=1e-2, tolerance=1e-9).head

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift.data import Examples
 from fedshift.engine.serving import (
@@ -19,7 +19,7 @@ from fedshift.engine.serving import (
     serve,
 )
 from fedshift.errors import InputError
-from fedshift.model import Model
+from fedshift.model import Model, build
 from fedshift.seeds import generator
 
 
@@ -163,3 +163,33 @@ def test_models_that_differ_in_the_head_share_a_pass(
     monkeypatch.setattr(Model, "__call__", lambda *a: calls.append(1) or plain(*a))
     torch.testing.assert_close(serve(model, served, tests).probabilities, torch.stack(expected))
     assert len(calls) == passes
+
+
+class NormedHead(nn.Module):
+    """A head with running statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 6)
+        self.head = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        z = self.body(x)
+        return {"features": z, "logits": self.head(z)}
+
+
+def test_heads_with_running_statistics_answer_with_their_own() -> None:
+    """Two clients share a body; the first one's statistics are those of the template."""
+    model = build(NormedHead, seed=0)
+    params, buffers = model.init()
+    other = {k: v + 2.0 if v.is_floating_point() else v for k, v in buffers.items()}
+    head = {k: v + 0.5 for k, v in params.items() if k.startswith("head.")}
+    pairs = [(params, buffers), (params | head, other)]
+    x = torch.randn(7, 4, generator=generator(0, "queries"))
+    queries = Examples(x, torch.zeros(7, dtype=torch.int64))
+    served = serve(model, pairs, [queries, queries])
+    for found, pair in zip(served.probabilities, pairs, strict=True):
+        alone = model(*pair, torch.cat([x, x]))["logits"].softmax(1)
+        assert torch.allclose(found.double(), alone.double(), atol=1e-6)
+    stale = model(params | head, buffers, torch.cat([x, x]))["logits"].softmax(1)
+    assert not torch.allclose(served.probabilities[1].double(), stale.double(), atol=1e-2)

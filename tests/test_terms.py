@@ -73,7 +73,7 @@ def test_scales_come_from_the_clients_own_labels_and_stay_there(
     for i, data in enumerate(federation.clients):
         held = label_counts(data, CLASSES) > 0
         assert torch.equal(done.states[i]["softmax"]["scale"], torch.where(held, 1.0, 0.25))
-    update, _ = algorithm.client_update(*one_job(algorithm, federation)[1:])
+    update, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
     assert update.keys() == {"delta", "buffers", "counters", "report"}
     assert algorithm.reveals()["register"] == "number of training examples, once"
 
@@ -110,12 +110,12 @@ def test_alpha_zero_leaves_missing_rows(setting: Setting, federated: Any) -> Non
     federation = federated()
     algorithm = recipes.fedrs(setting, alpha=0.0)
     missing = label_counts(federation.clients[1], CLASSES) == 0
-    delta = algorithm.client_update(*one_job(algorithm, federation)[1:])[0]["delta"]
+    delta = algorithm.client_update(*one_job(algorithm, federation)[1:5])[0]["delta"]
     assert not delta["head.weight"][missing].any()
     assert not delta["head.bias"][missing].any()
     assert delta["head.weight"][~missing].abs().min() > 0
     plain = recipes.fedavg(setting)
-    free = plain.client_update(*one_job(plain, federation)[1:])[0]["delta"]
+    free = plain.client_update(*one_job(plain, federation)[1:5])[0]["delta"]
     assert free["head.weight"][missing].abs().max() > 1e-3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -69,6 +69,14 @@ class Algorithm(Protocol):
 
     def at(self, t: int) -> Algorithm:
         """The method of round t; itself unless it has stages."""
+
+
+@runtime_checkable
+class Routes(Protocol):
+    """What a method says besides, if it may train a router: the network's "client_logits"."""
+
+    def trains_router(self) -> bool:
+        """Whether the clients' ids are learned; then the network needs a column per client."""
 
 
 def rows(server: Parts, ids: Tensor) -> Params:

@@ -15,7 +15,7 @@ from fedshift.client.mixing import Mix, leading, mixed, top
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
-from fedshift.server.combine import Mean
+from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts
 
@@ -47,7 +47,7 @@ class FedAla:
     head: tuple[str, ...] = ("head.",)
     objective: Term = CrossEntropy()
     local: Local = Local()
-    combine: Mean = Mean()
+    combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:

@@ -25,7 +25,7 @@ from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
-from fedshift.server.combine import Mean
+from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_
 
@@ -55,9 +55,10 @@ class FedAs:
     match  "classes" as above; "examples" matches every example's features to those of the client's
            whole last model (`prototypes.ToPrevious`), as the FedDRM authors' code does
     fisher False takes the weights of `combine` instead of F_i; nothing more than FedPer then leaves
+    combine  any rule with fisher False, else a `Mean`, whose weights count where all F_i are 0
 
-    Raises InputError for an `align` that chooses parameters itself and unknown `match`, and before
-    any training for a model without "features".
+    Raises InputError for an `align` that chooses parameters itself, unknown `match` and a `combine`
+    that does not fit `fisher`, and before any training for a model without "features".
     """
 
     model: Model
@@ -67,7 +68,7 @@ class FedAs:
     fisher: bool = True
     objective: Term = CrossEntropy()
     local: Local = Local()
-    combine: Mean = Mean()
+    combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
@@ -77,6 +78,11 @@ class FedAs:
             raise InputError(
                 "FedAS aligns the body alone; leave out "
                 f"only={self.align.only} and frozen={self.align.frozen}"
+            )
+        if self.fisher and not isinstance(self.combine, Mean):
+            raise InputError(
+                "FedAS puts Fisher traces in the place of the weights of a mean, and combine="
+                f"{self.combine} is no Mean; give fisher=False with it, or combine=Mean()"
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:

@@ -12,6 +12,7 @@ from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
@@ -102,6 +103,10 @@ class FedAvg:
 
     def reveals(self) -> Mapping[str, str]:
         return revealed(self.combine.needs)
+
+    def trains_router(self) -> bool:
+        """Whether the objective has a `ClientEntropy`."""
+        return any(isinstance(term, ClientEntropy) for term in self.objective.summands())
 
     def at(self, t: int) -> FedAvg:
         return self

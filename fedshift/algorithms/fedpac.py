@@ -24,7 +24,7 @@ from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.server.combine import Mean
+from fedshift.server.combine import Combine, Mean
 from fedshift.server.heads import head_weights, pooled_prototypes
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_, weighted_sum
@@ -67,7 +67,7 @@ class FedPac:
     objective: Term = CrossEntropy()
     fit: Local = Local()
     local: Local = Local()
-    combine: Mean = Mean()
+    combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:

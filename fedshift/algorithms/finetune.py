@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.base import Algorithm, Routes, numbered
 from fedshift.algorithms.steps import train_locally
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -100,9 +100,13 @@ class FineTune:
 
     def reveals(self) -> Mapping[str, str]:
         always, told = ("report", "evaluation", "register"), self.inner.reveals()
-        until = f", in rounds 1 to {self.after} only"
+        until = ", until tuning begins"
         early = {k: v + until for k, v in told.items() if k not in always and self.after}
         return early | {k: told[k] for k in always if k in told}
+
+    def trains_router(self) -> bool:
+        """Whether the inner method does, before tuning begins."""
+        return isinstance(self.inner, Routes) and self.inner.trains_router()
 
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)

@@ -11,6 +11,7 @@ import typer
 
 import fedshift
 from fedshift.cli import console
+from fedshift.cli.audits import audit_app
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
 
@@ -31,6 +32,7 @@ deploy_app = typer.Typer(
     help="A federation of real machines, on Flower (extra flower).", no_args_is_help=True
 )
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(audit_app, name="audit")
 
 
 class Format(StrEnum):
@@ -38,6 +40,15 @@ class Format(StrEnum):
 
     table = "table"
     json = "json"
+
+
+class How(StrEnum):
+    """How the clients of a round train."""
+
+    loop = "loop"
+    workers = "workers"
+    stacked = "stacked"
+    auto = "auto"
 
 
 class Where(StrEnum):
@@ -112,6 +123,9 @@ def run(
     workers: Annotated[
         int | None, typer.Option(help="Clients at once, a process each; default: one by one.")
     ] = None,
+    backend: Annotated[
+        How | None, typer.Option(help="How clients train; auto tries all and takes the fastest.")
+    ] = None,
     engine: Annotated[
         Where, typer.Option("--engine", help="flower-sim: Flower's simulation (extra flower).")
     ] = Where.in_process,
@@ -127,7 +141,8 @@ def run(
     with loading():
         from fedshift.cli.running import Asked, run_asked
 
-    asked = Asked(file, resume, out, config, engine.value, actors, workers, checkpoint_every)
+    how = None if backend is None else backend.value
+    asked = Asked(file, resume, out, config, engine.value, actors, workers, checkpoint_every, how)
     run_asked(asked, as_json=format is Format.json)
 
 
@@ -221,12 +236,17 @@ def reproduce(
 
 
 @app.command()
-def methods(format: FormatOption = Format.table) -> None:
-    """List every method: what it is, where it comes from, what leaves a client."""
-    with loading():
-        from fedshift.cli.listings import methods_listed
+def methods(
+    name: Annotated[str | None, typer.Argument()] = None, format: FormatOption = Format.table
+) -> None:
+    """List every method: what it is, where it comes from, what leaves a client.
 
-    methods_listed(as_json=format is Format.json)
+    NAME: one method alone, as in fedrep.
+    """
+    with loading():
+        from fedshift.cli.methods import methods_listed
+
+    methods_listed(name, as_json=format is Format.json)
 
 
 @datasets_app.callback()

@@ -154,10 +154,11 @@ def progress() -> PlainProgress | LiveProgress:
 
 
 def _scores(event: dict[str, Any]) -> str:
-    return (
-        f"loss {event['train_loss']:.3f} target {percent(event['target_accuracy'])}% "
-        f"est. {percent(event['estimated_accuracy'])}%"
-    )
+    names = {"target": "target_accuracy", "est.": "estimated_accuracy"}
+    if "system_accuracy" in event:
+        names = {"system": "system_accuracy", "own": "average_accuracy"}
+    told = [f"{name} {percent(event[key])}%" for name, key in names.items()]
+    return " ".join([f"loss {event['train_loss']:.3f}", *told])
 
 
 def counted(number: int, thing: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def client(place: Path, address: str) -> None:
     from fedshift.deploy.federation import join
 
     print(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
-    code = join(place, address)
+    code = join(place, address, say=lambda text: print(text, file=sys.stderr, flush=True))
     if code:
         raise InputError(
             f"the SuperNode ended with {code}: is this client's key registered at the server, and "

@@ -21,7 +21,7 @@ from fedshift.experiments.reproduce.reproduce import (
     reproduce,
 )
 from fedshift.experiments.reproduce.tables import cell_table, paper_table
-from fedshift.experiments.reproduce.verdict import verdicts
+from fedshift.experiments.reproduce.verdict import verdicts, without_value
 
 MISSING, FAILED = 3, 4
 
@@ -62,8 +62,8 @@ def reproduce_target(
     )
     with LiveRuns() if sys.stderr.isatty() else PlainRuns() as listen:
         done = reproduce(request, listen)
-    _show(done, as_json)
-    _leave(done)
+    show(done, as_json)
+    leave(done)
 
 
 def _list(as_json: bool) -> None:
@@ -75,7 +75,8 @@ def _list(as_json: bool) -> None:
         print(f"{study.name}: {study.title}")
 
 
-def _show(done: Reproduced, as_json: bool) -> None:
+def show(done: Reproduced, as_json: bool) -> None:
+    """The table with what was found, or one JSON document; failures go to stderr."""
     outcome = done.outcome
     for problem in outcome.problems:
         print(f"not run: {problem}", file=sys.stderr)
@@ -87,14 +88,14 @@ def _show(done: Reproduced, as_json: bool) -> None:
         return
     study = outcome.plan.study
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
-    for found in verdicts(study, outcome.cells):
+    for found in (*verdicts(study, outcome.cells), *without_value(outcome.cells)):
         say(found, indent=0)
     trained = counted(len(done.report.trained), "run")
     print(f"{trained} trained now. Chosen, tuned and changed: see the page.")
     print(f"Page: {done.page}")
 
 
-def _leave(done: Reproduced) -> None:
+def leave(done: Reproduced) -> None:
     """The exit code: failed, something missing, or 0. An interruption goes on to where all end."""
     stopped = done.report.interrupted
     if stopped is not None:
@@ -102,7 +103,7 @@ def _leave(done: Reproduced) -> None:
         raise stopped
     if done.report.failures:
         raise typer.Exit(FAILED)
-    if done.outcome.problems:
+    if done.outcome.problems or any(cell.absent for cell in done.outcome.cells):
         raise typer.Exit(MISSING)
 
 

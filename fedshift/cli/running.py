@@ -16,6 +16,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import check_unused, kept_in, record, reserved
 from fedshift.experiments.load import load_config
+from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import Prepared, prepare
 
@@ -32,12 +33,13 @@ class Asked:
     actors: int | None
     workers: int | None
     every: int | None
+    backend: str | None = None
 
 
 def run_asked(asked: Asked, *, as_json: bool) -> None:
     """Train, and show what came of it. Raises InputError for options that do not go together."""
     config = _configured(asked)
-    engine = engine_of(asked.engine, asked.actors, asked.workers)
+    engine = engine_of(asked.engine, asked.actors, asked.workers, asked.backend)
     keeps = asked.engine == "in-process"
     if not keeps and (asked.resume is not None or asked.every is not None):
         raise InputError(
@@ -47,6 +49,9 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
     console.warn_of_data_folders()
     check_unused(asked.out)
     prepared = prepare(config)
+    grey = grey_note(config, prepared.task.clients[0].x)
+    if grey is not None:
+        print(f"note: {grey}", file=sys.stderr)
     with _folder(asked, config, prepared) as folder, console.progress() as listen:
         if keeps:
             with asked_to_stop() as stop:

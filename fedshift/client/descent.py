@@ -39,7 +39,8 @@ class HeavyBall:
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
         # One kernel, with lr as a tensor: a Python number would have to leave the graph of vmap.
-        moved = map_(lambda p, u: torch.addcmul(p, u, lr.to(p.dtype), value=-1.0), params, v)
+        rate = {kind: lr.to(kind) for kind in {p.dtype for p in params.values()}}
+        moved = map_(lambda p, u: torch.addcmul(p, u, rate[p.dtype], value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
 

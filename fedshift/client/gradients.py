@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fedshift.client.local import Local, gradient_of
 from fedshift.client.objectives import Term, View
-from fedshift.data import ClientData, Plan, take
+from fedshift.client.slopes import slope
+from fedshift.data import Batch, ClientData, Plan, take
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, add, map_, zeros
 
@@ -80,11 +81,13 @@ def gradient_trace(
     total = torch.zeros((), dtype=torch.float64, device=data.w.device)
     for s in range(plan.steps):
         batch = take(data, plan, s)
-        leaves = {k: v.detach().requires_grad_() for k, v in params.items()}
-        out = model(leaves, buffers, batch.x)
-        loss = objective(View(model, leaves, out, batch, context))
-        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        squares = [g.double().square().sum() for g in grads if g is not None]
+
+        def value(at: Params, batch: Batch = batch) -> tuple[Tensor, Params]:
+            out = model(at, buffers, batch.x)
+            return objective(View(model, at, out, batch, context)), {}
+
+        grad = slope(value, params, batch.stacked).grad
+        squares = [g.double().square().sum() for g in grad.values()]
         live = plan.weight[s].sum() > 0
         total = total + torch.where(live, torch.stack(squares).sum(), total.new_zeros(()))
     return total

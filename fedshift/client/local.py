@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
+from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, plan_phase, take
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
@@ -53,22 +54,22 @@ def gradient_of(
 
     Where the model augments, all terms and all passes see the same augmented batch.
     """
+    if batch.stacked and batch.padded and model.mixes:
+        raise InputError(
+            "BatchNorm would see the padding of clients with batches of different sizes; give "
+            "`steps` and a batch size that divides every client's examples, or do not stack"
+        )
     if model.augment is not None:
         batch = batch._replace(x=model.augment(batch.x, batch.seed))
 
-    def at(moving: Params) -> Gradient:
-        leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
-        params = leaves | frozen
+    def value(moving: Params) -> tuple[Tensor, Params]:
+        params = moving | frozen
         out, after = model.train(params, buffers, batch.x, batch.seed)
-        loss = objective(View(model, params, out, batch, context))
-        # A parameter that the loss does not reach (an unused head) has gradient zero; where it
-        # reaches none at all (two networks in one), there is no graph to go back through.
-        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
-        if loss.requires_grad:
-            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        named = zip(leaves.items(), grads, strict=True)
-        grad = {k: torch.zeros_like(v) if g is None else g for (k, v), g in named}
-        return Gradient(grad, {k: v.detach() for k, v in after.items()}, loss.detach())
+        return objective(View(model, params, out, batch, context)), after
+
+    def at(moving: Params) -> Gradient:
+        found = slope(value, moving, batch.stacked)
+        return Gradient(found.grad, found.rest, found.loss)
 
     return at
 
@@ -78,8 +79,8 @@ class Local:
     """SGD on one client: v <- momentum v + g + decay theta; theta <- theta - lr v. Or Adam.
 
     lr         a number, or a function of the round
-    epochs     passes over the client's data; or
-    steps      a fixed number of batches (then `epochs` must be None)
+    epochs     passes over the client's data, 1 unless `steps` are given; or
+    steps      a fixed number of batches
     batch      batch size B; the last batch of an epoch may be smaller
     momentum   heavy-ball coefficient in [0, 1); the velocity starts at zero in every round
     decay      weight decay, added to the gradient, for "adam" too (not AdamW's)
@@ -92,7 +93,7 @@ class Local:
     """
 
     lr: float | Schedule = 0.1
-    epochs: int | None = 1
+    epochs: int | None = None
     batch: int = 32
     steps: int | None = None
     momentum: float = 0.0
@@ -103,10 +104,13 @@ class Local:
     optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
+        if self.epochs is None and self.steps is None:
+            # Said once made, so that equal phases are equal however they were written.
+            object.__setattr__(self, "epochs", 1)
+        if self.epochs is not None and self.steps is not None:
             raise InputError(
-                f"give exactly one of epochs and steps, got epochs={self.epochs}, "
-                f"steps={self.steps}; set the other to None"
+                f"give epochs or steps, not both, got epochs={self.epochs}, steps={self.steps}; "
+                "set the other to None"
             )
         for name, v in (("epochs", self.epochs), ("steps", self.steps), ("batch", self.batch)):
             if v is not None and v < 1:
@@ -216,6 +220,8 @@ def _keep(live: Tensor | None, new: Params, old: Params) -> Params:
 def _mean_loss(losses: list[Tensor], plan: Plan, nothing: Tensor) -> Tensor:
     if not losses:
         return nothing
+    if plan.sizes is not None:
+        return torch.stack(losses).mean()
     live = (plan.weight.sum(-1) > 0).to(losses[0].dtype)
     return (torch.stack(losses) * live).sum() / live.sum().clamp(min=1.0)
 

@@ -63,6 +63,10 @@ class Term(ABC):
         """
         return {}
 
+    def summands(self) -> tuple[Term, ...]:
+        """The terms that this one is a sum of, without their factors; itself if it is none."""
+        return (self,)
+
     def __add__(self, other: Term) -> Term:
         return Sum((*_summands(self), *_summands(other)))
 
@@ -91,6 +95,9 @@ class Sum(Term):
         heard = (term.hear(server) for term in self.terms)
         return {name: part for parts in heard for name, part in parts.items()}
 
+    def summands(self) -> tuple[Term, ...]:
+        return tuple(one for term in self.terms for one in term.summands())
+
 
 @dataclass(frozen=True)
 class Scaled(Term):
@@ -107,6 +114,9 @@ class Scaled(Term):
 
     def hear(self, server: Parts) -> Parts:
         return self.term.hear(server)
+
+    def summands(self) -> tuple[Term, ...]:
+        return self.term.summands() if self.scale else ()
 
 
 @dataclass(frozen=True)

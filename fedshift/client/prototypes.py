@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedshift.client.objectives import Term, View, batch_mean
 from fedshift.data import ClientData, Plan, take
@@ -35,6 +34,11 @@ def features_of(out: Params) -> Tensor:
             'forward return {"features": z, "logits": ...}, z being what the head is given'
         )
     return out["features"].flatten(1)
+
+
+def trunk_of(out: Params) -> Tensor:
+    """What a model returned as "trunk", before a projection of its features; else its features."""
+    return out["trunk"].flatten(1) if "trunk" in out else features_of(out)
 
 
 def head_shape(model: Model, head: tuple[str, ...]) -> tuple[int, int]:
@@ -151,7 +155,9 @@ class ToClassMeans(Term):
 
     def __call__(self, view: View) -> Tensor:
         batch = view.batch
-        present = F.one_hot(batch.y, len(view.context["prototypes"]["held"])).to(batch.w.dtype)
+        held = view.context["prototypes"]["held"]
+        # Not F.one_hot, which looks at the labels' values.
+        present = (batch.y[:, None] == torch.arange(len(held), device=held.device)).to(held.dtype)
         rows = (present * (batch.w != 0)[:, None]).sum(0)
         return (batch.w * to_prototypes(view) / rows[batch.y].clamp(min=1.0)).sum()
 
@@ -160,12 +166,13 @@ class ToClassMeans(Term):
 class ToPrevious(Term):
     """1/(B d) sum_b w_b ||f(x_b) - f_p(x_b)||^2, p being the client's model after its last round.
 
-    The FedDRM authors' code, algorithms/fedas.py. `context["previous"]` and "previous_buffers" are
-    p, in evaluation mode and without gradient.
+    f [d] is the model's "trunk" where it returns one, else its "features". The FedDRM authors'
+    code, algorithms/fedas.py, matches the 512 features of the backbone, before their projection.
+    `context["previous"]` and "previous_buffers" are p, in evaluation mode and without gradient.
     """
 
     def __call__(self, view: View) -> Tensor:
         with torch.no_grad():
             params, buffers = view.context["previous"], view.context["previous_buffers"]
-            goal = features_of(view.model(params, buffers, view.batch.x))
-        return batch_mean((features_of(view.out) - goal).square().mean(1), view.batch)
+            goal = trunk_of(view.model(params, buffers, view.batch.x))
+        return batch_mean((trunk_of(view.out) - goal).square().mean(1), view.batch)

@@ -15,14 +15,23 @@ class Share:
 
     private: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.private, str):
+            raise InputError(
+                f'private is the text "{self.private}"; it must be a tuple of name prefixes: '
+                f'private=("{self.private}",)'
+            )
+
     def check(self, names: Iterable[str]) -> None:
         """Raise InputError for a prefix that matches no name, or when nothing is left to share."""
         known = list(names)
+        # A part's prefix is nearer to what was meant than one of its parameters.
+        parts = dict.fromkeys(f"{name.partition('.')[0]}." for name in known)
         for prefix in self.private:
             if not any(name.startswith(prefix) for name in known):
                 raise InputError(
                     f'private prefix "{prefix}" matches no parameter; '
-                    f"the model has {', '.join(known[:8])}.{nearest(prefix, known)}"
+                    f"the model has {', '.join(known[:8])}.{nearest(prefix, [*parts, *known])}"
                 )
         if self.private and all(name.startswith(self.private) for name in known):
             raise InputError(

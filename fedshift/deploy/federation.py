@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from typing import Any
 from fedshift.deploy.keys import check_certificate
 from fedshift.deploy.place import clients_of
 from fedshift.deploy.processes import asked, check_port, command, free_port, running, wait_for
-from fedshift.errors import FedshiftError, InputError, TrainingError
+from fedshift.errors import InputError, TrainingError
 from fedshift.flower.quiet import quiet_environment
 
 POLL, STATUS = 0.5, 15.0
@@ -68,7 +68,13 @@ def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
     asked([*arguments, "--name", place.name, "--format", "json"], env)
 
 
-def join(place: Path, server: str, *, patience: float = 300.0) -> int:
+def join(
+    place: Path,
+    server: str,
+    *,
+    patience: float = 300.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
     `place` is the client's folder, as `fedshift deploy init` made it. A client that comes before
@@ -99,6 +105,7 @@ def join(place: Path, server: str, *, patience: float = 300.0) -> int:
         # One that has worked for a while was not refused.
         if not code or time.monotonic() > until or time.monotonic() - began > patience / 2:
             return code
+        say(f"refused (exit code {code}): perhaps the server does not know this key yet")
         time.sleep(2.0)
 
 
@@ -123,7 +130,7 @@ def _follow(run: str, out: Path, env: Mapping[str, str], log: Path, listen: List
             looked = time.monotonic()
             status = _status(run, env)
             if status.startswith("finished") and not (out / "summary.json").exists():
-                raise TrainingError(f"the run {status}: {_reason(events, log)}")
+                raise TrainingError(f"the run {status}: {_reason(events, run, env, log)}")
         time.sleep(POLL)
 
 
@@ -140,13 +147,14 @@ def _status(run: str, env: Mapping[str, str]) -> str:
     return str(listed["runs"][0]["status"])
 
 
-def _reason(events: list[dict[str, Any]], log: Path) -> str:
-    """What the run said when it failed, from its events or else the SuperLink's log."""
+def _reason(events: list[dict[str, Any]], run: str, env: Mapping[str, str], log: Path) -> str:
+    """What the run said when it failed: by its events, or else in what Flower kept of its words."""
     if events and events[-1]["event"] == "failed":
         return str(events[-1]["error"])
-    try:
-        said = log.read_text(encoding="utf-8", errors="replace")
-    except OSError as e:
-        raise FedshiftError(f"{log}: cannot be read: {e.strerror}") from None
-    found = re.findall(r"fedshift\.errors\.\w+: (.*)", said)
-    return found[-1] if found else f"see {log}"
+    arguments = [command("flwr"), "log", run, NAME, "--show"]
+    done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
+    said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    ours = [line for line in said if line.startswith("fedshift.errors.")]
+    if ours:
+        return ours[-1].partition(": ")[2]
+    return " ".join([*said[-3:], f"(see {log})"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError
@@ -12,22 +15,30 @@ from fedshift.tree import Parts
 ClientUpdate = Callable[[Parts, Parts, ClientData, Mapping[str, Plan]], tuple[Parts, Parts]]
 
 
+FAILED = "failed"
+
+
 class Job(NamedTuple):
-    """One client's work in one round."""
+    """One client's work in round t."""
 
     client: int
     message: Parts
     state: Parts
     data: ClientData
     plans: Mapping[str, Plan]
+    t: int = 0
 
 
 class Reply(NamedTuple):
-    """What came of a job: the update that leaves the client and its changed state."""
+    """What came of a job: the update that leaves the client and its changed state.
+
+    t: the round that it answers.
+    """
 
     client: int
     update: Parts
     changed: Parts
+    t: int = 0
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
@@ -45,4 +56,32 @@ def work(update: ClientUpdate, job: Job) -> Reply:
         result = update(job.message, job.state, job.data, job.plans)
     except (RuntimeError, ValueError, IndexError) as e:
         raise TrainingError(f"client {job.client} failed: {e}") from e
-    return Reply(job.client, *result)
+    return Reply(job.client, *result, job.t)
+
+
+@dataclass(frozen=True)
+class Forgiving:
+    """A client's work whose failure is an answer, so that others' work goes on.
+
+    The answer is an update of one part, "failed", with the reason in UTF-8.
+    """
+
+    update: ClientUpdate
+
+    def __call__(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        try:
+            return self.update(message, state, data, plans)
+        except (RuntimeError, ValueError, IndexError) as e:
+            said = (str(e) or type(e).__name__).encode()
+            return {FAILED: {"reason": torch.frombuffer(bytearray(said), dtype=torch.uint8)}}, {}
+
+
+def failure(update: Parts) -> str | None:
+    """Why a client failed, in one line of at most 500 letters; None where it did not say so."""
+    if FAILED not in update:
+        return None
+    reason = update[FAILED].get("reason", torch.zeros(0, dtype=torch.uint8))
+    said = bytes(reason.flatten().to(torch.uint8).tolist()[:2000]).decode(errors="replace")
+    return " ".join(said.split())[:500] or "no reason given"

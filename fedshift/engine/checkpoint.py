@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedshift.engine.rounds import Dropped, Round
+from fedshift.engine.gate import Dropped
+from fedshift.engine.one_round import Round
 from fedshift.errors import DataError, InputError
 from fedshift.tree import Params, Parts, flatten, unflatten
 
@@ -107,6 +108,7 @@ def _about(current: Round) -> dict[str, Any]:
         "trained": list(current.trained),
         "loss": None if math.isnan(current.loss) else current.loss,
         "dropped": [list(one) for one in current.dropped],
+        "skipped": [current.skipped, current.skips],
         "server": list(current.server),
         "states": {str(i): list(state) for i, state in current.states.items()},
     }
@@ -155,6 +157,7 @@ def _round(about: Mapping[str, Any], tensors: Params) -> Round:
         tuple(about["trained"]),
         math.nan if about["loss"] is None else about["loss"],
         tuple(Dropped(*one) for one in about["dropped"]),
+        *about.get("skipped", ("", 0)),
     )
 
 

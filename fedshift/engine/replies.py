@@ -1,10 +1,10 @@
-"""What came back from a cohort: whether every update has the parts and shapes of the others."""
+"""What a reply must look like: names, types, shapes, and numbers that are finite."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,35 +14,53 @@ from fedshift.errors import TrainingError
 from fedshift.model import split_buffers
 from fedshift.tree import Parts, flatten
 
+Form = tuple[tuple[str, tuple[int, ...], str], ...]
+# By how much counters (batches that running statistics have seen) may grow in one round.
+MOST_BATCHES = 1_000_000
 
-def expected_update(message: Callable[[int], Parts], replies: Sequence[Reply]) -> Parts:
+
+def expected_update(
+    message: Callable[[int], Parts], replies: Sequence[Reply], parts: Collection[str] = ()
+) -> Parts:
     """What an update must look like: the model that was sent for what mirrors it.
 
     The model that was sent, not the server's: clients may receive only rows of a layer. For all
-    else, the form that most replies have (the first of equals), so that one odd client does not
-    make the others look odd. `message` gives what a client was sent.
+    else, the form that most replies have, so that one odd client does not make the others look odd;
+    forms that mirror what was sent, and hold none but the method's `parts` (any if left out), come
+    first, and of two equals the one with more parts. `message` gives what a client was sent.
     """
-    usual = _most_usual(replies)
-    sent = message(usual.client)
+    forms = [_form(reply) for reply in replies]
+    counts = Counter(forms)
+
+    def worth(form: Form) -> tuple[bool, int, int, int]:
+        i = forms.index(form)
+        told = replies[i].update
+        fits = not parts or set(told) <= set(parts)
+        fits = fits and all(_same(told[k], v) for k, v in _mirrors(message, replies[i]).items())
+        return fits, counts[form], len(told), -i
+
+    usual = replies[forms.index(max(counts, key=worth))]
+    known = {k: v for k, v in usual.update.items() if not parts or k in parts}
+    return {**known, **_mirrors(message, usual)}
+
+
+def _form(reply: Reply) -> Form:
+    flat = flatten(reply.update).items()
+    return tuple(sorted((k, tuple(v.shape), str(v.dtype)) for k, v in flat))
+
+
+def _mirrors(message: Callable[[int], Parts], reply: Reply) -> Parts:
+    """What was sent to a client, for the parts of its update that have the same form."""
+    sent = message(reply.client)
     floats, counters = split_buffers(sent.get("buffers", {}))
     mirrors = {"delta": sent.get("params", {}), "buffers": floats, "counters": counters}
-    return {part: mirrors.get(part, tree) for part, tree in usual.update.items()}
+    return {part: tree for part, tree in mirrors.items() if part in reply.update}
 
 
-def _most_usual(replies: Sequence[Reply]) -> Reply:
-    forms = [
-        tuple(sorted((k, tuple(v.shape), str(v.dtype)) for k, v in flatten(r.update).items()))
-        for r in replies
-    ]
-    common = Counter(forms).most_common(1)[0][0]
-    return replies[forms.index(common)]
-
-
-def check_replies(message: Callable[[int], Parts], replies: Sequence[Reply]) -> None:
-    """Raise TrainingError, naming the client, for the first update that cannot be used."""
-    expected = expected_update(message, replies)
-    for reply in replies:
-        check_reply(reply, expected)
+def _same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        v.shape == theirs[k].shape and v.dtype == theirs[k].dtype for k, v in ours.items()
+    )
 
 
 def check_reply(reply: Reply, expected: Parts) -> None:
@@ -77,6 +95,28 @@ def check_finite(reply: Reply) -> None:
             raise TrainingError(
                 f'client {reply.client} would keep non-finite numbers in "{name}": its own model '
                 "diverged. Lower the learning rate, or the strength of what pulls on this model"
+            )
+
+
+def check_said(reply: Reply, message: Callable[[int], Parts]) -> None:
+    """Raise TrainingError for another client's report, and for counters that went astray.
+
+    Counters are not negative, nor more than `MOST_BATCHES` above those that were sent; they may be
+    below, where a client goes on from a model of its own.
+    """
+    told = reply.update.get("report", {}).get("id")
+    if told is not None and (told.numel() != 1 or told.is_floating_point()):
+        raise TrainingError(f"client {reply.client} sent an id that is no whole number")
+    if told is not None and int(told) != reply.client:
+        raise TrainingError(f"client {reply.client} says that it is client {int(told)}")
+    counters = reply.update.get("counters", {})
+    before = message(reply.client).get("buffers", {}) if counters else {}
+    for name, v in counters.items():
+        most = before.get(name, torch.zeros_like(v)) + MOST_BATCHES
+        if bool((v < 0).any()) or bool((v > most).any()):
+            raise TrainingError(
+                f'client {reply.client} sent "counters/{name}" = {v.flatten()[:3].tolist()}, '
+                "which is no count of batches"
             )
 
 

@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
-from fedshift.client.local import plan_all
+from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
-from fedshift.engine.backends import Backend, Job, Reply, loop
-from fedshift.engine.replies import check_replies
-from fedshift.errors import InputError
-from fedshift.model import Model, check_columns, dry_logits
-from fedshift.seeds import Seeds, generator, key
-from fedshift.server.combine import check_weights
-from fedshift.tree import Params, Parts, stack
-
-States = Mapping[int, Parts]
-
-
-class Dropped(NamedTuple):
-    """A client that was drawn and gave nothing that can be used, and why."""
-
-    client: int
-    reason: str
-
-
-class Round(NamedTuple):
-    """The state after round t (1-based), and who was drawn, who trained, with which weights.
-
-    dropped: those of the draw that are not in `cohort`, since a message or an answer went lost.
-    Rounds in one process have none: there, what one client gets wrong ends the run.
-    """
-
-    t: int
-    server: Parts
-    states: States
-    cohort: Tensor
-    weights: Tensor
-    trained: tuple[int, ...]
-    loss: float
-    dropped: tuple[Dropped, ...] = ()
+from fedshift.engine.backends import Backend, Forgiving, Job, loop
+from fedshift.engine.gate import Dropped as Dropped
+from fedshift.engine.gate import Gate
+from fedshift.engine.one_round import Round as Round
+from fedshift.engine.one_round import States as States
+from fedshift.engine.one_round import (
+    before_rounds,
+    count_skips,
+    job_of,
+    open_round,
+    question,
+    settle,
+)
+from fedshift.errors import InputError, TrainingError
+from fedshift.model import Model, check_columns, dry_logits, dry_pass
+from fedshift.seeds import Seeds, generator
+from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
 class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
-    Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]).
+    Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
+    says which replies are let through.
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
     table of other clients.
     """
@@ -61,6 +45,7 @@ class Federation:
     buffers: Params
     table: Params
     seeds: Seeds
+    gate: Gate = Gate()
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -88,71 +73,6 @@ def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Pa
     return algorithm.init_client(federation.params, federation.buffers, data)
 
 
-class Opened(NamedTuple):
-    """A round before anybody trains: who is drawn, with which weights, who is asked for work.
-
-    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
-    parts with the cohort's, which messages are made from.
-    """
-
-    t: int
-    stage: Algorithm
-    ids: Tensor
-    weights: Tensor
-    asked: Tensor
-    told: Parts
-
-    def message(self, client: int) -> Parts:
-        """What the server sends to one client."""
-        return self.stage.broadcast(self.told, client)
-
-
-def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Opened:
-    """Weigh the cohort `ids` (ascending) of round t.
-
-    Weights come first, from the server's table, so that a client of weight exactly 0 is not
-    trained; its update would be multiplied by 0.
-    """
-    stage = algorithm.at(t)
-    weights = stage.weigh(server, ids)
-    check_weights(weights, len(ids))
-    told = server | {"cohort": {"id": ids, "weight": weights}}
-    return Opened(t, stage, ids, weights, stage.trains(weights), told)
-
-
-def among(opened: Opened, server: Parts, present: Tensor) -> Opened:
-    """The round as one of those clients alone who did their work, weighed anew; present [P] ids.
-
-    What they were told stays as it was sent, and all of them count as asked.
-    """
-    weights = opened.stage.weigh(server, present)
-    check_weights(weights, len(present))
-    return opened._replace(
-        ids=present, weights=weights, asked=torch.ones(len(present), dtype=torch.bool)
-    )
-
-
-def job_of(
-    stage: Algorithm, message: Parts, state: Parts, data: ClientData, client: int, t: int, seed: int
-) -> Job:
-    """A client's work in round t; the batches come from (seed, round, client, phase) alone."""
-    return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client))
-
-
-def close_round(
-    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int
-) -> tuple[Parts, float]:
-    """(the server's parts after the round, the clients' mean training loss by their weights).
-
-    replies: one of each client that was asked, in any order, as `check_replies` lets them through.
-    """
-    replies = sorted(replies, key=lambda reply: reply.client)
-    updates, weights = stack([reply.update for reply in replies]), opened.weights[opened.asked]
-    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
-    changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
-    return server | changed, float(weights @ updates["report"]["loss"].double())
-
-
 def play_round(
     algorithm: Algorithm,
     federation: Federation,
@@ -173,12 +93,15 @@ def play_round(
         for i in ids[opened.asked].tolist():
             yield job_of(stage, opened.message(i), state_of(i), clients[i], i, t, seed)
 
-    replies = sorted(backend(stage.client_update, jobs()), key=lambda reply: reply.client)
-    check_replies(opened.message, replies)
-    after, loss = close_round(opened, server, replies, seed)
-    kept = {r.client: state_of(r.client) | r.changed for r in replies}
-    trained = tuple(r.client for r in replies)
-    return Round(t, after, {**states, **kept}, ids, opened.weights, trained, loss)
+    stops = federation.gate.on_bad == "stop"
+    work = stage.client_update if stops else Forgiving(stage.client_update)
+    admitted = federation.gate.admit(backend(work, jobs()), question(opened))
+    if stops and admitted.bad:
+        raise TrainingError(admitted.bad[0].reason)
+    played = settle(opened, server, admitted, admitted.bad, federation.gate, federation.table, seed)
+    used = () if played.skipped else admitted.good
+    kept = {r.client: state_of(r.client) | r.changed for r in used}
+    return played._replace(states={**states, **kept})
 
 
 def check_model(model: Model, federation: Federation) -> None:
@@ -202,15 +125,17 @@ def check_model(model: Model, federation: Federation) -> None:
         )
 
 
+def check_router(algorithm: Algorithm, federation: Federation) -> None:
+    """Try the network: InputError unless it has N client logits, where the method learns them."""
+    held = [c for c in federation.clients if len(c.y)]
+    if held and isinstance(algorithm, Routes) and algorithm.trains_router():
+        found = dry_pass(algorithm.model, federation.params, federation.buffers, held[0].x[:2])
+        client_logits(found, len(federation.clients))
+
+
 def start(algorithm: Algorithm, federation: Federation) -> Round:
     """Round 0: the state before any training."""
     return before_rounds(algorithm.init(federation.params, federation.buffers, federation.table))
-
-
-def before_rounds(server: Parts) -> Round:
-    """Round 0 of a server in this state."""
-    nobody = torch.zeros(0)
-    return Round(0, server, {}, nobody.long(), nobody.double(), (), float("nan"))
 
 
 def check_schedule(algorithm: Algorithm, rounds: int) -> None:
@@ -239,10 +164,13 @@ def run(
     if rounds < 0:
         raise InputError(f"rounds must be 0 or more, got {rounds}")
     check_model(algorithm.model, federation)
+    check_router(algorithm, federation)
     current = start(algorithm, federation) if after is None else after
     if rounds > current.t:
         check_schedule(algorithm, rounds)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
-        current = play_round(algorithm, federation, current.server, current.states, ids, t, backend)
+        before = current
+        current = play_round(algorithm, federation, before.server, before.states, ids, t, backend)
+        current = count_skips(current, before, federation.gate)
         yield current

@@ -108,7 +108,9 @@ def _all_outputs(
     outs = []
     for params, buffers in served:
         out = found[_tensors(params, buffers, but=HEAD)]
-        outs.append(out | {"logits": _headed(model, params, out["features"])} if split else out)
+        if split:
+            out = out | {"logits": _headed(model, (params, buffers), out["features"])}
+        outs.append(out)
     return outs
 
 
@@ -121,11 +123,12 @@ def _head_alone(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
     out = _outputs(model, *pair, x, len(x))
     if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:
         return False
-    return torch.equal(_headed(model, pair[0], out["features"]), out["logits"])
+    return torch.equal(_headed(model, pair, out["features"]), out["logits"])
 
 
-def _headed(model: Model, params: Params, features: Tensor) -> Tensor:
-    head = {k.removeprefix(HEAD): v for k, v in params.items() if k.startswith(HEAD)}
+def _headed(model: Model, pair: tuple[Params, Params], features: Tensor) -> Tensor:
+    named = (*pair[0].items(), *pair[1].items())  # a head may have running statistics
+    head = {k.removeprefix(HEAD): v for k, v in named if k.startswith(HEAD)}
     with torch.no_grad():
         found: Tensor = functional_call(cast(nn.Module, model.net.head), head, (features,))
     return found

@@ -102,7 +102,7 @@ def _assign(worker: _Worker, update: ClientUpdate, job: Job) -> None:
     new = {k: v for k, v in job.message.items() if worker.message.get(k) is not v}
     plans = {k: {"rows": p.rows, "weight": p.weight, "lr": p.lr} for k, p in job.plans.items()}
     rest = {k: (p.sizes, p.seed) for k, p in job.plans.items()}
-    about = job.client, None if worker.update == update else update, tuple(job.message), rest
+    about = job.client, job.t, None if worker.update == update else update, tuple(job.message), rest
     parts = under("message", new) | under("state", job.state) | under("plan", plans)
     worker.client = job.client
     try:
@@ -120,7 +120,7 @@ def _assign(worker: _Worker, update: ClientUpdate, job: Job) -> None:
 
 def _answer(worker: _Worker) -> Reply:
     try:
-        failure, parts = receive(worker.connection)
+        (failure, t), parts = receive(worker.connection)
     except (EOFError, OSError):
         _dead(worker)
     client, worker.client = worker.client, None
@@ -129,7 +129,7 @@ def _answer(worker: _Worker) -> Reply:
     assert client is not None  # only busy workers are asked
     # What a client keeps outlives the round; as views it would keep the update alive, too.
     changed = {k: {n: v.clone() for n, v in t.items()} for k, t in inside("changed", parts).items()}
-    return Reply(client, inside("update", parts), changed)
+    return Reply(client, inside("update", parts), changed, t)
 
 
 def _dead(worker: _Worker) -> NoReturn:
@@ -157,7 +157,7 @@ def _serve(
     message: Parts = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
-            (client, fresh, names, rest), parts = receive(connection)
+            (client, t, fresh, names, rest), parts = receive(connection)
             update = update if fresh is None else fresh
             held = message | inside("message", parts)
             message = {name: held[name] for name in names}
@@ -165,7 +165,7 @@ def _serve(
                 k: Plan(p["rows"], p["weight"], p["lr"], *rest[k])
                 for k, p in inside("plan", parts).items()
             }
-            job = Job(client, message, inside("state", parts), clients[client], plans)
+            job = Job(client, message, inside("state", parts), clients[client], plans, t)
             _reply(connection, update, job)
 
 
@@ -173,6 +173,8 @@ def _reply(connection: Connection, update: ClientUpdate, job: Job) -> None:
     try:
         reply = work(update, job)
     except Exception as e:
-        send(connection, e, {})
+        send(connection, (e, job.t), {})
         return
-    send(connection, None, under("update", reply.update) | under("changed", reply.changed))
+    send(
+        connection, (None, reply.t), under("update", reply.update) | under("changed", reply.changed)
+    )

@@ -119,7 +119,8 @@ class Training(Section):
 
     schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
-    rounds, in each of the last `evaluate_last`, and after the last.
+    rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and what follows:
+    see `fedshift.engine.gate.Gate`.
     """
 
     rounds: Count = 150
@@ -137,6 +138,18 @@ class Training(Section):
     evaluate_every: Count = 5
     evaluate_last: Annotated[int, Field(ge=0)] = 0
     threads: Count = 1
+    on_bad_reply: Literal["stop", "drop"] = "stop"
+    max_norm: Positive | None = None
+    min_clients: Count = 1
+    max_gap: Positive | None = None
+
+    @model_validator(mode="after")
+    def _skips(self) -> Training:
+        if self.on_bad_reply == "stop" and (self.min_clients > 1 or self.max_gap is not None):
+            raise ValueError(
+                'min_clients and max_gap say when a round is skipped; set on_bad_reply = "drop"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_length(self) -> Training:
@@ -150,10 +163,10 @@ class Training(Section):
         """Whether metrics are taken after round t."""
         return t % self.evaluate_every == 0 or t > self.rounds - max(self.evaluate_last, 1)
 
-    @property
-    def local_epochs(self) -> int | None:
-        """Epochs per round: 1 unless steps are given."""
-        return self.epochs if self.epochs is not None else (None if self.steps else 1)
+    def unused(self) -> set[str]:
+        """Keys that came after checkpoints were first written, where they say nothing."""
+        later = ("on_bad_reply", "max_norm", "min_clients", "max_gap")
+        return {k for k in later if getattr(self, k) == type(self).model_fields[k].default}
 
 
 class Selection(Section):

@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from fedshift import shifts
 from fedshift.experiments.section import Count, Positive, Section
 
+# Entries of the pools that `transform` names.
+LOOKS = {"bits": 8, "fashion": 8, "wide": 54}
+_WIDER = ', or shift.transform = "wide", which has 54'
+
 
 class Split(Section):
     """[shift]: how examples are dealt to the training clients, and what the target is.
@@ -72,6 +76,12 @@ class Split(Section):
             raise ValueError('kind "natural" has its own target; leave target out')
         if self.transform != "none" and self.target != "clients":
             raise ValueError('transform needs target = "clients"')
+        if self.transform != "none" and self.clients > LOOKS[self.transform]:
+            raise ValueError(
+                f'transform = "{self.transform}" has looks for {LOOKS[self.transform]} clients, '
+                f"and shift.clients = {self.clients}; set shift.clients = "
+                f"{LOOKS[self.transform]} or fewer{_WIDER * (self.transform != 'wide')}"
+            )
         if self.intensity is not None and self.transform != "bits":
             raise ValueError('intensity is for transform = "bits"')
         if self.noise and self.transform != "none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -28,10 +30,10 @@ def gradient_drift(
 
     g_i is client i's gradient at the model that it serves, over at most 1,000 of its examples (to
     save time; drawn by its id), taken over those parameters named by `shared` that both losses
-    reach; w_i = n_i / N. Keys drift_class and
-    drift_client. Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.4 and Figure 3: a client
-    sees one client label only, so the client loss drifts more. The figure's definition is not
-    printed; this one is chosen.
+    reach; w_i = n_i / N. Keys drift_class and drift_client; NaN where both losses reach none. Wang
+    et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.4 and Figure 3: a client sees one client label
+    only, so the client loss drifts more. The figure's definition is not printed; this one is
+    chosen.
     """
     weights = federation.table["n"].double()
     weights = weights / weights.sum()
@@ -40,6 +42,8 @@ def gradient_drift(
         for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy()))
     }
     both = [k for k in taken["drift_class"] if all(bool(g[k].any()) for g in taken.values())]
+    if not both:  # two networks in one: nothing that both losses move
+        return dict.fromkeys(taken, math.nan)
     return {name: _spread(weights, {k: g[k] for k in both}) for name, g in taken.items()}
 
 
@@ -75,7 +79,7 @@ def _gradient(
 ) -> Params:
     n = int((data.w != 0).sum())
     steps = min(-(-n // BATCH), MOST)
-    phase = Local(batch=BATCH, epochs=None, steps=steps, only=shared)
+    phase = Local(batch=BATCH, steps=steps, only=shared)
     plan = phase.plan(n, 1, generator(0, "drift", int(data.id)))
     everybody = {"present": torch.ones(clients, dtype=torch.bool)}
     context = {"client": {"id": data.id}, "cohort": everybody}

@@ -155,7 +155,8 @@ def kept_in(
     asked: Asked = nobody_asks,
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
-    given = config.model_dump_json(exclude={"name"})
+    # A checkpoint of a version without the newer keys is still of this run.
+    given = config.model_dump_json(exclude={"name": True, "training": config.training.unused()})
     told = [given, prepared.data.sha256, prepared.split_sha256]
     identity = hashlib.sha256("\n".join(told).encode()).hexdigest()
     return Keeper(folder / CHECKPOINTS, identity, every, asked)

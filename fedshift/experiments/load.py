@@ -7,19 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
-from torch import nn
 
 from fedshift import recipes
 from fedshift.errors import InputError, nearest
-from fedshift.experiments import settings
 from fedshift.experiments.config import Config
-from fedshift.model import Model
+from fedshift.experiments.method_fit import Problem, misfits
 
 Tables = dict[str, Any]
-Problem = tuple[tuple[str, ...], str]
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -232,7 +228,7 @@ def _method_problems(config: Config) -> list[Problem]:
             problems.append((("method", key), text + nearest(key, allowed)))
         elif not (key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
-    return problems or _range_problems(config, recipe)
+    return problems or misfits(config, recipe)
 
 
 def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
@@ -249,32 +245,6 @@ def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
             return [(("method", key), _literal(f"method.{key}", named[0]))]
         either = f"{_rule(other[0])} or {named[0]['ctx']['expected']}"
         return [(("method", key), f"method.{key} = {_shown(value)}: {either}")]
-    return []
-
-
-class _StandIn(nn.Module):
-    """A network with a body and a head: what recipes may ask of one before any data is loaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(1, 1), nn.Linear(1, 1)
-
-
-def _range_problems(config: Config, recipe: recipes.Recipe) -> list[Problem]:
-    """Build the algorithm on a stand-in, so that its own checks speak before any data load."""
-    inputs = torch.zeros(1, 1) if config.server.unlabeled else None
-    setting = settings.setting(config, Model(_StandIn()), (1.0,), inputs)
-    options = config.method.options
-    if options.get("ess") == "auto":
-        if options.get("lam") is not None:
-            return [
-                (("method", "lam"), 'method.lam and method.ess = "auto" are both given; drop one')
-            ]
-        options = options | {"ess": 1.0}
-    try:
-        recipe.make(setting, **options)
-    except InputError as e:
-        return [(("method",), f"[method]: {e}")]
     return []
 
 

@@ -16,6 +16,8 @@ from fedshift.experiments.config_shift import Split
 from fedshift.experiments.image_sets import iwildcam_task, pacs_task
 
 Indices = NDArray[np.int64]
+# Data sets whose sites are clients that use the model themselves.
+AT_SITES = ("heart-disease", "retina")
 
 
 class Dealt(NamedTuple):
@@ -52,6 +54,11 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
         "pacs": lambda _, seed: Dealt(*pacs_task(seed, size)),
         "iwildcam": lambda split, _: Dealt(*iwildcam_task(split.clients, size)),
     }
+    if name in AT_SITES:
+        raise InputError(
+            f'shift.kind = "natural": the clients of {name} are its sites, and its target is their '
+            'own patients; set shift.target = "clients"'
+        )
     if name not in makers:
         error = unknown("data set with clients of its own", name, makers)
         raise InputError(f'shift.kind = "natural": {error}')

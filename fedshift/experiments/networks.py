@@ -48,17 +48,23 @@ def network(
         "resnet50": lambda: _resnet(50, "batch", config, shape, classes),
     }
     if clients is not None and config.name not in ROUTED:
-        raise InputError(
-            f'model.name "{config.name}" has no branch that tells clients apart, which this method '
-            f"trains; use one of {', '.join(ROUTED)}"
-        )
+        raise InputError(unrouted(config.name))
     vectors = config.name in ("mlp", "mlp-projected", "mlp-moon", "linear")
     if not vectors and (len(shape) != 3 or shape[1] != shape[2]):
+        others = '"mlp" or "linear"' if clients is None else '"mlp-projected"'
         raise InputError(
             f'model.name "{config.name}" needs square images [channels, size, size], the data are '
-            f'{shape}; use "mlp" or "linear"'
+            f"{shape}; use {others}"
         )
     return build(makers[config.name], seed, freeze_norm=config.freeze_norm)
+
+
+def unrouted(name: str) -> str:
+    """Why a network without a router will not do for a method that trains one."""
+    return (
+        f'model.name "{name}" has no branch that tells clients apart, which this method trains; '
+        f"use one of {', '.join(ROUTED)}"
+    )
 
 
 def _resnet(

@@ -99,6 +99,7 @@ def on_grid(
         first=(federation.params, federation.buffers),
         patience=patience,
         timeout=timeout,
+        gate=federation.gate,
     )
     asks = config.shift.target == "clients"
     for current in play(

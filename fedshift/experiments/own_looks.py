@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from fedshift.datasets import heart, retina
+from fedshift.datasets import Dataset, heart, retina
+from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.shifts import covariate
 from fedshift.shifts.look_names import look_name
@@ -29,6 +31,35 @@ def looks(config: Config, clients: int) -> tuple[Callable[[Tensor], Tensor], ...
         "fashion": covariate.fashion_pool,
     }[kind]()
     return tuple(covariate.transform_of(made, i) for i in range(clients))
+
+
+def check_images(config: Config, data: Dataset) -> None:
+    """Raise InputError where clients' images are to change and the data set has no images."""
+    split, images = config.shift, data.train.x.dim() == 4
+    for key, on in (("transform", split.transform != "none"), ("noise", split.noise > 0)):
+        if on and not images:
+            raise InputError(
+                f"shift.{key} changes images, and {data.name} has none; leave shift.{key} out"
+            )
+
+
+def grey_note(config: Config, images: Tensor) -> str | None:
+    """A sentence where looks that differ in colours do not differ on these grey images [n, 1, ...].
+
+    None where there are no looks, where all differ, and for images in colour.
+    """
+    kind, clients = config.shift.transform, config.shift.clients
+    if kind == "none" or images.shape[1] != 1:
+        return None
+    ramp = torch.linspace(0.0, 1.0, 256).view(1, 1, 1, 256)
+    found = len({tuple(look(ramp).flatten().tolist()) for look in looks(config, clients)})
+    if found == clients:
+        return None
+    better = ' shift.transform = "fashion" has eight for grey images.' if kind == "bits" else ""
+    return (
+        f'shift.transform = "{kind}" differs in hue and saturation, which grey images do not have: '
+        f"of the {clients} looks only {found} differ here.{better}"
+    )
 
 
 def look_names(config: Config, clients: int) -> tuple[str, ...] | None:

@@ -22,6 +22,11 @@ from fedshift.seeds import numpy_generator
 Indices = NDArray[np.int64]
 
 
+# Data sets that are dealt by other labels than they are learned by, of the same images in the same
+# order: Wang et al. 2026, `utils/dataset.py`.
+FINER = {"cifar-20": "cifar-100"}
+
+
 def among_clients(config: Config, seed: int) -> Dealt:
     """Training and test file in one pool, dealt to the clients, each split in training and test.
 
@@ -47,10 +52,12 @@ def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
     """(the pool as a data set without a test file, rows of each client)."""
     both, limit = datasets.load(config.data.name, size=config.data.size), config.data.limit
     data = pool(both, limit, seed)
+    finer = FINER.get(config.data.name)
+    dealt = data if finer is None else pool(datasets.load(finer), limit, seed)
     rng = numpy_generator(seed, "split")
     try:
         deal = dealing(config, seed, pool_rows(both, limit, seed))
-        return data, deal(data.train.y.numpy(), len(data.classes), config.shift.clients, rng)
+        return data, deal(dealt.train.y.numpy(), len(dealt.classes), config.shift.clients, rng)
     except InputError as e:
         raise InputError(f"[shift]: {e}") from None
 

@@ -16,13 +16,14 @@ POINTS = 50
 
 
 def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
-    """One JSON object; sizes n [M].
+    """One JSON object; sizes n [M], 0 for clients that nothing is routed to.
 
     client_accuracy [M]: every client's model on its own test examples, None without any
     class_accuracy  [M][K]: the same by class
     router          None, or how the router does on all test examples:
         sent          [M][M]: the share of client i's queries that are sent to client j
-        auc           [M][M]: how well i's queries can be told from j's, 1/2 not at all
+        auc           [M][M]: how well i's queries can be told from j's, 1/2 not at all; from
+                      client logits, since neither sizes nor priors change it
         coverage, risk, aurc   errors among the share of queries with the largest posteriors
         ece, brier    calibration of the posterior
     """
@@ -31,11 +32,11 @@ def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
     return {
         "client_accuracy": _shares(correct.sum(1)[None], total.sum(1)[None])[0],
         "class_accuracy": _shares(correct, total),
-        "router": None if z is None else _router(served, posterior(z, sizes)),
+        "router": None if z is None else _router(served, z, posterior(z, sizes)),
     }
 
 
-def _router(served: Served, belief: Tensor) -> dict[str, Any]:
+def _router(served: Served, z: Tensor, belief: Tensor) -> dict[str, Any]:
     confidence, chosen = belief.max(1)
     clients = belief.shape[1]
     pairs = torch.bincount(served.origin * clients + chosen, minlength=clients * clients)
@@ -44,7 +45,7 @@ def _router(served: Served, belief: Tensor) -> dict[str, Any]:
     at = np.unique(np.linspace(0, len(curve.coverage) - 1, POINTS).round().astype(int))
     return {
         "sent": _shares(sent, sent.sum(1, keepdim=True).expand_as(sent)),
-        "auc": pairwise_auc(belief.log(), served.origin).tolist(),
+        "auc": pairwise_auc(z, served.origin).tolist(),
         "coverage": curve.coverage[at].tolist(),
         "risk": curve.risk[at].tolist(),
         "aurc": curve.area,

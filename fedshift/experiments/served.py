@@ -93,8 +93,18 @@ def models(
     return tuple(found)
 
 
+def routable(current: Round, federation: Federation) -> Tensor:
+    """n [M] of the clients that took part so far, 0 for the others: nothing is routed to them.
+
+    A client that was never drawn has the first model, and the router has never heard of it.
+    """
+    held = torch.zeros(len(federation.clients), dtype=torch.bool)
+    held[list(current.states)] = True
+    return torch.where(held, federation.table["n"], 0.0)
+
+
 def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict[str, Tensor]:
-    """Every rule's label for every query [n], by the metric that it belongs to."""
+    """Every rule's label for every query [n], by the metric that it belongs to; see `routable`."""
     found = {"vote_accuracy": served.voted(), "oracle_routed": served.routed(served.origin)}
     if client_logits is None:
         return found
@@ -108,14 +118,15 @@ def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict
 
 
 def measure(
-    t: int, served: Served, sizes: Tensor, shared: Tensor | None
+    t: int, served: Served, sizes: Tensor, taken: Tensor, shared: Tensor | None
 ) -> tuple[ServedMetrics, Tensor]:
     """The metrics of round t, and the system's own answer to every query [n].
 
-    sizes n [M]; `shared` [n] are the labels that the server's model gives, or None.
+    sizes n [M], `taken` [M] as in `routable`; `shared` [n] are the labels that the server's model
+    gives, or None.
     """
     own, z = own_accuracy(served), served.client_logits
-    given = answers(served, sizes, z)
+    given = answers(served, taken, z)
     rule = "routed_posterior" if z is not None else "vote_accuracy"
     found = {name: accuracy(labels, served.y) for name, labels in given.items()}
     metrics = ServedMetrics(
@@ -129,7 +140,9 @@ def measure(
         routed_density=found.get("routed_density", math.nan),
         mixture_accuracy=found.get("mixture_accuracy", math.nan),
         oracle_routed=found["oracle_routed"],
-        router_accuracy=math.nan if z is None else accuracy(z.argmax(1), served.origin),
+        router_accuracy=math.nan
+        if z is None
+        else accuracy(scores(z, taken).argmax(1), served.origin),
     )
     return metrics, given[rule]
 
@@ -157,7 +170,8 @@ def observe(algorithm: Algorithm, current: Round, federation: Federation, task: 
     if whole(current.server, federation):
         pair = (current.server["params"], current.server["buffers"])
         shared = serve(algorithm.model, [pair], [task.test]).labels[0]
-    metrics, given = measure(current.t, served, federation.table["n"], shared)
+    taken = routable(current, federation)
+    metrics, given = measure(current.t, served, federation.table["n"], taken, shared)
     return Observed(metrics, score_of(given, served.y, len(task.classes)), served)
 
 
@@ -174,7 +188,7 @@ def last_round(
     algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
 ) -> LastRound:
     """Refits and details of a run's last round, whose answers are `served`."""
-    shown = details(served, federation.table["n"], len(task.classes))
+    shown = details(served, routable(current, federation), len(task.classes))
     if served.client_logits is None:
         return LastRound({}, shown)
     pairs = models(algorithm, current, federation)
@@ -193,8 +207,9 @@ def refits(
     NaN where a fit fails: the run's other numbers stand. The refit stops at gradients below 1e-4,
     when answers have long stopped changing. Source: `fedshift.router`.
     """
-    stage, sizes = algorithm.at(current.t), federation.table["n"]
-    router = Router.of(stage, current.server, current.states)
+    stage, sizes = algorithm.at(current.t), routable(current, federation)
+    # Also where lam = 1 has left the client branch as it began: a refit needs its features alone.
+    router = Router.of(stage, current.server, current.states, untrained=True)
     fits: dict[str, Callable[[Sequence[ClientData]], Router]] = {
         "refitted": partial(router.refitted, tolerance=TOLERANCE),
         "moment": router.from_moments,
@@ -208,7 +223,7 @@ def refits(
             continue
         given = answers(served, sizes, z)["routed_posterior"]
         found[f"{name}_accuracy"] = accuracy(given, served.y)
-        found[f"{name}_router_accuracy"] = accuracy(z.argmax(1), served.origin)
+        found[f"{name}_router_accuracy"] = accuracy(scores(z, sizes).argmax(1), served.origin)
         found[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
     return found, tuple(notes)
 
@@ -249,13 +264,15 @@ def _percent(share: float) -> str:
 def over_last(metrics: Sequence[ServedMetrics], rounds: int) -> dict[str, Any]:
     """Mean and standard deviation of each metric over the evaluated ones of the last rounds.
 
-    The deviation divides by the number of rounds, under the metric's name and "_sd". Wang et al.
-    2025 report the last 50 rounds; the divisor is chosen, since they store only curves.
+    The deviation divides by the number of rounds, under the metric's name and "_sd"; NaN for a
+    single one. Wang et al. 2026 (FedDRM) report the last 50 rounds; the divisor is chosen, since
+    they store only curves.
     """
     end = metrics[-1].round
     tail = [m for m in metrics if m.round > end - max(rounds, 1)]
     said: dict[str, Any] = {"round": end, "rounds": len(tail)}
     for name in (f.name for f in fields(ServedMetrics) if f.name != "round"):
         values = np.array([getattr(m, name) for m in tail])
-        said |= {name: float(values.mean()), f"{name}_sd": float(values.std())}
+        spread = float(values.std()) if len(tail) > 1 else math.nan
+        said |= {name: float(values.mean()), f"{name}_sd": spread}
     return said

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
+from fedshift.engine.gate import Gate
 from fedshift.experiments.config import Config, Training
 from fedshift.model import Model
 from fedshift.recipes import Setting
@@ -42,10 +45,21 @@ def local_of(t: Training) -> Local:
     """One phase of local training as configured."""
     return Local(
         lr=Cosine(t.lr, t.rounds) if t.schedule == "cosine" else t.lr,
-        epochs=t.local_epochs,
+        epochs=t.epochs,
         steps=t.steps,
         batch=t.batch,
         momentum=t.momentum,
         decay=t.decay,
         optimizer=t.optimizer,
+    )
+
+
+def gate_of(t: Training, target: tuple[float, ...]) -> Gate:
+    """Which replies are let through, as configured; `target` [K] is what the server is told."""
+    return Gate(
+        on_bad=t.on_bad_reply,
+        max_norm=math.inf if t.max_norm is None else t.max_norm,
+        min_clients=t.min_clients,
+        max_gap=math.inf if t.max_gap is None else t.max_gap,
+        target=target,
     )

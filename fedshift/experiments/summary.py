@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
-from fedshift.experiments.own_looks import look_names
+from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
@@ -66,7 +66,9 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
     outcome, task = experiment.outcome, experiment.prepared.task
     last = _last(experiment)
     if last is not None:
-        return [*served.reasons(last), *(outcome.at_end.notes if outcome.at_end else ())]
+        grey = grey_note(experiment.config, task.clients[0].x)
+        failed = outcome.at_end.notes if outcome.at_end else ()
+        return [*served.reasons(last), *failed, *([grey] if grey else [])]
     unmeasured = outcome.estimate.unmeasured_mass
     said = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
     found = label_sets.described(outcome.last.server, outcome.sets)

@@ -16,6 +16,7 @@ from fedshift import datasets, recipes, shifts
 from fedshift.data import ClientData, Examples, Task, client_data, register
 from fedshift.datasets import Dataset
 from fedshift.datasets.augment import photos
+from fedshift.engine.gate import Gate
 from fedshift.engine.rounds import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
@@ -24,8 +25,10 @@ from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
 from fedshift.experiments.natural import Dealt, natural
 from fedshift.experiments.networks import BYTES, network
+from fedshift.experiments.own_looks import check_images
 from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.server_rows import reserve
+from fedshift.experiments.settings import gate_of
 from fedshift.model import Model, check_classes
 from fedshift.seeds import Seeds, numpy_generator
 from fedshift.shifts.base import largest_remainder
@@ -43,6 +46,7 @@ class Prepared:
     `told` is what the server takes for T: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: what images of each client go through where it follows the target, None for nothing.
+    `gate`: which of the clients' replies are let through.
     """
 
     task: Task
@@ -54,13 +58,14 @@ class Prepared:
     told: tuple[float, ...]
     server_inputs: Tensor | None = None
     looks: tuple[Look | None, ...] = ()
+    gate: Gate = Gate()
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""
         chosen = self.task.clients if clients is None else tuple(clients)
         params, buffers = self.model.init()
         table = register(chosen, len(self.task.classes))
-        return Federation(chosen, params, buffers, table, self.seeds)
+        return Federation(chosen, params, buffers, table, self.seeds, self.gate)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -79,6 +84,7 @@ def prepare(config: Config) -> Prepared:
     seeds = config.seeds.resolved()
     dealt = _dealt(config, seeds.split)
     data, held = dealt.data, dealt.held
+    check_images(config, data)
     trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
     raw = config.data.size is not None and config.model.name in BYTES
     task = _task(dealt, trains, holdouts, raw)
@@ -96,7 +102,8 @@ def prepare(config: Config) -> Prepared:
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
     looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
-    return Prepared(task, model, seeds, data, pool, digest, told, inputs, tuple(looks))
+    gate = gate_of(config.training, told)
+    return Prepared(task, model, seeds, data, pool, digest, told, inputs, tuple(looks), gate)
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:

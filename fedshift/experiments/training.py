@@ -184,10 +184,18 @@ def train(
             done.metrics.append(_metrics(current, seen, federation))
             done.served += [] if seen.served is None else [seen.served.metrics]
             done.sets += set_round(current)
-            listen({"event": "evaluation", "run": label, **vars(done.metrics[-1])})
+            listen({"event": "evaluation", "run": label, **vars(done.metrics[-1]), **_own(seen)})
         saver.played(done)
         began = time.perf_counter()
     return _outcome(algorithm, federation, task, label, done, seen)
+
+
+def _own(seen: Evaluation) -> dict[str, float]:
+    """Where clients test on their own data: what all models together, and each alone, get right."""
+    if seen.served is None:
+        return {}
+    found = seen.served.metrics
+    return {"system_accuracy": found.system_accuracy, "average_accuracy": found.average_accuracy}
 
 
 def _outcome(
@@ -259,13 +267,17 @@ def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str
 
 
 def _lost(current: Round, federation: Federation, task: Task) -> dict[str, Any]:
-    """Who dropped out and why, and how far from the target the others mix: ||T - S^T a||."""
-    if not current.dropped:
+    """Who dropped out and why, and how far from the target the others mix: ||T - S^T a||.
+
+    Of a skipped round, why it was; its gap is that of those it would have been played with.
+    """
+    if not current.dropped and not current.skipped:
         return {}
     table = {k: v[current.cohort] for k, v in federation.table.items()}
     rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
     gap = float((task.target - current.weights @ rows).norm())
-    return {"dropped": [one._asdict() for one in current.dropped], "gap": gap}
+    said = {"dropped": [one._asdict() for one in current.dropped], "gap": gap}
+    return said | {"skipped": current.skipped} if current.skipped else said
 
 
 def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metrics:

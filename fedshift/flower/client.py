@@ -15,8 +15,8 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.data import ClientData, Examples, count, label_counts
 from fedshift.engine.backends import Reply
 from fedshift.engine.evaluate import score
+from fedshift.engine.one_round import job_of
 from fedshift.engine.replies import check_finite
-from fedshift.engine.rounds import job_of
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.tree import Params, Parts
@@ -101,7 +101,7 @@ def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> 
     @_answering
     def train(message: Message, context: Context) -> RecordDict:
         update, state = _trained(visit(context), message.content, context)
-        answer = RecordDict(dict(to_records(update)))
+        answer = RecordDict({**to_records(update), "run": message.content["run"]})
         # Written last: what fails on the way leaves the client as it was.
         for name, record in to_records(state, STATE).items():
             context.state[name] = record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,23 +13,23 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.backends import Reply
 from fedshift.engine.evaluate import Score
-from fedshift.engine.replies import check_reply, expected_update
-from fedshift.engine.rounds import (
-    Dropped,
+from fedshift.engine.gate import Admitted, Dropped, Gate
+from fedshift.engine.one_round import (
     Opened,
     Round,
-    among,
     before_rounds,
-    close_round,
-    draw_cohort,
+    count_skips,
     open_round,
+    question,
+    settle,
 )
+from fedshift.engine.rounds import draw_cohort
 from fedshift.engine.traffic import Traffic
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import InputError
+from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
-from fedshift.flower.records import failure_of, fields_of, parts_of, to_record, to_records
+from fedshift.flower.records import failure_of, fields_of, to_record, to_records
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -52,12 +52,14 @@ class AlgorithmStrategy(Strategy):
     patience  seconds to wait for all nodes before round 1
     timeout   seconds that a client has for one round; an answer that comes later is not used
     own       federated evaluation scores the models that clients serve, not the server's
+    gate      limits of what is let through; with `on_bad` "drop", rounds that lack usable answers
+              are skipped
     listen    is told of each round that was played
 
     Before round 1 the server asks every node for its partition and for what the method registers.
     A client that is absent, fails, answers too late, or sends what cannot be used drops out of the
     round: the weights are solved again over those present. Raises InputError for a federation that
-    is not as expected (`nodes.meet`) and TrainingError for a round without a usable answer.
+    is not as expected (`nodes.meet`) and TrainingError for a round that cannot be settled.
     `current` is the state after the last round, `traffic` the bytes of its tensors.
     """
 
@@ -75,12 +77,13 @@ class AlgorithmStrategy(Strategy):
         own: bool = False,
         evaluates: Callable[[int], bool] = lambda t: False,
         listen: Listener = silent,
+        gate: Gate = Gate(),
     ) -> None:
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.cohort = clients if cohort is None else cohort
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
-        self.evaluates, self.listen = evaluates, listen
+        self.evaluates, self.listen, self.gate = evaluates, listen, gate
         self.met: Met | None = None
         self.current: Round | None = None
         self.opened: Opened | None = None
@@ -116,10 +119,7 @@ class AlgorithmStrategy(Strategy):
         here = set(grid.get_node_ids())
         absent = [i for i in drawn.tolist() if self._node(i) not in here]
         self.lost = [Dropped(i, "its node is not connected") for i in absent]
-        present = torch.tensor([i for i in drawn.tolist() if i not in absent], dtype=torch.int64)
-        if not len(present):
-            raise self._nobody(t, self.lost)
-        self.opened = open_round(self.algorithm, current.server, present, t)
+        self.opened = self._opened(current, drawn, t)
         asked = self.opened.ids[self.opened.asked].tolist()
         sent = {i: self.opened.message(i) for i in asked}
         self.traffic = Traffic(len(asked), sum(map(size_in_bytes, sent.values())))
@@ -134,22 +134,19 @@ class AlgorithmStrategy(Strategy):
         opened, current = self.opened, self.current
         if opened is None or current is None:
             raise InputError("aggregate_train before configure_train: no round is open")
-        good, bad = self._sorted(opened, list(replies))
-        dropped = tuple(sorted([*self.lost, *bad]))
-        if not good and bool(opened.asked.any()):
-            raise self._nobody(server_round, dropped)
-        if bad:
-            present = torch.tensor([reply.client for reply in good], dtype=torch.int64)
-            opened = among(opened, current.server, present)
+        admitted = self._admitted(opened, replies)
+        good, lost = admitted.good, [*self.lost, *admitted.bad]
         up = sum(size_in_bytes(reply.update) for reply in good)
         self.traffic = Traffic(len(good), self.traffic.down, up)
-        server, loss = close_round(opened, current.server, good, self.seeds.batch)
-        trained = tuple(reply.client for reply in good)
-        self.current = Round(
-            server_round, server, {}, opened.ids, opened.weights, trained, loss, dropped
+        table = {} if self.met is None else self.met.table
+        played = settle(
+            opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
-        self._tell(self.current)
-        return self._arrays(server), MetricRecord({"train_loss": loss, "clients": len(good)})
+        self._tell(played)
+        self.current = count_skips(played, current, self.gate)
+        told = {"clients": len(played.trained)}
+        loss = {} if math.isnan(played.loss) else {"train_loss": played.loss}
+        return self._arrays(played.server), MetricRecord({**loss, **told})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -180,10 +177,14 @@ class AlgorithmStrategy(Strategy):
             client = self._client(reply)
             if client is None:
                 continue
-            if (why := failure_of(reply)) is not None:
+            why = failure_of(reply)
+            try:
+                if why is None:
+                    self.scores[client] = _score(reply, self.classes)
+            except (InputError, RuntimeError, ValueError, TypeError, LookupError) as e:
+                why = str(e)
+            if why is not None:
                 LOG.warning("no score of client %d: %s", client, why)
-                continue
-            self.scores[client] = _score(reply, self.classes)
         if not self.scores:
             return None
         first, *others = (self.scores[i] for i in sorted(self.scores))
@@ -211,61 +212,36 @@ class AlgorithmStrategy(Strategy):
         content = RecordDict({**records, "run": ConfigRecord(dict(run))})
         return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
 
-    def _sorted(
-        self, opened: Opened, messages: Sequence[Message]
-    ) -> tuple[list[Reply], list[Dropped]]:
-        """(usable replies by client id, who sent none and why)."""
-        asked = opened.ids[opened.asked].tolist()
-        bad = dict.fromkeys(asked, "no answer in time")
-        replies = []
-        for message in messages:
-            client = self._client(message)
-            if client is None or client not in bad:
-                continue
-            try:
-                replies.append(Reply(client, parts_of(_content(message)), {}))
-            except (TrainingError, ValueError, TypeError) as e:
-                bad[client] = str(e)
-        good = []
-        expected = expected_update(opened.message, replies) if replies else {}
-        for reply in sorted(replies, key=lambda r: r.client):
-            try:
-                check_reply(reply, expected)
-                _check_id(reply)
-            except TrainingError as e:
-                bad[reply.client] = str(e)
-            else:
-                good.append(reply)
-                del bad[reply.client]
-        return good, [Dropped(client, why) for client, why in bad.items()]
+    def _opened(self, current: Round, drawn: Tensor, t: int) -> Opened:
+        """The round of those who are connected; of nobody where there are no weights over them."""
+        lost = {one.client for one in self.lost}
+        present = [i for i in drawn.tolist() if i not in lost]
+        try:
+            if present:
+                return open_round(self.algorithm, current.server, torch.tensor(present), t)
+        except InputError as e:
+            if not lost:
+                raise
+            why = f"not asked: there are no weights over those connected: {e}"
+            self.lost += [Dropped(i, why) for i in present]
+        opened = open_round(self.algorithm, current.server, drawn, t)
+        return opened._replace(asked=torch.zeros_like(opened.asked))
+
+    def _admitted(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
+        """What the gate lets through, with the reasons for the rest."""
+        came = arrived(messages, self._client, self.gate.max_bytes)
+        admitted = self.gate.admit(came.replies, question(opened))
+        unread = dict(came.unread)
+        bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
+        return admitted._replace(bad=tuple(bad))
 
     def _tell(self, played: Round) -> None:
         for one in played.dropped:
             LOG.warning("round %d: client %d dropped out: %s", played.t, one.client, one.reason)
         self.listen(played)
 
-    def _nobody(self, t: int, dropped: Sequence[Dropped]) -> TrainingError:
-        first = min(dropped)
-        return TrainingError(
-            f"round {t}: none of {len(dropped)} clients sent an update that can be used; client "
-            f"{first.client}: {first.reason}"
-        )
-
     def _arrays(self, server: Parts) -> ArrayRecord:
         return to_record(server.get("params", {}) | server.get("buffers", {}))
-
-
-def _content(message: Message) -> RecordDict:
-    if (why := failure_of(message)) is not None:
-        raise TrainingError(why)
-    return message.content
-
-
-def _check_id(reply: Reply) -> None:
-    """A report that claims to be another client's is not used."""
-    told = reply.update.get("report", {}).get("id", torch.tensor(reply.client))
-    if int(told) != reply.client:
-        raise TrainingError(f"client {reply.client} says that it is client {int(told)}")
 
 
 def _score(message: Message, classes: int) -> Score:
@@ -274,4 +250,8 @@ def _score(message: Message, classes: int) -> Score:
     def counts(name: str) -> Tensor:
         return torch.tensor(told[name], dtype=torch.int64).reshape(classes)
 
-    return Score(counts("correct"), counts("total"), counts("predicted"), float(told["loss_sum"]))
+    found = Score(counts("correct"), counts("total"), counts("predicted"), float(told["loss_sum"]))
+    right, held = found.correct, found.total
+    if bool((right < 0).any()) or bool((right > held).any()) or not found.loss_sum >= 0:
+        raise InputError("its counts are none: some label has more right than there are")
+    return found

@@ -21,9 +21,9 @@ def resnet18_routed(
 ) -> Routed:
     """ResNet-18 with GroupNorm(16), stem of one 3x3 convolution, and a projection per branch.
 
-    Inputs [n, channels, h, w] of about 32 pixels a side. The backbone gives 512 features; the class
-    projection (512 -> 256, LayerNorm, ReLU) belongs to `body`; `head` is 256 -> K. With `clients`,
-    `router` is a projection of the same kind and a client head 256 -> M.
+    Inputs [n, channels, h, w] of about 32 pixels a side. The backbone gives a trunk of 512 numbers;
+    the class projection (512 -> 256, LayerNorm, ReLU) belongs to `body`; `head` is 256 -> K. With
+    `clients`, `router` is a projection of the same kind and a client head 256 -> M.
 
     Parameters, for 3 channels: backbone 11,168,832; each projection 131,840; head 257 K; client
     head 257 M.

@@ -50,8 +50,9 @@ class Routed(nn.Module):
     copies of the stages that are not shared, and the client head. The router is made last, so the
     same seed gives the same body and head with and without it.
 
-    Outputs: features [n, width], logits [n, K]; with a router client_features [n, width] and
-    client_logits [n, M] as well.
+    Outputs: features [n, width], logits [n, K]; with two stages or more trunk [n, ...], what the
+    last stage of the class branch is given; with a router client_features [n, width] and
+    client_logits [n, M].
 
     Raises InputError for clients below 1.
     """
@@ -84,7 +85,10 @@ class Routed(nn.Module):
             init(self.router)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        trunk = self.body[: self.shared](x)
-        features = self.body[self.shared :](trunk)
+        common = self.body[: self.shared](x)
+        trunk = self.body[self.shared : -1](common)
+        features = self.body[-1](trunk)
         out = {"features": features, "logits": self.head(features)}
-        return out if self.router is None else out | self.router(trunk)
+        # A single stage is given the inputs themselves.
+        out |= {"trunk": trunk} if len(self.body) > 1 else {}
+        return out if self.router is None else out | self.router(common)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal, get_args
 
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedala import FedAla
 from fedshift.algorithms.fedas import FedAs
 from fedshift.algorithms.fedavg import FedAvg
@@ -13,8 +14,8 @@ from fedshift.client.local import Local
 from fedshift.client.mixing import Layers, Mix
 from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.client.sharing import Share
-from fedshift.errors import InputError
-from fedshift.recipes import personal
+from fedshift.errors import InputError, unknown
+from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting, divided
 from fedshift.server.confree import ConFree, PairwiseProjection, Scope
 
@@ -29,6 +30,9 @@ __all__ = [
     "fedpac_drm_repo",
 ]
 
+# What ConFREE is tried on here; its authors name FedRep, FedALA and FedPAC, among others.
+Host = Literal["fedrep", "fedper", "fedala", "fedpac", "fedavg"]
+
 
 def fedpac(
     setting: Setting,
@@ -37,7 +41,7 @@ def fedpac(
     collaborate: bool = True,
     head_epochs: int = 1,
     head_lr: float = 0.1,
-) -> Algorithm:
+) -> FedPac | FedAvg:
     """Pull features to everybody's class means, and mix heads by what suits each client.
 
     Reference: Xu, Tong and Huang 2023, "Personalized federated learning with feature alignment and
@@ -46,14 +50,15 @@ def fedpac(
     collaborate = false is FedRep bit for bit; needs a model that returns "features".
     """
     fit = replace(setting.local, lr=head_lr, epochs=head_epochs, steps=None)
+    head = personal.head_of(setting)
     full = FedPac(
-        setting.model, setting.head, lam, collaborate,
+        setting.model, head, lam, collaborate,
         fit=fit, local=setting.local, server=setting.server,
     )  # fmt: skip
     if lam or collaborate:
         return full
-    phases = replace(fit, only=setting.head), replace(setting.local, frozen=setting.head)
-    return FedAvg(setting.model, local=phases, share=Share(setting.head), server=setting.server)
+    phases = replace(fit, only=head), replace(setting.local, frozen=head)
+    return FedAvg(setting.model, local=phases, share=Share(head), server=setting.server)
 
 
 def fedpac_drm_repo(setting: Setting, *, mu: float = 0.01) -> FedAvg:
@@ -63,7 +68,7 @@ def fedpac_drm_repo(setting: Setting, *, mu: float = 0.01) -> FedAvg:
     Note: what the rows "FedPAC" of their tables report: no prototypes, no mixing of heads; half of
     the steps for each phase; mu = 0 is fedrep_drm_repo bit for bit.
     """
-    plain = personal.fedrep_drm_repo(setting)
+    plain = personal.halved(setting, "fedpac_drm_repo")
     pulled = CrossEntropy() + Proximal(mu, free=setting.head) if mu else CrossEntropy()
     return replace(plain, objective=pulled)
 
@@ -111,20 +116,20 @@ def fedas(
     if align_epochs < 0:
         raise InputError(f"align_epochs must be 0 or more, got {align_epochs}")
     align = Local(lr=align_lr, epochs=align_epochs, batch=align_batch) if align_epochs else None
-    return FedAs(setting.model, setting.head, align, local=setting.local, server=setting.server)
+    head = personal.head_of(setting)
+    return FedAs(setting.model, head, align, local=setting.local, server=setting.server)
 
 
 def fedas_drm_repo(setting: Setting) -> FedAs:
     """FedPer with a fifth of the steps spent on matching the last local model's features.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedas.py.
-    Note: of 10 steps, 2 match features example by example and 8 train body and head; weights by
-    size, no Fisher traces.
+    Note: of 10 steps, 2 match features example by example (the "trunk" of a network that returns
+    one) and 8 train body and head; weights by size, no Fisher traces.
     """
     align, train = divided(setting, "fedas_drm_repo", 5)
-    return FedAs(
-        setting.model, setting.head, align, "examples", False, local=train, server=setting.server
-    )
+    head = personal.head_of(setting)
+    return FedAs(setting.model, head, align, "examples", False, local=train, server=setting.server)
 
 
 def confree(
@@ -133,17 +138,37 @@ def confree(
     alpha: float = 0.5,
     normalise: bool = True,
     scope: Scope = "tensor",
+    host: Host = "fedrep",
     head_epochs: int = 1,
-) -> FedAvg:
-    """FedRep whose changes are freed of conflicts on the server, to the gain of the worst client.
+) -> FedAvg | FedAla | FedPac:
+    """A method whose changes are freed of conflicts on the server, to the worst client's gain.
 
     Reference: Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized
     federated learning", AAAI, doi 10.1609/aaai.v39i21.34449.
-    Note: other hosts take combine=ConFree(); normalise = false projects as the authors' code does;
-    scope is "tensor" or "model"; sizes do not count; head_epochs as in fedrep.
+    Note: host is that method, by default FedRep; normalise = false projects as the authors' code
+    does; scope is "tensor" or "model"; sizes do not count; head_epochs as in fedrep and fedpac.
     """
-    host = personal.fedrep(setting, head_epochs=head_epochs)
-    return replace(host, combine=ConFree(alpha, normalise, scope))
+    if host not in get_args(Host):
+        raise unknown("host of confree", str(host), get_args(Host))
+    if head_epochs != 1 and host not in ("fedrep", "fedpac"):
+        raise InputError(
+            f'head_epochs={head_epochs} is for the hosts "fedrep" and "fedpac", which fit heads by '
+            f'themselves; leave it out with host "{host}"'
+        )
+    inner = _hosts(setting, head_epochs)[host]()
+    return replace(inner, combine=ConFree(alpha, normalise, scope))
+
+
+def _hosts(
+    setting: Setting, head_epochs: int
+) -> dict[Host, Callable[[], FedAvg | FedAla | FedPac]]:
+    return {
+        "fedrep": lambda: personal.fedrep(setting, head_epochs=head_epochs),
+        "fedper": lambda: personal.fedper(setting),
+        "fedala": lambda: fedala(setting),
+        "fedpac": lambda: fedpac(setting, head_epochs=head_epochs),
+        "fedavg": lambda: one_model.fedavg(setting),
+    }
 
 
 def confree_drm_repo(setting: Setting) -> FedAvg:
@@ -152,4 +177,4 @@ def confree_drm_repo(setting: Setting) -> FedAvg:
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/confree.py.
     Note: projections only, of the whole change at once; half of the steps for each phase.
     """
-    return replace(personal.fedrep_drm_repo(setting), combine=PairwiseProjection())
+    return replace(personal.halved(setting, "confree_drm_repo"), combine=PairwiseProjection())

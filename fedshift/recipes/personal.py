@@ -14,7 +14,7 @@ from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError, nearest, unknown
 from fedshift.recipes import one_model
-from fedshift.recipes.setting import Setting, counted, divided
+from fedshift.recipes.setting import Setting, SettingError, counted, divided
 
 __all__ = [
     "ditto",
@@ -116,30 +116,35 @@ def fedper(setting: Setting) -> FedAvg:
     arXiv 1912.00818.
     Note: the head is what Setting(head=...) names, and may be several layers.
     """
-    return replace(one_model.fedavg(setting), share=Share(_head(setting)))
+    return replace(one_model.fedavg(setting), share=Share(head_of(setting)))
 
 
-def _head(setting: Setting) -> tuple[str, ...]:
-    """The setting's head, checked: each prefix matches, and something is left for the body."""
+def head_of(setting: Setting) -> tuple[str, ...]:
+    """The setting's head, checked: each prefix matches, and something is left for the body.
+
+    Raises SettingError where it does not.
+    """
     head, names = setting.head, [name for name, _ in setting.model.net.named_parameters()]
     matches = head and all(any(n.startswith(prefix) for n in names) for prefix in head)
     if matches and not all(n.startswith(head) for n in names):
         return head
-    raise InputError(
+    parts = [*dict.fromkeys(f"{n.partition('.')[0]}." for n in names), *names]
+    raise SettingError(
         f"Setting.head = {list(head)} must match some of the model's parameters with each prefix, "
-        f"and not all of them; the model has {', '.join(names[:8])}."
-        f'{nearest(head[0], names) if head else ""} Name the last layer, as head=("fc.",)'
+        f"and not all of them; the model has {', '.join(names[:8])}.",
+        "head",
+        f'{nearest(head[0], parts) if head else ""} Name the last layer, as head=("fc.",)',
     )
 
 
 def _head_only(setting: Setting, local: Local) -> Local:
     _free(setting)
-    return replace(local, only=_head(setting))
+    return replace(local, only=head_of(setting))
 
 
 def _body_only(setting: Setting, local: Local) -> Local:
     _free(setting)
-    return replace(local, frozen=(*local.frozen, *_head(setting)))
+    return replace(local, frozen=(*local.frozen, *head_of(setting)))
 
 
 def _free(setting: Setting) -> None:
@@ -172,7 +177,15 @@ def fedrep_drm_repo(setting: Setting) -> FedAvg:
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedrep.py.
     Note: of 10 steps, 5 are the head's and then 5 the body's; no final fit of the heads.
     """
-    first, second = divided(setting, "fedrep_drm_repo", 2)
+    return halved(setting, "fedrep_drm_repo")
+
+
+def halved(setting: Setting, name: str) -> FedAvg:
+    """FedPer with half of the steps for the head, then half for the body; `name` is the recipe's.
+
+    Raises InputError where the steps cannot be divided.
+    """
+    first, second = divided(setting, name, 2)
     phases = _head_only(setting, first), _body_only(setting, second)
     return replace(fedper(setting), local=phases)
 

@@ -7,14 +7,15 @@ from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError
-from fedshift.recipes.setting import Setting
+from fedshift.recipes.personal import head_of
+from fedshift.recipes.setting import Setting, SettingError
 
 __all__ = ["feddrm", "feddrm_shared_head"]
 
 
 def _objective(lam: float) -> Term:
     """lam class entropy + (1 - lam) client entropy; a term of weight 0 is left out."""
-    if not 0.0 <= lam <= 1.0:
+    if not isinstance(lam, int | float) or not 0.0 <= lam <= 1.0:
         raise InputError(
             f"lam must be in [0, 1], got {lam}; it weighs the class loss, 1 - lam the client loss"
         )
@@ -26,16 +27,22 @@ def _objective(lam: float) -> Term:
 def feddrm(setting: Setting, *, lam: float = 0.8) -> FedAvg:
     """Learn a classifier head per client and, over shared features, whose data a query resembles.
 
-    Reference: Wang, Zhang, Zhang, Liu and Zhang 2025, "Beyond aggregation: guiding clients in
+    Reference: Wang, Zhang, Zhang, Liu and Zhang 2026, "Beyond aggregation: guiding clients in
     heterogeneous federated learning" (FedDRM), ICLR, arXiv 2509.23049, Algorithm 1.
     Note: lam weighs the class loss (paper 0.8, authors' code 0.9); lam = 1 is FedPer bit for bit on
     all but the router; needs a model that returns "client_logits"; see `fedshift.router`.
     """
+    if not setting.head:
+        raise SettingError(
+            "feddrm needs a classifier that stays on each client, and Setting.head = [] names none",
+            "head",
+            '; name it, as head=("fc.",), or use feddrm_shared_head, which shares it',
+        )
     return FedAvg(
         setting.model,
         objective=_objective(lam),
         local=setting.local,
-        share=Share(private=setting.head),
+        share=Share(private=head_of(setting)),
         server=setting.server,
     )
 

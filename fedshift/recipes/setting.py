@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -10,6 +11,8 @@ from fedshift.client.local import Local
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.optimizers import ServerOptimizer, Sgd
+
+Part = Literal["steps", "few", "head"]
 
 
 @dataclass(frozen=True)
@@ -35,28 +38,42 @@ class Setting:
     shape: tuple[int, ...] | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.head, str):
+            raise InputError(
+                f'Setting.head is the text "{self.head}"; it must be a tuple of name prefixes: '
+                f'head=("{self.head}",)'
+            )
+
+
+class SettingError(InputError):
+    """A setting that a recipe cannot use: what is wrong, and `advice` for those who write Python.
+
+    part  what of the setting it is; who reads it from a file has other advice for that
+    """
+
+    def __init__(self, problem: str, part: Part, advice: str) -> None:
+        super().__init__(f"{problem}{advice}")
+        self.problem, self.part = problem, part
+
 
 def counted(setting: Setting, name: str) -> int:
-    """The local steps, for recipes that count them. Raises InputError where they are epochs."""
+    """The local steps, for recipes that count them. Raises SettingError where they are epochs."""
     if setting.local.steps is None:
-        raise InputError(
-            f"{name} counts steps, as the code that it follows (10 per round); give "
-            "Local(steps=10, epochs=None)"
-        )
+        problem = f"{name} counts steps, as the code that it follows (10 per round)"
+        raise SettingError(problem, "steps", "; give Local(steps=10)")
     return setting.local.steps
 
 
 def divided(setting: Setting, name: str, parts: int) -> tuple[Local, Local]:
     """The local steps in two phases: floor(steps / parts) of them, and the others.
 
-    For recipes that share out a fixed number of steps; `name` is the recipe's. Raises InputError
+    For recipes that share out a fixed number of steps; `name` is the recipe's. Raises SettingError
     where the setting has epochs, or too few steps to leave one for each phase.
     """
     steps = counted(setting, name)
     if steps < parts:
-        raise InputError(
-            f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few, give "
-            f"{parts} or more"
-        )
+        problem = f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few"
+        raise SettingError(problem, "few", f", give {parts} or more")
     first = steps // parts
     return replace(setting.local, steps=first), replace(setting.local, steps=steps - first)

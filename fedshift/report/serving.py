@@ -55,9 +55,10 @@ def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     ]
     shown = from_columns("How a query is answered", [w.label for w in had], columns, ".1%")
     rounds = over_rounds([int(_number(last["rounds"])) for last in lasts])
+    single = rounds == "last round"
+    over = "in the last round" if single else f"mean of the {rounds} that were evaluated"
     text = (
-        f"Share of right answers, mean of the {rounds} that were evaluated"
-        f"{', ± the deviation over these rounds' if rounds != 'last round' else ''}. "
+        f"Share of right answers, {over}{'' if single else ', ± the deviation over these rounds'}. "
         "Own models answer their own client's test examples, weighted by training sizes; all else "
         "is measured on all clients' test examples together. Oracle: the query's origin is known."
     )

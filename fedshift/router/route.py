@@ -5,26 +5,26 @@ Shapes: B queries, N clients, K classes, e client features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Routes
 from fedshift.client.origin import client_logits
-from fedshift.data import ClientData
+from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
+from fedshift.router.queries import BLOCK, check_queries, check_thresholds, finite_logits, outputs
 from fedshift.router.refit import refit_locally
-from fedshift.router.score import Prior, posterior, scores
+from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
 from fedshift.tree import Params, Parts
 
 ABSTAIN = -1
-BLOCK = 1000
 Mode = Literal["hard", "mixture"] | int
 
 
@@ -73,15 +73,28 @@ class Router:
         server: Parts,
         states: Mapping[int, Parts],
         prior: Prior = "posterior",
+        *,
+        untrained: bool = False,
     ) -> Router:
         """The router after a round: pass the round's `server` and `states`.
 
         A client that never took part has no model, and nothing is routed to it; the odds between
         the others do not change by that. Client logits are computed with the server's parameters,
         so everything they depend on must be shared. For a method with stages pass
-        `algorithm.at(t)`. Raises InputError when no client has a model, and when "router." is
-        not shared.
+        `algorithm.at(t)`.
+
+        untrained: take the network of a method that trained no router as well, to refit it; until
+        then its routes mean nothing.
+
+        Raises InputError for a method that trains no router, when no client has a model, when
+        "router." is not shared, and for a prior that is none.
         """
+        if not untrained and not (isinstance(algorithm, Routes) and algorithm.trains_router()):
+            raise InputError(
+                f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
+                "asks which client an example comes from. Train with recipes.feddrm (lam below 1) "
+                'on a network that returns "client_logits", or pass untrained=True and refit'
+            )
         if not states:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
@@ -94,14 +107,10 @@ class Router:
             )
         held = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         held[list(served)] = True
-        n = server["table"]["n"].cpu().double()
-        return cls(
-            algorithm.model,
-            (params | server["params"], buffers | server["buffers"]),
-            served,
-            torch.where(held, n, 0.0),
-            prior,
-        )
+        n = torch.where(held, server["table"]["n"].cpu().double(), 0.0)
+        log_tilt(n, prior)
+        shared = (params | server["params"], buffers | server["buffers"])
+        return cls(algorithm.model, shared, served, n, prior)
 
     @property
     def clients(self) -> list[int]:
@@ -111,14 +120,17 @@ class Router:
     def logits(self, x: Tensor) -> Tensor:
         """Client logits z [B, N], of the refitted head where there is one."""
         if self.head is not None:
-            return self.head(self.features(x))
-        return self._outputs(x, lambda out: client_logits(out, len(self.sizes)))
+            return finite_logits(self.head(self.features(x)))
+        out = outputs(self.model, self.shared, x)
+        return finite_logits(client_logits(out, len(self.sizes)))
 
     def features(self, x: Tensor) -> Tensor:
         """Client features h [B, e]; InputError for a model that does not return them."""
-        return self._outputs(x, _client_features)
+        return _client_features(outputs(self.model, self.shared, x))
 
-    def scores(self, x: Tensor, prior: Prior | None = None, prices: Tensor | None = None) -> Tensor:
+    def scores(
+        self, x: Tensor, prior: Prior | None = None, prices: Numbers | None = None
+    ) -> Tensor:
         """z - log(n/N) + log q - mu [B, N] float64; minus infinity for who cannot be routed to."""
         return scores(self.logits(x), self.sizes, self._rule(prior), prices)
 
@@ -136,7 +148,7 @@ class Router:
         k: int = 1,
         *,
         prior: Prior | None = None,
-        prices: Tensor | None = None,
+        prices: Numbers | None = None,
         min_posterior: float | None = None,
         max_novelty: float | None = None,
     ) -> Routed:
@@ -144,9 +156,11 @@ class Router:
 
         min_posterior  refuse where the best client's probability is smaller: ambiguous queries
         max_novelty    refuse where no client's data is within this squared distance: new ones
-        Raises InputError for a k that is not 1 to the number of clients.
+        Raises InputError for a k that is not 1 to the number of clients, thresholds that are none,
+        and queries that the network cannot read or that are not finite: it names the first.
         """
         self._check_width(k)
+        check_thresholds(min_posterior, max_novelty)
         z, rule = self.logits(x), self._rule(prior)
         chosen = best(scores(z, self.sizes, rule, prices), k)
         # Prices move the choice, not what is believed.
@@ -165,15 +179,15 @@ class Router:
         mode: Mode = "hard",
         *,
         prior: Prior | None = None,
-        prices: Tensor | None = None,
+        prices: Numbers | None = None,
     ) -> Tensor:
         """Class probabilities [B, K] float64: P(y | x) = sum_i r_i(x) P_i(y | x) / sum_i r_i(x).
 
         The sums run over the chosen clients: one for "hard", k for a number, all for "mixture",
         which is Bayes' rule for queries from the prior's mix. A client answers only what is sent to
-        it, so "hard" costs one pass per query and "mixture" N.
+        it, so "hard" costs one pass per query and "mixture" N. Raises InputError as `route`.
         """
-        k = self._width(mode)
+        k, x = self._width(mode), check_queries(x)
         blocks = [self._answered(b, k, self._rule(prior), prices) for b in torch.split(x, BLOCK)]
         return torch.cat(blocks)
 
@@ -185,14 +199,26 @@ class Router:
             raise InputError(f"client {client} is the last one; nothing would be left to route to")
         sizes = self.sizes.clone()
         sizes[client] = 0.0
-        return replace(self, sizes=sizes)
+        known = self.gaussians
+        if known is not None:
+            left = torch.where(sizes > 0, known.sizes, 0.0)
+            known = replace(known, sizes=left)
+        return replace(self, sizes=sizes, gaussians=known)
 
     def refitted(
-        self, clients: Sequence[ClientData], *, penalty: float = 1e-4, tolerance: float = 1e-6
+        self,
+        clients: Sequence[ClientData],
+        *,
+        penalty: float = 1e-4,
+        tolerance: float = 1e-6,
+        rounds: int = 2000,
     ) -> Router:
-        """With the client head fitted again on frozen features, see `fedshift.router.refit`."""
+        """With the client head fitted again on frozen features, see `fedshift.router.refit`.
+
+        clients: all, in the order of their ids, as in training. Raises InputError otherwise.
+        """
         features = self._features_of(clients)
-        found = refit_locally(features, penalty=penalty, tolerance=tolerance)
+        found = refit_locally(features, penalty=penalty, tolerance=tolerance, rounds=rounds)
         return replace(self, head=found.head, sizes=self._counted(features))
 
     def with_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
@@ -212,7 +238,13 @@ class Router:
             raise InputError(
                 f"{len(clients)} clients given, the router tells {len(self.sizes)} apart; give all"
             )
-        held = {i: self.features(c.x[c.w != 0]) for i, c in enumerate(clients) if bool(c.w.any())}
+        check_clients(clients)
+        pair, given = self.shared, [(i, c.x[c.w != 0]) for i, c in enumerate(clients)]
+        held = {
+            i: _client_features(outputs(self.model, pair, x, f"client {i}: example"))
+            for i, x in given
+            if len(x)
+        }
         if not held:
             raise InputError("none of these clients has an example to refit with")
         nothing = next(iter(held.values()))[:0]
@@ -223,7 +255,7 @@ class Router:
         n = torch.tensor([len(h) for h in features], dtype=torch.float64)
         return torch.where(self.sizes > 0, n, 0.0)
 
-    def _answered(self, x: Tensor, k: int, rule: Prior, prices: Tensor | None) -> Tensor:
+    def _answered(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
         z = self.logits(x)
         chosen = best(scores(z, self.sizes, rule, prices), k)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
@@ -239,17 +271,11 @@ class Router:
         answer = torch.zeros(len(x), logits.shape[1], dtype=logits.dtype, device=logits.device)
         return answer.index_add(0, row, logits.softmax(1) * share[row, place, None])
 
-    def _outputs(self, x: Tensor, read: Callable[[Params], Tensor]) -> Tensor:
-        if not len(x):
-            raise InputError("no queries; give at least one")
-        with torch.no_grad():
-            return torch.cat([read(self.model(*self.shared, b)) for b in torch.split(x, BLOCK)])
-
     def _rule(self, prior: Prior | None) -> Prior:
         return self.prior if prior is None else prior
 
     def _width(self, mode: Mode) -> int:
-        if isinstance(mode, int) and not isinstance(mode, bool):
+        if not isinstance(mode, str):
             self._check_width(mode)
             return mode
         widths = {"hard": 1, "mixture": len(self.clients)}
@@ -258,8 +284,11 @@ class Router:
         return widths[mode]
 
     def _check_width(self, k: int) -> None:
-        if not 1 <= k <= len(self.clients):
-            raise InputError(f"k = {k} clients of {len(self.clients)}; give 1 to all of them")
+        whole = isinstance(k, int) and not isinstance(k, bool)
+        if not whole or not 1 <= k <= len(self.clients):
+            raise InputError(
+                f"k = {k} clients of {len(self.clients)}; give 1 to all of them, a whole number"
+            )
 
 
 def _client_features(out: Params) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 from fedshift.errors import InputError, unknown
 
 Rule = Literal["posterior", "density"]
-Prior = Rule | Tensor
+Numbers = Tensor | Sequence[float]
+Prior = Rule | Numbers
 RULES = ("posterior", "density")
 
 
 def scores(
-    logits: Tensor, sizes: Tensor, prior: Prior = "posterior", prices: Tensor | None = None
+    logits: Tensor, sizes: Tensor, prior: Prior = "posterior", prices: Numbers | None = None
 ) -> Tensor:
     """s_i(x) = z_i(x) - log(n_i / N) + log q_i - mu_i; [B, N] float64.
 
@@ -26,7 +28,7 @@ def scores(
 
         "posterior"  q_i = n_i / N: s = z. The paper's rule
         "density"    q_i = 1 / N: whose population does x resemble. The rule of the authors' code
-        a tensor     q [N], any distribution
+        numbers      q [N], any distribution
 
     prices mu [N] are in nats: a client at capacity is made less attractive. A client with n_i = 0
     or q_i = 0 scores minus infinity. Logarithms are taken in float64.
@@ -40,7 +42,7 @@ def scores(
             f"client logits {tuple(logits.shape)} for sizes {tuple(sizes.shape)}; "
             "give [B, N] and [N]"
         )
-    shift = _shift(sizes, prior)
+    shift = log_tilt(sizes, prior)
     if prices is not None:
         shift = shift - _checked_prices(prices, len(sizes))
     return logits.double() + shift.to(logits.device)
@@ -51,17 +53,20 @@ def posterior(logits: Tensor, sizes: Tensor, prior: Prior = "posterior") -> Tens
     return scores(logits, sizes, prior).softmax(1)
 
 
-def _shift(sizes: Tensor, prior: Prior) -> Tensor:
-    """log q - log(n / N) [N]: 0 for the clients' own prior, exactly."""
+def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
+    """log q - log(n / N) [N]: 0 for the clients' own prior, exactly.
+
+    Raises InputError for a prior that is none for these clients.
+    """
     own = shares(sizes)
-    if isinstance(prior, Tensor):
-        wanted = _checked_prior(prior, own)
+    if not isinstance(prior, str):
+        wanted = _checked_prior(_numbers("a prior", prior), own)
     elif prior == "density":
         wanted = torch.full_like(own, 1.0 / len(own))
     elif prior == "posterior":
         wanted = own
     else:
-        raise unknown("prior", str(prior), RULES)
+        raise unknown("prior", prior, RULES)
     # A client without examples was never fitted: its logit says nothing, whatever the prior.
     return torch.where(own > 0, wanted.log() - own.log(), -torch.inf)
 
@@ -76,8 +81,14 @@ def shares(sizes: Tensor) -> Tensor:
     return n / n.sum()
 
 
-def _checked_prior(prior: Tensor, own: Tensor) -> Tensor:
-    q = prior.detach().cpu().double()
+def _numbers(what: str, given: Numbers) -> Tensor:
+    try:
+        return torch.as_tensor(given, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{what} must be a number per client, got {given!r}") from None
+
+
+def _checked_prior(q: Tensor, own: Tensor) -> Tensor:
     if q.shape != own.shape:
         raise InputError(f"a prior of shape {tuple(q.shape)} for {len(own)} clients; give one each")
     if not bool(torch.isfinite(q).all()) or bool((q < 0).any()) or abs(float(q.sum()) - 1) > 1e-6:
@@ -90,8 +101,8 @@ def _checked_prior(prior: Tensor, own: Tensor) -> Tensor:
     return q
 
 
-def _checked_prices(prices: Tensor, clients: int) -> Tensor:
-    mu = prices.detach().cpu().double()
+def _checked_prices(prices: Numbers, clients: int) -> Tensor:
+    mu = _numbers("prices", prices)
     if mu.shape != (clients,) or not bool(torch.isfinite(mu).all()):
         raise InputError(f"prices must be {clients} finite numbers, got {_shown(mu)}")
     return mu

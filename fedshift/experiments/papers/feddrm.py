@@ -45,7 +45,8 @@ ALL = (
 
 GENERAL = (
     "As in the paper, a cell is the mean over the last 50 rounds of one run, and its deviation "
-    "that over these rounds, not over seeds.",
+    "that over these rounds, not over seeds; a shorter run is averaged over the same share of its "
+    "rounds.",
     "lambda = 0.8, the paper's best; the authors' code has 0.9. System accuracy of FedDRM sends "
     "each query to the client of largest posterior, as the text says; the code divides by n_i / N "
     "first.",

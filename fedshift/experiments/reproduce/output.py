@@ -21,7 +21,7 @@ from fedshift.experiments.reproduce.tables import (
     run_links,
     seeds_table,
 )
-from fedshift.experiments.reproduce.verdict import verdicts
+from fedshift.experiments.reproduce.verdict import verdicts, without_value
 from fedshift.files import clean, write
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import escape
@@ -61,7 +61,8 @@ class Outcome:
 def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
     """The foot: what was found, what the paper leaves open, what was tuned, what was changed."""
     open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
-    said = [*verdicts(plan.study, cells), *(f"Chosen: {text}" for text in dict.fromkeys(open_))]
+    said = [*verdicts(plan.study, cells), *without_value(cells)]
+    said += [*(f"Chosen: {text}" for text in dict.fromkeys(open_))]
     said += [BOOTSTRAP] if plan.study.interval == "bootstrap" else []
     for cell in cells:
         record = tuned.get((cell.column.key, cell.row.label))
@@ -150,6 +151,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "paper_seeds": cell.column.seeds,
         "note": cell.note,
         "failures": cell.failures,
+        "absent": cell.absent,
         "seeds": [_value(v) for v in cell.values],
     }
 

@@ -30,6 +30,7 @@ TAKEN = {
     "selection": "the table selects by validation",
     "seeds": "use --seeds",
     "training.rounds": "use --rounds",
+    "training.evaluate_last": "it follows from the rounds",
     "training.evaluate_every": "the table sets it",
 }
 # What a summary's "final" says of the messages of the last round.
@@ -102,6 +103,11 @@ def check_overrides(overrides: Sequence[str]) -> None:
     validate(tables, overrides=overrides)
 
 
+def last_rounds(last: int, rounds: int, whole: int) -> int:
+    """How many last rounds a run of `rounds` is measured over, where one of `whole` has `last`."""
+    return max(1, min(last, last * rounds // whole))
+
+
 def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int) -> Config:
     """The experiment of one cell and seed; `options` go on top of the cell's own.
 
@@ -117,7 +123,7 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
     every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
-        tables["training"]["evaluate_last"] = min(metric.last, rounds)
+        tables["training"]["evaluate_last"] = last_rounds(metric.last, rounds, column.rounds)
     origin = f"{plan.study.name}, {column.key}, {row.label}"
     return validate(tables, origin=origin, overrides=plan.overrides)
 

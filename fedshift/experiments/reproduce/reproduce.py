@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedshift.errors import InputError
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
+from fedshift.experiments.reproduce.checks import check_grids, check_plan
 from fedshift.experiments.reproduce.execute import Report, execute
 from fedshift.experiments.reproduce.output import Outcome, notes_of, publish, write_outcome
 from fedshift.experiments.reproduce.plan import Plan, check_overrides, read_tuned, wanted
@@ -24,8 +25,9 @@ from fedshift.experiments.reproduce.tuning import (
     write_tuned,
 )
 from fedshift.experiments.training import Listener, silent
+from fedshift.files import make_folder
 
-TUNED = "tuned.json"
+TUNED, RUNS = "tuned.json", "runs"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def reproduce(request: Request, listen: Listener = silent) -> Reproduced:
     anything is trained or written, and DataError for damaged run folders.
     """
     plan = make_plan(request)
-    store = Store(request.out / "runs")
+    _check_places(request, plan)
+    store = Store(request.out / RUNS)
     records: Records = {
         **read_tuned(shipped_tuning(plan.study)),
         **read_tuned(request.out / TUNED),
@@ -108,7 +111,20 @@ def make_plan(request: Request) -> Plan:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
     check_overrides(request.overrides)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
-    return Plan(chosen, request.seeds, request.rounds, request.overrides)
+    if request.tune:
+        check_grids(chosen, study(request.target))
+    plan = Plan(chosen, request.seeds, request.rounds, request.overrides)
+    check_plan(plan, networks=request.train)
+    return plan
+
+
+def _check_places(request: Request, plan: Plan) -> None:
+    """Make the folders for results, so that one that cannot be is met before any training."""
+    table = plan.study.name.rpartition("/")[2]
+    for place in filter(None, (request.out, request.publish)):
+        make_folder(place / table)
+        if request.train:
+            make_folder(place / RUNS)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

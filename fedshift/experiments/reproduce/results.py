@@ -45,6 +45,8 @@ class Cell:
     options      the method's, tuned ones included
     problem      why it cannot be run here
     failures     messages of runs that failed just now
+    absent       why seeds whose run is complete have no value, one sentence each
+    twin         a row that should differ, and whose runs these are at so few rounds
     difference   to the baseline of the column over the seeds that both have
     """
 
@@ -56,6 +58,8 @@ class Cell:
     problem: str | None = None
     values: tuple[Value, ...] = ()
     failures: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    twin: str = ""
     moments: Moments | None = None
     difference: Moments | None = None
 
@@ -75,9 +79,21 @@ class Cell:
             said.append(f"{self.rounds} of {self.column.rounds} rounds")
         if len(self.values) != self.column.seeds:
             said.append(f"{len(self.values)} of {self.column.seeds} seeds")
-        if self.failures:
-            said.append(f"{len(self.failures)} failed")
+        said += self._shares()
+        said += [f'the same runs as "{self.twin}"'] if self.twin else []
+        said += [f"{len(self.failures)} failed"] if self.failures else []
+        said += [f"{len(self.absent)} without a value"] if self.absent else []
         return ", ".join(said)
+
+    def _shares(self) -> list[str]:
+        """What counts rounds and, rounded, is another share of a shortened run than of a whole."""
+        whole, said = {**self.row.options, **self.column.own_options(self.row)}, []
+        for name in self.row.scaled:
+            here, planned = self.options[name] / self.rounds, whole[name] / self.column.rounds
+            if abs(here - planned) > 1e-9:
+                part = f"{name} = {self.options[name]} of {self.rounds}"
+                said.append(f"{part}: {100 * here:.3g} % in place of {100 * planned:.3g} %")
+        return said
 
 
 def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell, ...]:
@@ -86,12 +102,22 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
     for column in study.columns:
         cells = [_cell(plan, row, column, store, failures) for row in study.rows]
         by_label = {c.row.label: c for c in cells}
-        for cell in cells:
+        for cell in (replace(c, twin=_twin(c, cells)) for c in cells):
             base = by_label.get(cell.row.against or study.baseline)
-            if base is not None and cell is not base:
+            if base is not None and cell.row is not base.row:
                 cell = replace(cell, difference=_paired(study, cell, base))
             found.append(cell)
     return tuple(found)
+
+
+def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The label of a row of other options that has the same ones here; "" where there is none."""
+    row = cell.row
+    for other in (c for c in cells if row.scaled and c.row.method == row.method):
+        alike = other.options == cell.options and other.row.reads == row.reads
+        if alike and other.row.options != row.options:
+            return other.row.label
+    return ""
 
 
 def _paired(study: Study, cell: Cell, base: Cell) -> Moments | None:
@@ -109,7 +135,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
     )
     if cell.problem is not None:
         return cell
-    values, failed = [], []
+    values, failed, absent = [], [], []
     for seed in plan.seeds_of(column):
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
@@ -117,10 +143,20 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
             metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
             value = _value(seed, options, store, metric)
             values += [] if value is None else [value]
-            failed += [f"seed {seed} has no {metric.key}"] if value is None else []
+            absent += [_why_not(seed, options, store, metric)] if value is None else []
     over_seeds = INTERVALS[plan.study.interval]
     summed = over_seeds([v.value for v in values], LEVEL) if values else None
-    return replace(cell, values=tuple(values), failures=tuple(failed), moments=summed)
+    return replace(
+        cell, values=tuple(values), failures=tuple(failed), absent=tuple(absent), moments=summed
+    )
+
+
+def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:
+    """Why a complete run has no value: what its summary says of a router that was not refitted."""
+    layer = f"The router has no {metric.key.partition('_')[0]} layer"
+    said = [s for c in options for s in store.read(c.run).summary.get("why", ())]
+    found = [s for s in said if s.startswith(layer)]
+    return f"seed {seed}: {found[0]}" if found else f"seed {seed}: its run has no {metric.key}."
 
 
 def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> Value | None:

@@ -19,11 +19,28 @@ def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
     found = []
     for column in study.columns:
         asked = [c for c in cells if c.column is column and c.row.label in study.verdict]
-        said = [_said(c.row.label, c.difference, study) for c in asked if c.difference is not None]
+        said = [text for c in asked if (text := _told(c, study))]
         if said:
             where = f"{column.title} {column.split}"
             found.append(f"Found on {where}: {'; '.join(said)}.")
     return tuple(found)
+
+
+def without_value(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """For every row that has no value of some seed although its run is complete: why."""
+    return tuple(
+        f'No value of "{c.row.label}" on {c.column.title} {c.column.split}, {why}'
+        for c in cells
+        for why in c.absent
+    )
+
+
+def _told(cell: Cell, study: Study) -> str:
+    label, lost = cell.row.label, len(cell.absent)
+    if cell.difference is None:
+        return f'"{label}" has no value ({lost} of {lost} seeds)' if lost else ""
+    behind = f" ({lost} more without a value)" if lost else ""
+    return _said(label, cell.difference, study) + behind
 
 
 def _said(label: str, found: Moments, study: Study) -> str:

@@ -1,0 +1,158 @@
+"""Do clients' gradients fit the label counts that they claim? A test that accuses nobody.
+
+Under label shift the expected gradient of client i is a mixture of gradients per label,
+
+    E[g_i] = sum_y S_i(y) g_y,
+
+S_i being its label marginal. g_y is fitted to the other clients' gradients and claims, and what is
+left of g_i is set against its sampling variance. A misfit says that the claim and the gradient are
+inconsistent: the claim may be false, or P(X | Y) may be another one there, or the gradient may be.
+A client that forges both consistently is not found, and with secure aggregation nobody is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.stats
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError
+
+Floats = NDArray[np.float64]
+Verdict = Literal["consistent", "inconsistent", "untested"]
+# How much of a marginal may lie outside what the other clients' marginals span.
+OUTSIDE = 1e-6
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One client: its misfit, 1 where it is all sampling noise, and how rare such a misfit is.
+
+    p is the chance of a misfit as large for a client whose claim is true; NaN where the others'
+    labels say nothing of this client's.
+    """
+
+    client: int
+    misfit: float
+    p: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True, eq=False)
+class _Halves:
+    """Mean gradients, noise (half of the difference of the halves), marginals and sizes."""
+
+    mean: Floats
+    noise: Floats
+    rows: Floats
+    sizes: Floats
+    spread: float
+    freedom: float
+
+
+def audit_marginals(
+    first: Floats, second: Floats, label_counts: Floats, *, level: float = 0.01
+) -> tuple[Finding, ...]:
+    """Test each client's claimed label counts [M, K] against its gradients at one common model.
+
+    `first` and `second` [M, d] are mean gradients over two halves of a client's examples, random
+    but label by label: halves of other labels would count what the claim explains as noise.
+    With g_i = (a_i + b_i) / 2, its noise e_i = (a_i - b_i) / 2 and the least-squares weights h_ij
+    by which the others predict i (each weighted by n_j),
+
+        misfit_i = ||g_i - sum_j h_ij g_j||^2 / (||e_i||^2 + sum_j h_ij^2 ||e_j||^2),
+
+    of mean 1 for true claims. p follows from F(f, 1.5 f) where f = (tr C)^2 / tr C^2 is estimated
+    from products of different clients' noise (Satterthwaite), C being the covariance of one
+    example's gradient. `level` is the share of false alarms per client. The client that fits worst
+    is put aside and the others are looked at again, until all that are left fit, so that one false
+    claim does not make honest clients look bad; at most half of the clients are put aside. There
+    must be more clients than labels. Raises InputError for tables of other shapes, for fewer than
+    three clients and for a level outside (0, 0.5).
+
+    The model and the test are the library's own; the residual against fitted per-label gradients is
+    related to BOBA (Bao, Wu and He 2024, arXiv 2208.12932), which projects on the same simplex.
+    """
+    halves = _checked(first, second, label_counts, level)
+    aside: set[int] = set()
+    while True:
+        p, misfit = _tested(halves, aside)
+        inside = [i for i in range(len(p)) if i not in aside and p[i] < level]
+        if not inside or len(aside) >= len(p) // 2:
+            break
+        aside.add(min(inside, key=lambda i: (p[i], -misfit[i])))
+    return tuple(
+        Finding(i, float(misfit[i]), float(p[i]), _verdict(float(p[i]), level))
+        for i in range(len(p))
+    )
+
+
+def _verdict(p: float, level: float) -> Verdict:
+    if np.isnan(p):
+        return "untested"
+    return "inconsistent" if p < level else "consistent"
+
+
+def _checked(first: Floats, second: Floats, label_counts: Floats, level: float) -> _Halves:
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    counts = np.asarray(label_counts, np.float64)
+    if a.ndim != 2 or a.shape != b.shape or counts.ndim != 2 or len(counts) != len(a):
+        raise InputError(
+            f"gradients {a.shape} and {b.shape} and label counts {counts.shape}; they must be "
+            "[M, d], [M, d] and [M, K]"
+        )
+    if len(a) < 3:
+        raise InputError(f"{len(a)} clients; a client can be tested against two others at least")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise InputError("gradients must be finite; audit an earlier model")
+    sizes = counts.sum(1)
+    if not np.isfinite(counts).all() or (counts < 0).any() or (sizes <= 0).any():
+        raise InputError("label counts must be finite and >= 0, and no client may be empty")
+    if not 0.0 < level < 0.5:
+        raise InputError(f"level={level}; allowed: more than 0, less than 0.5")
+    noise = (a - b) / 2.0
+    return _Halves((a + b) / 2.0, noise, counts / sizes[:, None], sizes, *_noise(noise, sizes))
+
+
+def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
+    """(tr C, (tr C)^2 / tr C^2) of one example's gradient, over all clients together."""
+    scaled = noise * np.sqrt(sizes)[:, None]
+    products = scaled @ scaled.T
+    spread = float(np.mean(np.diag(products)))
+    others = products[~np.eye(len(products), dtype=bool)]
+    squared = float(np.mean(others**2))
+    return spread, max(1.0, spread**2 / squared) if squared > 0 else 1.0
+
+
+def _tested(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
+    """(p [M], misfit [M]) of every client against the others that are not put aside."""
+    clients = len(halves.mean)
+    p, misfit = np.full(clients, np.nan), np.full(clients, np.nan)
+    own = (halves.noise**2).sum(1)
+    # One client's own noise has f degrees of freedom, that of all together many times as many. Of
+    # their mean 1.5 f are counted, not 4 f: clients' noises differ, and so it keeps the level.
+    pooled = halves.spread / halves.sizes
+    noise = (own + pooled) / 2.0
+    for i in range(clients):
+        others = [j for j in range(clients) if j != i and j not in aside]
+        weights = _predicted_by(halves, i, others)
+        if weights is None:
+            continue
+        expected = noise[i] + float((weights**2) @ noise[others])
+        rest = halves.mean[i] - weights @ halves.mean[others]
+        misfit[i] = float(rest @ rest) / max(expected, np.finfo(np.float64).tiny)
+        p[i] = scipy.stats.f.sf(misfit[i], halves.freedom, 1.5 * halves.freedom)
+    return p, misfit
+
+
+def _predicted_by(halves: _Halves, i: int, others: list[int]) -> Floats | None:
+    """h [M'] with S_i = sum_j h_j S_j, the others weighted by size; None where there is none."""
+    rows, root = halves.rows[others], np.sqrt(halves.sizes[others])
+    inverse = np.linalg.pinv(rows * root[:, None], rcond=1e-8)
+    weights: Floats = halves.rows[i] @ inverse * root
+    if np.abs(weights @ rows - halves.rows[i]).sum() > OUTSIDE:
+        return None
+    return weights

@@ -1,0 +1,180 @@
+"""What `methods` prints: every method, or one, by what it does whatever the run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from fractions import Fraction
+from typing import Any
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.cli.console import counted, say, show_json
+from fedshift.client.local import Local
+from fedshift.client.objectives import Scaled
+from fedshift.client.sharing import Share
+from fedshift.model import Model
+from fedshift.models.dense import Mlp
+
+HANG = len("    reference  ")
+# A stand-in's local steps: a phase of fewer has a share of what the file says.
+STEPS = 10
+PLAIN = Local(steps=STEPS)
+# Fields that say what a method does; the others are the setting's, or its options.
+AXES = (
+    "inner", "objective", "mix", "fit", "align", "match", "fisher", "collaborate", "mode", "local",
+    "personal", "tune", "share", "combine", "server",
+)  # fmt: skip
+# Pages of docs/methods that serve several methods.
+PAGES = {
+    "fedavg": ("fedavg_uniform", "oracle"),
+    "feddisk": ("made",),
+    "feddrm": ("feddrm_shared_head",),
+    "fedopt": ("fedadam", "fedavgm", "fedyogi"),
+    "finetune": ("fedavgft", "fedproxft", "fedsamft"),
+    "labelsets": ("labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold"),
+    "moon": ("moon_uniform",),
+    "robust": ("fedmedian", "fedtrimmed", "krum", "multikrum", "rfa"),
+}
+
+
+def page_of(name: str) -> str:
+    """The method's page in the documentation."""
+    plain = name.removesuffix("_drm_repo")
+    found = next((page for page, names in PAGES.items() if name in names), plain)
+    return f"docs/methods/{found}.md"
+
+
+def example(recipe: recipes.Recipe) -> Algorithm:
+    """The recipe with its defaults on a stand-in for a model, to read its fields from."""
+    setting = recipes.Setting(Model(Mlp((1,), (1,), 1)), (1.0,), PLAIN, rounds=1000, clients=1)
+    needed = {"ess": 0.5} if "ess" in recipe.options else {}
+    return recipe.make(setting, **needed)
+
+
+def axes_used(algorithm: Algorithm) -> list[str]:
+    """The fields that differ from plain FedAvg, as "name: what"; first the method's own rule.
+
+    That is the first paragraph of its class; FedAvg's is not said.
+    """
+    said = [] if isinstance(algorithm, FedAvg) else [_rule(algorithm)]
+    return [*said, *_changed(algorithm)] or ["none: the plain method"]
+
+
+def _rule(algorithm: Algorithm) -> str:
+    first = (inspect.getdoc(type(algorithm)) or "").partition("\n\n")[0]
+    return f"{type(algorithm).__name__}: {' '.join(first.replace('`', '').split())}"
+
+
+def _changed(algorithm: Algorithm) -> list[str]:
+    plain = vars(FedAvg(algorithm.model, local=PLAIN)) | {"personal": PLAIN, "tune": PLAIN}
+    said = []
+    for field in fields(algorithm):  # type: ignore[arg-type]
+        name, value = field.name, getattr(algorithm, field.name)
+        usual = plain.get(name, field.default)
+        if name in AXES and value != usual and (value is not None or usual is not MISSING):
+            said.append(f"{name}: {_shown(value)}")
+    return said
+
+
+def _shown(value: object) -> str:
+    parts = getattr(value, "terms", None)
+    if parts:
+        return " + ".join(map(_shown, parts))
+    if isinstance(value, Scaled):
+        return f"{value.scale:.4g} {_shown(value.term)}"
+    if isinstance(value, tuple):
+        return ", then ".join(map(_shown, value))
+    if isinstance(value, Local):
+        return f"{_length(value)}{_moving(value)}{_wrapped(value)}"
+    if isinstance(value, Share):
+        return f"{_names(value.private)} stays on the client"
+    if isinstance(value, FedAvg):
+        return "; ".join(["FedAvg", *_changed(value)])
+    if not is_dataclass(value):
+        return "none" if value is None else str(value)
+    inner, name = getattr(value, "weights", None), type(value).__name__
+    return f"{name}({type(inner).__name__})" if inner is not None else name + _numbers(value)
+
+
+def _numbers(value: Any) -> str:
+    """A part's numbers that are not its defaults, as in "(momentum=0.9)"."""
+    odd = {f.name: getattr(value, f.name) for f in fields(value)}
+    odd = {f.name: odd[f.name] for f in fields(value) if odd[f.name] != f.default}
+    told = [f"{k}={v:g}" for k, v in odd.items() if type(v) in (int, float)]
+    return f"({', '.join(told)})" if told else ""
+
+
+def _length(phase: Local) -> str:
+    """How long a phase of the stand-in is: as a share of the file's steps, or in epochs."""
+    if phase.steps is None:
+        return counted(phase.epochs or 1, "epoch")
+    share = Fraction(phase.steps, STEPS)
+    return "as long as [training] says" if share == 1 else f"{share} of the steps"
+
+
+def _moving(phase: Local) -> str:
+    if phase.only:
+        return f" on {_names(phase.only)}"
+    return f" on all but {_names(phase.frozen)}" if phase.frozen else ""
+
+
+def _wrapped(phase: Local) -> str:
+    names = [type(oracle).__name__ for oracle in phase.oracles]
+    return f", with {' and '.join(names)}" if names else ""
+
+
+def _names(prefixes: Sequence[str]) -> str:
+    return "the " + " and ".join(prefix.removesuffix(".") for prefix in prefixes)
+
+
+def method_row(one: recipes.Recipe) -> dict[str, Any]:
+    """A method: name, summary, reference, options, axes, what leaves a client, its page."""
+    algorithm = example(one)
+    return {
+        "name": one.name,
+        "summary": one.summary,
+        "reference": one.reference,
+        "note": one.note,
+        "options": {k: _default(p.default) for k, p in one.options.items()},
+        "axes": axes_used(algorithm),
+        "reveals": dict(algorithm.reveals()),
+        "page": page_of(one.name),
+    }
+
+
+def _default(value: object) -> object:
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def methods_listed(name: str | None, *, as_json: bool) -> None:
+    """Print every method, or the one of this name. Raises InputError for an unknown one."""
+    if name is not None:
+        row = method_row(recipes.recipe(name))
+        show_json(row) if as_json else _show(row)
+        return
+    rows = [method_row(one) for one in recipes.recipes()]
+    if as_json:
+        show_json(rows)
+        return
+    for row in rows:
+        _show(row)
+
+
+def _show(row: dict[str, Any]) -> None:
+    options = ", ".join(f"{k} = {v}" for k, v in row["options"].items())
+    say(f"{row['name']}: {row['summary']}")
+    say(f"    reference  {row['reference']}", HANG)
+    say(f"    options    {options or 'none'}", HANG)
+    say(f"    axes       {'; '.join(row['axes'])}", HANG)
+    say(f"    leaves     registers {row['reveals']['register']}; each round {_leaves(row)}", HANG)
+    if row["note"]:
+        say(f"    note       {row['note']}", HANG)
+    say(f"    page       {row['page']}", HANG)
+
+
+def _leaves(row: dict[str, Any]) -> str:
+    parts = row["reveals"]
+    return "; ".join(parts[k] for k in parts if k != "register")

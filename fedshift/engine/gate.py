@@ -1,0 +1,170 @@
+"""The gate: what of a cohort's replies is let through before the server's state is touched.
+
+The same one on every engine. What a reply says of its own weight is nowhere read: weights come from
+the server's table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from fedshift.engine.backends import Reply, failure
+from fedshift.engine.replies import check_reply, check_said, expected_update, finite
+from fedshift.errors import InputError, unknown
+from fedshift.tree import Params, Parts, size_in_bytes
+
+OnBad = Literal["stop", "drop"]
+
+
+class Dropped(NamedTuple):
+    """A client that was drawn and gave nothing that can be used, and why."""
+
+    client: int
+    reason: str
+
+
+class Asked(NamedTuple):
+    """What a round asked for: of these clients (ascending), by these messages.
+
+    parts: what may leave a client of the method, by name; empty where that is not known.
+    """
+
+    t: int
+    clients: tuple[int, ...]
+    message: Callable[[int], Parts]
+    parts: frozenset[str] = frozenset()
+
+
+class Admitted(NamedTuple):
+    """Replies that can be used and clients whose cannot, both by client id."""
+
+    good: tuple[Reply, ...]
+    bad: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Limits of what is let through, and of rounds that lack replies.
+
+    on_bad       "stop": a bad reply ends a run in one process, with TrainingError; "drop": its
+                 client drops out of the round, and so does one whose training fails. On Flower bad
+                 replies are dropped either way
+    max_bytes    of a reply's tensors
+    max_norm     of a reply's change of the shared model, over all its tensors; inf: any
+    min_clients  with fewer usable replies a round is skipped: the server's state stays
+    max_gap      skipped, too, where ||T - S^T a|| of those present is larger
+    target       T [K] for `max_gap`
+    max_skips    so many rounds skipped in a row end the run
+
+    With "stop", rounds that would be skipped end the run. Raises InputError for values out of
+    range, and for max_gap without a target.
+    """
+
+    on_bad: OnBad = "stop"
+    max_bytes: int = 1 << 31
+    max_norm: float = math.inf
+    min_clients: int = 1
+    max_gap: float = math.inf
+    target: tuple[float, ...] = ()
+    max_skips: int = 10
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in get_args(OnBad):
+            raise unknown("on_bad", str(self.on_bad), get_args(OnBad))
+        if not (self.max_norm > 0 and self.max_gap >= 0):
+            raise InputError(
+                f"max_norm={self.max_norm}, max_gap={self.max_gap}; allowed: max_norm > 0, "
+                "max_gap >= 0"
+            )
+        for name in ("max_bytes", "min_clients", "max_skips"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if math.isfinite(self.max_gap) and not self.target:
+            raise InputError("max_gap needs the target's label shares; give target as well")
+
+    def admit(self, replies: Iterable[Reply], asked: Asked) -> Admitted:
+        """Sort replies, in any order, into usable ones and clients that drop out, with reasons.
+
+        A client that answers twice drops out: nobody can tell which answer is its own. One that was
+        not asked is named, and nothing of it is used.
+        """
+        bad = dict.fromkeys(asked.clients, "no answer in time")
+        first: dict[int, Reply] = {}
+        for reply in replies:
+            twice = reply.client in first
+            first.setdefault(reply.client, reply)
+            why = f"client {reply.client} answered twice" if twice else self._refused(reply, asked)
+            bad[reply.client] = why
+        told = [first[i] for i in sorted(first) if not bad[i]]
+        expected = expected_update(asked.message, told, asked.parts) if told else {}
+        for reply in told:
+            bad[reply.client] = self._unusable(reply, expected, asked)
+        good = tuple(reply for reply in told if not bad[reply.client])
+        return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
+
+    def gap(self, table: Params, weights: Tensor) -> float:
+        """||T - S^T a|| of clients with these rows of the table, weights [C]; NaN without T."""
+        if not self.target or "labels" not in table:
+            return math.nan
+        rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
+        return float((torch.tensor(self.target, dtype=torch.float64) - weights @ rows).norm())
+
+    def lacking(self, used: int, gap: float) -> str:
+        """Why a round of so many usable replies is skipped; empty where it is not.
+
+        A gap that is not known (NaN) passes no limit.
+        """
+        if used < self.min_clients:
+            return f"{used} usable replies, fewer than min_clients = {self.min_clients}"
+        if math.isfinite(self.max_gap) and not gap <= self.max_gap:
+            return f"the gap to the target is {gap:.4g}, above max_gap = {self.max_gap:g}"
+        return ""
+
+    def _refused(self, reply: Reply, asked: Asked) -> str:
+        """Why a reply is not even looked into."""
+        if reply.client not in asked.clients:
+            return f"client {reply.client} was not asked"
+        if reply.t != asked.t:
+            return f"client {reply.client} answers round {reply.t}; this is round {asked.t}"
+        if (size := size_in_bytes(reply.update)) > self.max_bytes:
+            return f"client {reply.client} sent {size} bytes; allowed: {self.max_bytes}"
+        if (why := failure(reply.update)) is not None:
+            return f"client {reply.client} failed: {why}"
+        return ""
+
+    def _unusable(self, reply: Reply, expected: Parts, asked: Asked) -> str:
+        """Why the numbers of a reply cannot be used."""
+        try:
+            check_reply(reply, expected)
+            check_said(reply, asked.message)
+        except (RuntimeError, TypeError, ValueError) as e:
+            # Not only our own word: kinds of numbers that nobody expects cannot even be summed.
+            return str(e)
+        if math.isfinite(self.max_norm):
+            norm = norm_of(reply.update.get("delta", {}))
+            if not norm <= self.max_norm:
+                return (
+                    f"client {reply.client} sent a change of norm {norm:.4g}, above max_norm = "
+                    f"{self.max_norm:g}"
+                )
+        return ""
+
+
+def norm_of(change: Params) -> float:
+    """The Euclidean norm over all tensors, in float64."""
+    return math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
+
+
+def astray(changed: Parts) -> str:
+    """The first tensor of a server's new model that is not finite; empty where all are."""
+    for part in ("params", "buffers"):
+        for name, v in changed.get(part, {}).items():
+            if not finite(v):
+                return f"{part}/{name}"
+    return ""

@@ -1,0 +1,194 @@
+"""One round, the same on every engine: opened before anybody trains, settled with the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.client.local import plan_all
+from fedshift.data import ClientData
+from fedshift.engine.backends import Job, Reply
+from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray
+from fedshift.errors import InputError, TrainingError
+from fedshift.seeds import key
+from fedshift.server.combine import check_weights
+from fedshift.tree import Params, Parts, stack
+
+States = Mapping[int, Parts]
+
+
+class Round(NamedTuple):
+    """The state after round t (1-based), and who was drawn, who trained, with which weights.
+
+    dropped: those of the draw that are not in `cohort`, since a message or an answer went lost or
+    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`): what one
+    client gets wrong ends the run.
+    skipped: why the round left everything as it was; empty if it did not. skips: how many rounds
+    in a row, with this one.
+    """
+
+    t: int
+    server: Parts
+    states: States
+    cohort: Tensor
+    weights: Tensor
+    trained: tuple[int, ...]
+    loss: float
+    dropped: tuple[Dropped, ...] = ()
+    skipped: str = ""
+    skips: int = 0
+
+
+class Opened(NamedTuple):
+    """A round before anybody trains: who is drawn, with which weights, who is asked for work.
+
+    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
+    parts with the cohort's, which messages are made from.
+    """
+
+    t: int
+    stage: Algorithm
+    ids: Tensor
+    weights: Tensor
+    asked: Tensor
+    told: Parts
+
+    def message(self, client: int) -> Parts:
+        """What the server sends to one client."""
+        return self.stage.broadcast(self.told, client)
+
+
+def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Opened:
+    """Weigh the cohort `ids` (ascending) of round t.
+
+    Weights come first, from the server's table, so that a client of weight exactly 0 is not
+    trained; its update would be multiplied by 0.
+    """
+    stage = algorithm.at(t)
+    weights = stage.weigh(server, ids)
+    check_weights(weights, len(ids))
+    told = server | {"cohort": {"id": ids, "weight": weights}}
+    return Opened(t, stage, ids, weights, stage.trains(weights), told)
+
+
+def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
+    """The round as one of those clients alone who did their work (ascending), weighed anew.
+
+    What they were told stays as it was sent, and all of them count as asked. Raises TrainingError
+    where there are no weights over them.
+    """
+    ids = torch.tensor(present, dtype=torch.int64)
+    try:
+        weights = opened.stage.weigh(server, ids)
+    except InputError as e:
+        raise TrainingError(
+            f"round {opened.t}: clients {list(present)} are left, and there are no weights over "
+            f"them: {e}"
+        ) from e
+    check_weights(weights, len(ids))
+    return opened._replace(ids=ids, weights=weights, asked=torch.ones(len(ids), dtype=torch.bool))
+
+
+def question(opened: Opened) -> Asked:
+    """What the gate must know of a round: who was asked, what, and what may come back."""
+    asked = tuple(opened.ids[opened.asked].tolist())
+    return Asked(opened.t, asked, opened.message, frozenset(opened.stage.reveals()))
+
+
+def job_of(
+    stage: Algorithm, message: Parts, state: Parts, data: ClientData, client: int, t: int, seed: int
+) -> Job:
+    """A client's work in round t; the batches come from (seed, round, client, phase) alone."""
+    return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client), t)
+
+
+def close_round(
+    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int
+) -> tuple[Parts, float]:
+    """(the server's parts after the round, the clients' mean training loss by their weights).
+
+    replies: one of each client that was asked, in any order, as the gate lets them through.
+    """
+    replies = sorted(replies, key=lambda reply: reply.client)
+    updates, weights = stack([reply.update for reply in replies]), opened.weights[opened.asked]
+    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
+    changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
+    return server | changed, float(weights @ updates["report"]["loss"].double())
+
+
+def before_rounds(server: Parts) -> Round:
+    """Round 0 of a server in this state."""
+    nobody = torch.zeros(0)
+    return Round(0, server, {}, nobody.long(), nobody.double(), (), float("nan"))
+
+
+def settle(
+    opened: Opened,
+    server: Parts,
+    admitted: Admitted,
+    dropped: Sequence[Dropped],
+    gate: Gate,
+    table: Params,
+    seed: int,
+) -> Round:
+    """The round over those whose replies can be used, weighed anew where others are missing.
+
+    It has no states; `dropped` are all who were drawn and are missing. Where nobody is left, no
+    weights exist, a limit of the gate is passed, or the server's step fails or leaves numbers that
+    are not finite, the round is skipped and the server's parts stay; with `on_bad` "stop"
+    TrainingError (or what the step raised) ends the run instead.
+    """
+    told = tuple(sorted(dropped))
+    left = opened
+    try:
+        if not admitted.good:
+            raise _nobody(opened, told)
+        if admitted.bad:
+            left = among(opened, server, [reply.client for reply in admitted.good])
+        _check_limits(left, gate, table, len(admitted.good))
+        after, loss = close_round(left, server, admitted.good, seed)
+        if odd := astray(after):
+            raise TrainingError(
+                f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
+                "the learning rates, or set training.max_norm"
+            )
+    except (RuntimeError, ValueError, LookupError) as e:
+        # An InputError with everybody present is the configuration's, not a client's.
+        if gate.on_bad == "stop" or (isinstance(e, InputError) and not told):
+            raise
+        why = str(e) or type(e).__name__
+        return Round(
+            opened.t, server, {}, left.ids, left.weights, (), float("nan"), told, skipped=why
+        )
+    trained = tuple(reply.client for reply in admitted.good)
+    return Round(opened.t, after, {}, left.ids, left.weights, trained, loss, told)
+
+
+def count_skips(played: Round, before: Round, gate: Gate) -> Round:
+    """The round, with how many in a row were skipped. Raises TrainingError where it is too many."""
+    if not played.skipped:
+        return played
+    skips = before.skips + 1
+    if skips >= gate.max_skips:
+        raise TrainingError(
+            f"{skips} rounds in a row were skipped, the last one, round {played.t}, since: "
+            f"{played.skipped}"
+        )
+    return played._replace(skips=skips)
+
+
+def _nobody(opened: Opened, dropped: Sequence[Dropped]) -> TrainingError:
+    return TrainingError(
+        f"round {opened.t}: none of {len(dropped)} clients sent an update that can be used; client "
+        f"{dropped[0].client}: {dropped[0].reason}"
+    )
+
+
+def _check_limits(left: Opened, gate: Gate, table: Params, used: int) -> None:
+    rows = {name: column[left.ids] for name, column in table.items()}
+    if why := gate.lacking(used, gate.gap(rows, left.weights)):
+        raise TrainingError(f"round {left.t}: {why}")

@@ -1,0 +1,133 @@
+"""Which backend is fastest for a run: tried on its own model and clients before round 1."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.one_round import job_of, open_round
+from fedshift.engine.rounds import Federation, draw_cohort, first_state, start
+from fedshift.engine.stacked import shortened
+from fedshift.errors import InputError
+from fedshift.tree import Params, flatten
+
+# Seconds of the loop that decide how many clients take part; steps of the longer of two trials.
+BUDGET, STEPS = 0.2, 5
+# A trial of one step that takes longer is the only one.
+LONG = 1.0
+# Rounding moves a step by less; another result moves it by more.
+SAME = 1e-3
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Seconds that a round would take by each contender, and what the others cannot do."""
+
+    seconds: Mapping[str, float]
+    refused: Mapping[str, str]
+    clients: int
+
+    @property
+    def fastest(self) -> str:
+        """The contender that takes least; the first of equals."""
+        return min(self.seconds, key=lambda name: self.seconds[name])
+
+    def line(self) -> str:
+        """What was chosen, and why, in one line."""
+        best = self.fastest
+        others = [f"{k} {v:.2g} s" for k, v in self.seconds.items() if k != best]
+        others += [f"{k} is out: {why.partition('. ')[0]}" for k, why in self.refused.items()]
+        versus = f" ({'; '.join(others)})" if others else ""
+        return (
+            f"backend {best}: about {self.seconds[best]:.2g} s for a round of {self.clients} "
+            f"clients{versus}"
+        )
+
+
+def probe(
+    contenders: Mapping[str, Backend],
+    algorithm: Algorithm,
+    federation: Federation,
+    cohort: int | None = None,
+) -> Probed:
+    """Play the first steps of round 1 with every contender, and reckon what a round takes.
+
+    A round is reckoned as a s + b S per client, from trials of 1 and of a few steps; S are the
+    steps that are planned. What a contender refuses, with InputError, and what gives other results
+    than `loop`, puts it out; `loop` is always among them.
+    """
+    update, jobs = _first_round(algorithm, federation, cohort)
+    _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call of a process is slow
+    unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
+    some = jobs[: max(4, int(BUDGET / max(unit, 1e-6)))]
+    right = _timed(loop, update, [shortened(job, 1) for job in some])[1]
+    seconds: dict[str, float] = {}
+    refused: dict[str, str] = {}
+    for name, backend in {"loop": loop, **contenders}.items():
+        try:
+            taken = _reckoned(backend, update, some, right)
+        except InputError as e:
+            refused[name] = str(e)
+        else:
+            seconds[name] = taken * len(jobs) / len(some)
+    return Probed(seconds, refused, len(jobs))
+
+
+def _first_round(
+    algorithm: Algorithm, federation: Federation, cohort: int | None
+) -> tuple[ClientUpdate, list[Job]]:
+    """The work of round 1."""
+    total, seed = len(federation.clients), federation.seeds
+    ids = draw_cohort(total, cohort or total, 1, seed.cohort)
+    opened = open_round(algorithm, start(algorithm, federation).server, ids, 1)
+    stage, clients = opened.stage, federation.clients
+    return stage.client_update, [
+        job_of(stage, opened.message(i), first_state(algorithm, federation, i), clients[i], i, 1,
+               seed.batch)
+        for i in ids[opened.asked].tolist()
+    ]  # fmt: skip
+
+
+def _reckoned(
+    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], right: Sequence[Reply]
+) -> float:
+    """Seconds that these jobs take with all their steps."""
+    steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
+    short = [shortened(job, 1) for job in jobs]
+    first, replies = _timed(backend, update, short)
+    if (gap := _apart(replies, right)) > SAME:
+        raise InputError(f"its results are {gap:.1g} of a step away from the loop's")
+    if first > LONG or steps <= 1:
+        return first * max(steps, 1.0)
+    few = [shortened(job, STEPS) for job in jobs]
+    one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, few))
+    slope = max(many - one, 0.0) / (min(STEPS, steps) - 1)
+    return one + slope * (steps - 1)
+
+
+def _timed(
+    backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
+) -> tuple[float, list[Reply]]:
+    began = time.perf_counter()
+    replies = list(backend(update, jobs))
+    return time.perf_counter() - began, sorted(replies, key=lambda reply: reply.client)
+
+
+def _apart(replies: Sequence[Reply], right: Sequence[Reply]) -> float:
+    """||u - u'|| over ||u'||, the largest of all clients, u being an update but for its report."""
+
+    def norm(a: Reply, b: Reply | None = None) -> float:
+        one, other = _numbers(a), {} if b is None else _numbers(b)
+        return math.hypot(*(float((v - other.get(k, 0.0)).norm()) for k, v in one.items()))
+
+    each = [norm(a, b) / (norm(b) or 1.0) for a, b in zip(replies, right, strict=True)]
+    return max(each, default=0.0)
+
+
+def _numbers(reply: Reply) -> Params:
+    said = {part: tree for part, tree in reply.update.items() if part != "report"}
+    return {k: v.double() for k, v in flatten(said).items()}

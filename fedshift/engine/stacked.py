@@ -1,0 +1,258 @@
+"""Clients stacked: `torch.func.vmap` over them, so that each operation is called once for many.
+
+Clients that are sent and keep tensors of the same shapes are trained together, in blocks that fit
+in memory; data and plans are padded to the block's largest, with weight 0. What a client gets is
+that of `loop` but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from fedshift.data import ClientData, Plan
+from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, work
+from fedshift.errors import InputError
+from fedshift.tree import Parts, size_in_bytes
+
+# Bytes that a block may take, unless told otherwise.
+ROOM = 1 << 30
+# Copies of a client's messages and states at the same time: before, after, gradient, products.
+COPIES = 4
+# Words by which torch says that an operation, and not the numbers it was given, is the matter.
+ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
+
+Form = tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class Stacked:
+    """A backend that trains clients together, as many at a time as fit in `memory` bytes.
+
+        for played in run(algorithm, federation, 10, backend=Stacked()): ...
+
+    For methods and networks of tensor operations alone. Raises InputError, with the place and the
+    reason, for what cannot be stacked: Python that looks at values (FedALA; label sets in private
+    mode), random layers, recurrent layers, BatchNorm where batches have different sizes. Networks
+    and terms of one's own must not mix the examples of a batch by other means. The stacked data of
+    a cohort are kept for the next round, if they fit in `memory`, too.
+    """
+
+    memory: int = ROOM
+    _kept: dict[tuple[int, ...], _Kept] = field(default_factory=dict, repr=False)
+    _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        blocks = self._blocks(update, list(jobs))
+        before, self._kept = self._kept, {}
+        replies: list[Reply] = []
+        for block in blocks:
+            replies += _trained(update, block, self._data(block, before))
+        yield from sorted(replies, key=lambda reply: reply.client)
+
+    def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
+        """Jobs of one form, the clients with most examples last, cut so that each block fits."""
+        blocks: list[tuple[Job, ...]] = []
+        ordered = sorted(jobs, key=lambda job: (repr(_form(job)), len(job.data.y), job.client))
+        for _, group in groupby(ordered, key=_form):
+            alike = list(group)
+            share = self._share(update, alike[-1])
+            most = max(1, self.memory // share)
+            # As equal as possible: 12 and 12 clients, not 23 and 1.
+            each = -(-len(alike) // -(-len(alike) // most))
+            blocks += [tuple(alike[i : i + each]) for i in range(0, len(alike), each)]
+        return blocks
+
+    def _share(self, update: ClientUpdate, job: Job) -> int:
+        """Bytes that a client like this one takes."""
+        if self._measured is None or self._measured[0] != update:
+            self._measured = update, _saved(update, job)
+        data = sum(v.numel() * v.element_size() for v in job.data)
+        model = size_in_bytes(job.message) + size_in_bytes(job.state)
+        return max(1, data + COPIES * model + self._measured[1])
+
+    def _data(self, block: Sequence[Job], before: Mapping[tuple[int, ...], _Kept]) -> ClientData:
+        """The block's data, stacked; those of the round before are taken again."""
+        name = tuple(id(job.data.x) for job in block)
+        kept = before.get(name) or _Kept(tuple(job.data for job in block))
+        whole = kept.stacked or _padded(kept.clients)
+        held = sum(k.stacked.x.nbytes for k in self._kept.values() if k.stacked)
+        if held + whole.x.nbytes <= self.memory:
+            self._kept[name] = _Kept(kept.clients, whole)
+        return whole
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Clients' data, and the same as one; the former are held so that their ids stay theirs."""
+
+    clients: tuple[ClientData, ...]
+    stacked: ClientData | None = None
+
+
+class _NoSeed:
+    """In the place of a plan's seed: one number cannot be every client's."""
+
+    def __add__(self, other: int) -> _NoSeed:
+        return self
+
+    def __index__(self) -> int:
+        raise InputError(
+            "clients cannot be stacked: dropout, augmentation and the like draw random numbers of "
+            "their own for each client. Use the backend loop or workers"
+        )
+
+    __int__ = __index__
+
+
+def shortened(job: Job, steps: int) -> Job:
+    """The job with at most so many steps in each phase."""
+
+    def cut(p: Plan) -> Plan:
+        sizes = None if p.sizes is None else p.sizes[:steps]
+        return p._replace(rows=p.rows[:steps], weight=p.weight[:steps], sizes=sizes)
+
+    return job._replace(plans={name: cut(plan) for name, plan in job.plans.items()})
+
+
+def _form(job: Job) -> Form:
+    """What must be equal for clients to be stacked: names, shapes and types."""
+    sent_and_kept = [
+        (part, tuple((k, tuple(v.shape), str(v.dtype)) for k, v in tree.items()))
+        for parts in (job.message, job.state)
+        for part, tree in parts.items()
+    ]
+    batches = [(name, plan.rows.shape[1]) for name, plan in job.plans.items()]
+    return len(job.message), *sent_and_kept, *batches, tuple(job.data.x.shape[1:])
+
+
+def _saved(update: ClientUpdate, job: Job) -> int:
+    """Bytes that one step of a client keeps for its gradient, tried on a client."""
+    seen: dict[int, int] = {}
+
+    def note(v: Tensor) -> Tensor:
+        seen[v.untyped_storage().data_ptr()] = v.untyped_storage().nbytes()
+        return v
+
+    # What fails here fails again in the block, where it is named.
+    with (
+        contextlib.suppress(RuntimeError, ValueError, IndexError),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda v: v),
+    ):
+        update(*shortened(job, 1)[1:5])
+    return sum(seen.values())
+
+
+def _trained(update: ClientUpdate, block: Sequence[Job], data: ClientData) -> list[Reply]:
+    """The replies of one block. A client that fails alone, too, fails as it does in `loop`."""
+    inner = update.update if isinstance(update, Forgiving) else update
+    try:
+        return _together(inner, block, data)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as e:
+        if not any(word in str(e) for word in ITS_WORDS):
+            alone = [work(update, job) for job in block]  # raises, unless failures are answers
+            if any(reply.update.keys() == {"failed"} for reply in alone):
+                return alone
+        _refuse(e)
+
+
+def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData) -> list[Reply]:
+    plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
+    sizes = {name: _common(many) for name, many in plans.items()}
+    tensors = {name: _stretched(many) for name, many in plans.items()}
+    no_seed = cast(int, _NoSeed())
+
+    def one(
+        message: Parts, state: Parts, data: ClientData, drawn: Mapping[str, dict[str, Tensor]]
+    ) -> tuple[Parts, Parts]:
+        own = {name: Plan(**v, sizes=sizes[name], seed=no_seed, stacked=True)
+               for name, v in drawn.items()}  # fmt: skip
+        return update(message, state, data, own)
+
+    messages = _stack([job.message for job in block])
+    states = _stack([job.state for job in block])
+    updates, changed = torch.func.vmap(one)(messages, states, data, tensors)
+    return [
+        # What a client keeps outlives the round; as a view it would keep the whole block alive.
+        Reply(job.client, _row(updates, i), _row(changed, i, copy=True), job.t)
+        for i, job in enumerate(block)
+    ]
+
+
+def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:
+    """The sizes of all batches, where all clients have the same: then nothing is padding."""
+    return plans[0].sizes if len({plan.sizes for plan in plans}) == 1 else None
+
+
+def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
+    """rows and weight [C, S, B] with padding up to the most steps and rows, lr [C]."""
+    steps = max(plan.steps for plan in plans)
+    # No further than the largest batch: a small client fills no batch of 256.
+    wide = max((max(p.sizes or (p.rows.shape[1],), default=0) for p in plans), default=0)
+    rows = plans[0].rows.new_zeros(len(plans), steps, wide)
+    weight = plans[0].weight.new_zeros(len(plans), steps, wide)
+    for i, plan in enumerate(plans):
+        rows[i, : plan.steps] = plan.rows[:, :wide]
+        weight[i, : plan.steps] = plan.weight[:, :wide]
+    return {"rows": rows, "weight": weight, "lr": torch.stack([plan.lr for plan in plans])}
+
+
+def _padded(clients: Sequence[ClientData]) -> ClientData:
+    """x [C, n, ...], y and w [C, n], id [C], n being the most examples of a client."""
+    most = max(len(c.y) for c in clients)
+
+    def longest(many: Sequence[Tensor]) -> Tensor:
+        if all(len(v) == most for v in many):
+            return torch.stack(list(many))
+        whole = many[0].new_zeros(len(many), most, *many[0].shape[1:])
+        for row, v in zip(whole, many, strict=True):
+            row[: len(v)] = v
+        return whole
+
+    x, y, w, ids = zip(*clients, strict=True)
+    return ClientData(longest(x), longest(y), longest(w), torch.stack(list(ids)))
+
+
+def _stack(many: Sequence[Parts]) -> Parts:
+    """Leaves [C, ...]; what all clients share is there once, seen C times."""
+
+    def joined(leaves: list[Tensor]) -> Tensor:
+        first = leaves[0]
+        if all(leaf is first for leaf in leaves):
+            return first.expand(len(leaves), *first.shape)
+        return torch.stack(leaves)
+
+    return {
+        part: {name: joined([one[part][name] for one in many]) for name in tree}
+        for part, tree in many[0].items()
+    }
+
+
+def _row(stacked: Parts, i: int, *, copy: bool = False) -> Parts:
+    return {
+        part: {name: v[i].clone() if copy else v[i] for name, v in tree.items()}
+        for part, tree in stacked.items()
+    }
+
+
+def _refuse(e: Exception) -> NoReturn:
+    """InputError with the place in the method or network, and torch's reason."""
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
+    place = f"{frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno}: {frames[-1].line}"
+    reason = str(e).strip().partition("\n")[0] or type(e).__name__
+    raise InputError(
+        f"clients cannot be stacked ({place}). torch says: {reason} Use the backend loop or workers"
+    ) from e

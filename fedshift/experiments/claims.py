@@ -1,0 +1,122 @@
+"""The gradients of a configured task's clients, set against the label counts that they claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from fedshift.audit import Finding, Floats, audit_marginals
+from fedshift.data import ClientData
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.config import Config
+from fedshift.experiments.folder import CONFIG
+from fedshift.experiments.load import load_config
+from fedshift.experiments.task import Prepared
+from fedshift.model import Model
+from fedshift.seeds import numpy_generator
+from fedshift.tree import Params, unflatten
+
+# Larger models are tested on the gradient of their last layer.
+MOST_NUMBERS = 500_000
+BATCH = 256
+
+
+def source(place: Path) -> tuple[Config, Path | None]:
+    """The configuration of FILE.toml, or of a run folder with its model where it has one.
+
+    Raises InputError for anything else.
+    """
+    if not place.is_dir():
+        return load_config(place), None
+    if not (place / CONFIG).is_file():
+        raise InputError(f"{place}: not a run folder (no {CONFIG}); give one, or FILE.toml")
+    model = place / "model.safetensors"
+    return load_config(place / CONFIG), model if model.is_file() else None
+
+
+def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
+    """(parameters, buffers) of a run's model; the first model without one.
+
+    Raises DataError for a file that cannot be read or holds another network's model.
+    """
+    params, buffers = prepared.model.init()
+    if path is None:
+        return params, buffers
+    try:
+        held = unflatten(load_file(path), ("params", "buffers"))
+    except (OSError, SafetensorError, ValueError) as e:
+        raise DataError(f"{path}: cannot be read: {e}") from None
+    if held["params"].keys() != params.keys():
+        raise DataError(
+            f"{path}: not the configured network's model (some of it may stay on the clients); "
+            "audit the configuration file instead, which is done on the first model"
+        )
+    return held["params"], held["buffers"]
+
+
+def audit_task(
+    prepared: Prepared,
+    params: Params,
+    buffers: Params,
+    claims: Floats | None = None,
+    *,
+    level: float = 0.01,
+) -> tuple[Finding, ...]:
+    """`audit_marginals` of the task's clients at one model; claims [M, K], their own by default."""
+    counts = prepared.federation().table["labels"].numpy()
+    told = counts if claims is None else claims
+    if told.shape != counts.shape:
+        raise InputError(f"claims of shape {told.shape}; the task has {counts.shape}")
+    halves = [
+        half_gradients(prepared.model, params, buffers, client, i)
+        for i, client in enumerate(prepared.task.clients)
+    ]
+    first, second = (np.stack([pair[k] for pair in halves]) for k in (0, 1))
+    return audit_marginals(first, second, told, level=level)
+
+
+def half_gradients(
+    model: Model, params: Params, buffers: Params, data: ClientData, seed: int
+) -> tuple[Floats, Floats]:
+    """Mean gradients of the cross-entropy over two random halves of each label's examples.
+
+    In evaluation mode; of the last layer alone where there are more than `MOST_NUMBERS` parameters.
+    Raises InputError for a client with fewer than two examples.
+    """
+    y = data.y.numpy()
+    if len(y) < 2:
+        raise InputError(f"client {int(data.id)} has {len(y)} examples; two halves need two")
+    order = numpy_generator(seed, "audit").permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    return tuple(  # type: ignore[return-value]
+        _gradient(model, params, buffers, data, rows) for rows in (order[::2], order[1::2])
+    )
+
+
+def _gradient(
+    model: Model, params: Params, buffers: Params, data: ClientData, rows: NDArray[np.int64]
+) -> Floats:
+    whole = sum(v.numel() for v in params.values()) <= MOST_NUMBERS
+    moving = {k for k in params if whole or k.startswith("head.")} or set(params)
+    leaves = {k: v.detach().requires_grad_(k in moving) for k, v in params.items()}
+    names = sorted(moving)
+    total = np.zeros(sum(params[k].numel() for k in names))
+    for piece in torch.split(torch.from_numpy(rows), BATCH):
+        logits = model(leaves, buffers, data.x[piece])["logits"]
+        loss = functional.cross_entropy(logits, data.y[piece], reduction="sum")
+        grads = torch.autograd.grad(loss, [leaves[k] for k in names], allow_unused=True)
+        total += _flat(grads, [params[k] for k in names]) / len(rows)
+    return total
+
+
+def _flat(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> Floats:
+    held = [torch.zeros_like(v) if g is None else g for g, v in zip(grads, like, strict=True)]
+    found: Floats = torch.cat([g.double().flatten() for g in held]).numpy()
+    return found

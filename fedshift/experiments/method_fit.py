@@ -1,0 +1,72 @@
+"""Whether a configured method can be made: its own checks, before any data are loaded."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedshift import recipes
+from fedshift.errors import InputError
+from fedshift.experiments import settings
+from fedshift.experiments.config import Config
+from fedshift.experiments.networks import ROUTED, unrouted
+from fedshift.model import Model
+from fedshift.recipes.setting import SettingError
+
+Problem = tuple[tuple[str, ...], str]
+
+
+class _StandIn(nn.Module):
+    """What recipes may ask of a network before any data is loaded: its head, and a body or none."""
+
+    def __init__(self, body: bool) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 1)
+        if body:
+            self.body = nn.Linear(1, 1)
+
+
+def has_body(config: Config) -> bool:
+    """Whether the configured network has layers before its last one."""
+    model = config.model
+    return model.name != "linear" and (model.name != "mlp" or bool(model.hidden))
+
+
+def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
+    """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
+    if config.method.name in recipes.routed.__all__ and config.model.name not in ROUTED:
+        return [(("model", "name"), unrouted(config.model.name))]
+    inputs = torch.zeros(1, 1) if config.server.unlabeled else None
+    stand_in = Model(_StandIn(has_body(config)))
+    setting = settings.setting(config, stand_in, (1.0,), inputs)
+    options = config.method.options
+    if options.get("ess") == "auto":
+        if options.get("lam") is not None:
+            return [
+                (("method", "lam"), 'method.lam and method.ess = "auto" are both given; drop one')
+            ]
+        options = options | {"ess": 1.0}
+    try:
+        recipe.make(setting, **options)
+    except SettingError as e:
+        return [_advised(e, config)]
+    except InputError as e:
+        return [(("method",), f"[method]: {e}")]
+    return []
+
+
+def _advised(error: SettingError, config: Config) -> Problem:
+    """What a file can do about a setting that the recipe cannot use."""
+    method, model = config.method.name, config.model
+    if error.part == "head":
+        return ("model", "name"), (
+            f'model.name = "{model.name}"{" without hidden layers" * (model.name == "mlp")} has no '
+            f'body, only a last layer, and method.name "{method}" treats body and head apart; use '
+            'a network with both, as "mlp", "lenet" or "lenet-gn"'
+        )
+    if error.part == "few":
+        return ("training", "steps"), f"training.steps: {error}"
+    epochs = config.training.epochs is not None
+    drop = " and leave out training.epochs" if epochs else ""
+    key = ("training", "epochs" if epochs else "steps")
+    return key, f"training.steps: {error.problem}; set training.steps = 10{drop}"

@@ -1,0 +1,97 @@
+"""What is checked before the first run of a table: options, and every run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedshift import datasets, recipes
+from fedshift.errors import InputError
+from fedshift.experiments.config import Config
+from fedshift.experiments.networks import network
+from fedshift.experiments.own_tests import pool_rows
+from fedshift.experiments.reproduce.plan import LAMBDA_0, Plan, config_of
+from fedshift.experiments.reproduce.study import Column, Row, Study
+
+# Photographs take minutes to decode; their networks are met when the first run begins.
+SLOW = ("pacs", "iwildcam", "gaussians")
+# What sets networks and their inputs apart: [data], [model], and whether there is a router.
+Kind = tuple[str, str, bool]
+
+
+def check_plan(plan: Plan, *, networks: bool = True) -> None:
+    """Raise InputError where --rounds or -c leave a run that cannot be, with all such methods.
+
+    networks: where -c changes [model] or [data], load the data and build every network once.
+    """
+    if plan.rounds is not None:
+        _check_tuning(plan)
+    if not plan.overrides:
+        return
+    shaped = networks and any(o.strip().startswith(("model", "data")) for o in plan.overrides)
+    found: dict[str, dict[str, None]] = {}
+    built: dict[Kind, str] = {}
+    for row, column in _rows(plan):
+        try:
+            config = config_of(plan, row, column, LAMBDA_0 if row.ess else {}, 0)
+            if shaped:
+                _build(config, built)
+        except InputError as e:
+            why = str(e).replace(f"{plan.study.name}, {column.key}, {row.label}: ", "")
+            found.setdefault(why, {})[row.key] = None
+    if found:
+        raise InputError("\n".join(f"{', '.join(keys)}: {why}" for why, keys in found.items()))
+
+
+def check_grids(study: Study, whole: Study) -> None:
+    """Raise InputError for --tune where no row has a grid; `whole` is the study with all rows."""
+    if any(row.grid for row in study.rows):
+        return
+    others = dict.fromkeys(row.key for row in whole.rows if row.grid)
+    which = f"; of this target, only {', '.join(others)} have one" if others else ""
+    raise InputError(
+        f"--tune: {study.name} has no grid of hyper-parameters to choose from"
+        f"{' in these rows' * bool(others)}{which}. Leave out --tune"
+    )
+
+
+def _rows(plan: Plan) -> Sequence[tuple[Row, Column]]:
+    """The cells whose method and data are there."""
+    columns = [column for column in plan.study.columns if column.missing() is None]
+    return [(row, column) for column in columns for row in plan.study.rows if row.available]
+
+
+def _check_tuning(plan: Plan) -> None:
+    short: dict[str, None] = {}
+    least = 0
+    for column in plan.study.columns:
+        rounds = plan.rounds_of(column)
+        for row in (row for row in plan.study.rows if row.available):
+            if any(plan.options_of(row, column)[name] >= rounds for name in row.scaled):
+                short[row.key] = None
+                least = max(least, -(-2 * plan.study.rounds // column.rounds))
+    if short:
+        raise InputError(
+            f"--rounds {plan.rounds} is too few for {', '.join(short)}, whose last round at least "
+            f"is for tuning, after one together; give --rounds {least} or more, or leave these "
+            "methods out with --methods"
+        )
+
+
+def _build(config: Config, built: dict[Kind, str]) -> None:
+    """Draw the data's limit and build the network on their shape, once for each kind of run.
+
+    built  what was built before, and why it could not be; "" where it could
+    """
+    name, routed = config.data.name, config.method.name in recipes.routed.__all__
+    kind = (config.data.model_dump_json(), config.model.model_dump_json(), routed)
+    if name not in SLOW and kind not in built:
+        data = datasets.load(name, size=config.data.size)
+        clients, shape = config.shift.clients if routed else None, tuple(data.train.x.shape[1:])
+        try:
+            pool_rows(data, config.data.limit, 0)
+            network(config.model, shape, len(data.classes), 0, clients)
+            built[kind] = ""
+        except InputError as e:
+            built[kind] = str(e)
+    if built.get(kind):
+        raise InputError(built[kind])

@@ -1,0 +1,107 @@
+"""What may be asked of a router: queries that its network can read, and thresholds that are some.
+
+Shapes: B queries.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from fedshift.data import first_not_finite
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.tree import Params
+
+BLOCK = 1000
+
+
+def check_queries(x: object, what: str = "query") -> Tensor:
+    """x as it is: a tensor [B, ...] of one query at least, all finite. Else raises InputError.
+
+    A query of NaN has no posterior: any answer would be made up.
+    """
+    if not isinstance(x, Tensor):
+        raise InputError(
+            f"queries are a {type(x).__name__}; give a tensor [B, ...], as torch.as_tensor(x), "
+            "prepared as the clients' training inputs are"
+        )
+    if x.ndim == 0:
+        raise InputError("queries are a single number; give a tensor [B, ...], a row per query")
+    if not len(x):
+        raise InputError("no queries; give at least one")
+    bad = first_not_finite(x)
+    if bad is not None:
+        raise InputError(
+            f"{what} {bad} holds NaN or infinity, and nobody's data is like that; leave it out: "
+            "x[x.flatten(1).isfinite().all(1)] are the others"
+        )
+    return x
+
+
+def outputs(model: Model, pair: tuple[Params, Params], x: Tensor, what: str = "query") -> Params:
+    """The network's outputs for all queries x [B, ...], in blocks of `BLOCK`, without gradient.
+
+    Raises InputError for queries as `check_queries`, and for such that the network cannot read.
+    """
+    x = check_queries(x, what)
+    with torch.no_grad():
+        parts = [_read(model, pair, block) for block in torch.split(x, BLOCK)]
+    return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+
+
+def _read(model: Model, pair: tuple[Params, Params], x: Tensor) -> Params:
+    try:
+        out = model(*pair, x)
+    except Exception as e:
+        # Whatever a network raises at inputs that it was not made for.
+        raise InputError(_misfit(model, pair, x, str(e))) from e
+    if out["logits"].ndim != 2 or len(out["logits"]) != len(x):
+        said = f"it gives logits {tuple(out['logits'].shape)} for them"
+        raise InputError(_misfit(model, pair, x, said))
+    return out
+
+
+def _misfit(model: Model, pair: tuple[Params, Params], x: Tensor, said: str) -> str:
+    told = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {said}. "
+    own = next((v.dtype for v in pair[0].values()), x.dtype)
+    if x.dtype != own:
+        return told + f"Its parameters are {own}: give it x.to({own}), scaled as in training"
+    if _fits(model, pair, x[None]):
+        return told + "This is one query: give x[None], a row per query"
+    return told + (
+        "Give a row per query, each of the shape of the clients' training inputs and prepared in "
+        "the same way"
+    )
+
+
+def _fits(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
+    try:
+        logits = model(*pair, x)["logits"]
+    except Exception:
+        return False
+    return logits.ndim == 2 and len(logits) == len(x)
+
+
+def finite_logits(z: Tensor) -> Tensor:
+    """z [B, N]; InputError for a query whose logits overflow (-inf is a client left out)."""
+    bad = (z.isnan() | (z == torch.inf)).any(1)
+    if bool(bad.any()):
+        raise InputError(
+            f"query {int(bad.nonzero()[0])}: the client logits are not finite; its values are far "
+            "from all that the network was trained on, leave it out"
+        )
+    return z
+
+
+def check_thresholds(min_posterior: float | None, max_novelty: float | None) -> None:
+    """Raise InputError unless 0 <= min_posterior <= 1 and max_novelty >= 0, where given."""
+    for name, v, most in (
+        ("min_posterior", min_posterior, 1.0),
+        ("max_novelty", max_novelty, float("inf")),
+    ):
+        if v is not None and (not isinstance(v, Real) or not 0.0 <= v <= most):
+            told = "a probability, 0 to 1" if most == 1.0 else "a squared distance, 0 or more"
+            raise InputError(f"{name} must be {told}, or None to refuse nothing, got {v!r}")

@@ -1,0 +1,78 @@
+"""Clients that misbehave by a plan: try on your own federation what a round does then.
+
+    plan = seeded(0.1, ("drop", "nan", "delay"), seed=0)
+    for played in run(algorithm, federation, 50, backend=Faulty(plan)):
+        print(played.t, played.dropped, played.skipped)
+
+with a federation whose gate drops (`Gate(on_bad="drop")`); with the usual gate the first bad reply
+ends the run. The names are those of `fedshift.testing.attacks.ATTACKS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.errors import InputError
+from fedshift.seeds import generator, key
+from fedshift.testing.attacks import ATTACKS, attack, spoil
+
+# From (round, client) to what goes wrong there; None for nothing.
+FaultPlan = Callable[[int, int], str | None]
+
+
+def at(faults: Mapping[tuple[int, int], str]) -> FaultPlan:
+    """These faults: {(round, client): name}. Raises InputError for unknown names."""
+    for name in faults.values():
+        attack(name)
+    return lambda t, client: faults.get((t, client))
+
+
+def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) -> FaultPlan:
+    """Each client in each round misbehaves with probability `rate`, in a way drawn from `names`.
+
+    A function of (seed, round, client) alone. Raises InputError for a rate outside [0, 1] and
+    unknown names.
+    """
+    if not 0.0 <= rate <= 1.0 or not names:
+        raise InputError(f"rate={rate}, {len(names)} names; allowed: 0 to 1, and at least one")
+    for name in names:
+        attack(name)
+
+    def plan(t: int, client: int) -> str | None:
+        source = generator(seed, "faults", t, client)
+        hit = float(torch.rand((), generator=source)) < rate
+        return names[int(torch.randint(len(names), (), generator=source))] if hit else None
+
+    return plan
+
+
+class Faulty:
+    """A backend whose clients misbehave as `plan` says; `done` lists (round, client, fault).
+
+    A delayed reply arrives in the next round, beside the one that its client sends then, if any.
+    """
+
+    def __init__(self, plan: FaultPlan, backend: Backend = loop, seed: int = 0) -> None:
+        self.plan, self.backend, self.seed = plan, backend, seed
+        self.late: list[Reply] = []
+        self.done: list[tuple[int, int, str]] = []
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """The replies that arrive, in the backend's order; late ones come first."""
+        arriving, self.late = self.late, []
+        yield from arriving
+        for reply in self.backend(update, jobs):
+            yield from self._spoilt(reply)
+
+    def _spoilt(self, reply: Reply) -> tuple[Reply, ...]:
+        name = self.plan(reply.t, reply.client)
+        if name is None:
+            return (reply,)
+        self.done.append((reply.t, reply.client, name))
+        if name == "delay":
+            self.late.append(reply)
+            return ()
+        return spoil(name, reply, key(self.seed, "spoil", reply.t, reply.client))

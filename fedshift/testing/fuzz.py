@@ -1,0 +1,221 @@
+"""Replies changed at random, a round at a time: what the gate lets through and what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.backends import Reply, loop
+from fedshift.engine.gate import Gate
+from fedshift.engine.one_round import Opened, Round, job_of, open_round, question, settle
+from fedshift.engine.rounds import Federation, first_state, start
+from fedshift.errors import InputError
+from fedshift.seeds import numpy_generator
+from fedshift.testing.attacks import ATTACKS, spoil
+from fedshift.tree import Parts, flatten
+
+# What decoders, sums and comparisons trip over.
+ODD = (
+    np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, -1e-45, 1e-310, 3.4028234e38, -3.4028234e38, 1e300,
+    1.0, -1.0, 2.0**31, 2.0**63, 255.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Arena:
+    """One round of a federation, with every client's honest reply, to be settled again and again.
+
+    Raises InputError for a gate that stops at the first bad reply.
+    """
+
+    opened: Opened
+    server: Parts
+    gate: Gate
+    federation: Federation
+    honest: tuple[Reply, ...]
+
+    def __post_init__(self) -> None:
+        if self.gate.on_bad == "stop":
+            raise InputError('an arena needs a gate that drops: Gate(on_bad="drop")')
+
+    def settled(self, replies: Sequence[Reply]) -> Round:
+        """The round with these replies."""
+        admitted = self.gate.admit(replies, question(self.opened))
+        table, seed = self.federation.table, self.federation.seeds.batch
+        return settle(self.opened, self.server, admitted, admitted.bad, self.gate, table, seed)
+
+
+def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
+    """Round 1 of a federation, all of whose clients train once."""
+    server = start(algorithm, federation).server
+    clients, seed = federation.clients, federation.seeds.batch
+    opened = open_round(algorithm, server, torch.arange(len(clients)), 1)
+    jobs = (
+        job_of(
+            opened.stage, opened.message(i), first_state(algorithm, federation, i), clients[i], i,
+            1, seed,
+        )
+        for i in opened.ids[opened.asked].tolist()
+    )  # fmt: skip
+    honest = tuple(loop(opened.stage.client_update, jobs))
+    return Arena(opened, server, gate, federation, honest)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Fuzzed replies, how many of them were let through, and what went wrong (nothing, we hope)."""
+
+    replies: int
+    used: int
+    broken: tuple[str, ...]
+
+
+def fuzz(place: Arena, replies: int, seed: int) -> Tally:
+    """At least so many fuzzed replies, from one to half of a round's clients at a time.
+
+    Broken is a round that raises, that is skipped though honest clients are left, whose server has
+    other names, shapes or types or numbers that are not finite, that drops an honest client, and
+    one whose server is not, bit for bit, that of the round without the clients that were dropped.
+    """
+    source, known = numpy_generator(seed, "fuzz"), dict[frozenset[int], Parts]()
+    done, used, broken = 0, 0, list[str]()
+    while done < replies:
+        count = 1 + int(source.integers(max(1, (len(place.honest) - 1) // 2)))
+        touched = {int(i) for i in source.choice(len(place.honest), count, replace=False)}
+        arriving: list[Reply] = []
+        for i, reply in enumerate(place.honest):
+            arriving += fuzzed(reply, source) if i in touched else [reply]
+        order = source.permutation(len(arriving)).tolist()
+        clients = {place.honest[i].client for i in touched}
+        through, wrong = _judged(place, [arriving[i] for i in order], clients, known)
+        broken += wrong
+        done, used = done + count, used + through
+    return Tally(done, used, tuple(broken))
+
+
+def _judged(
+    place: Arena, arriving: Sequence[Reply], touched: set[int], known: dict[frozenset[int], Parts]
+) -> tuple[int, list[str]]:
+    """(how many of the touched were let through, what is wrong with the round)."""
+    try:
+        played = place.settled(arriving)
+    except Exception as e:
+        return 0, [f"{type(e).__name__}: {e}"]
+    dropped = frozenset(one.client for one in played.dropped)
+    through = touched - dropped
+    wrong = [f"honest client {i} dropped" for i in sorted(dropped - touched)]
+    wrong += [f"skipped: {played.skipped}"] if played.skipped else []
+    wrong += list(_odd(played.server, place.server))
+    if not through and not wrong:
+        if dropped not in known:
+            rest = [reply for reply in place.honest if reply.client not in dropped]
+            known[dropped] = place.settled(rest).server
+        wrong += [f"{name} differs" for name in different(played.server, known[dropped])]
+    return len(through), wrong
+
+
+def different(a: Parts, b: Parts) -> list[str]:
+    """The names of tensors in which two servers differ, in type, shape or any bit."""
+    x, y = flatten(a), flatten(b)
+    odd = [
+        k for k in x.keys() & y.keys() if x[k].dtype != y[k].dtype or not torch.equal(x[k], y[k])
+    ]
+    return sorted([*(x.keys() ^ y.keys()), *odd])
+
+
+def _odd(after: Parts, before: Parts) -> Iterator[str]:
+    x, y = flatten(after), flatten(before)
+    yield from sorted(x.keys() ^ y.keys())
+    for k in x.keys() & y.keys():
+        if x[k].shape != y[k].shape or x[k].dtype != y[k].dtype:
+            yield f"{k} is now {x[k].dtype} {tuple(x[k].shape)}"
+        elif not bool(torch.isfinite(x[k]).all()):
+            yield f"{k} is not finite"
+
+
+def fuzzed(reply: Reply, source: np.random.Generator) -> list[Reply]:
+    """What arrives in place of a reply after one to three changes; an attack of the corpus or own.
+
+    A reply may come out as it was: the gate must let that one through.
+    """
+    if source.random() < 0.2:
+        name = _of(source, list(ATTACKS))
+        try:
+            return list(spoil(name, reply, int(source.integers(2**62))))
+        except InputError:  # an update without that part
+            return [reply]
+    for _ in range(1 + int(source.integers(3))):
+        reply = reply._replace(update=_mutated(reply.update, source))
+    if source.random() < 0.1:
+        reply = reply._replace(t=reply.t + int(source.integers(-3, 4)))
+    return [reply] * (2 if source.random() < 0.05 else 1)
+
+
+def _of(source: np.random.Generator, many: Sequence[Any]) -> Any:
+    return many[int(source.integers(len(many)))]
+
+
+def _mutated(update: Parts, source: np.random.Generator) -> Parts:
+    """One tensor changed: its numbers, its form, its name, or its place."""
+    places = [(part, name) for part, tree in update.items() for name in tree]
+    if not places:
+        return {"delta": {"x": torch.zeros(1)}}
+    part, name = _of(source, places)
+    kind = int(source.integers(8))
+    if kind < 5:
+        v = (_numbers, _bits, _scaled, _reshaped, _retyped)[kind](update[part][name], source)
+        return {**update, part: {**update[part], name: v}}
+    tree = {k: v for k, v in update[part].items() if k != name}
+    if kind == 5:
+        return {**update, part: tree}
+    other = _of(source, places)[source.integers(2)]
+    moved = {**tree, str(other) * int(source.integers(3)): update[part][name]}
+    target = part if kind == 6 else _of(source, ["delta", "buffers", "report", "control", "table"])
+    return {**update, part: tree, target: {**update.get(target, {}), **moved}}
+
+
+def _numbers(v: Tensor, source: np.random.Generator) -> Tensor:
+    if not v.numel():
+        return v
+    v, number = v.clone(), _of(source, ODD)
+    if not v.is_floating_point():
+        number = float(np.clip(np.nan_to_num(number), -(2.0**30), 2.0**30))
+    # By way of float64: a tensor of float32 takes no number that it cannot hold.
+    v.view(-1)[int(source.integers(v.numel()))] = torch.tensor(number, dtype=torch.float64)
+    return v
+
+
+def _bits(v: Tensor, source: np.random.Generator) -> Tensor:
+    """One bit flipped."""
+    if not v.numel() or v.dtype == torch.bool:
+        return v
+    v = v.clone()
+    seen = v.view(-1).view(torch.uint8)
+    seen[int(source.integers(seen.numel()))] ^= 1 << int(source.integers(8))
+    return v
+
+
+def _scaled(v: Tensor, source: np.random.Generator) -> Tensor:
+    return v * 10.0 ** float(source.uniform(-50, 50)) if v.is_floating_point() else v
+
+
+def _reshaped(v: Tensor, source: np.random.Generator) -> Tensor:
+    changes: Sequence[Callable[[Tensor], Tensor]] = (
+        lambda v: v.flatten(), lambda v: v[None], lambda v: v[..., None], lambda v: v.flatten()[:1],
+        lambda v: v.flatten()[:0], lambda v: torch.cat([v.flatten(), v.flatten()]),
+        lambda v: v.movedim(0, -1) if v.dim() else v, lambda v: v.sum(),
+    )  # fmt: skip
+    found: Tensor = _of(source, changes)(v)
+    return found
+
+
+def _retyped(v: Tensor, source: np.random.Generator) -> Tensor:
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool,
+             torch.uint8, torch.complex64)  # fmt: skip
+    return (v.real if v.is_complex() else v).to(_of(source, kinds))

@@ -1,0 +1,48 @@
+"""Progress lines, and the command line as a module."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+import pytest
+
+import fedshift
+from fedshift.cli.console import LiveProgress, PlainProgress
+
+EVENT: dict[str, Any] = {
+    "event": "evaluation", "run": "a", "round": 1, "train_loss": 0.5, "target_accuracy": 0.279,
+    "estimated_accuracy": float("nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"estimated_accuracy": 0.25}, "loss 0.500 target 27.9% est. 25.0%"),
+        (
+            {"system_accuracy": 0.279, "average_accuracy": 0.8},
+            "loss 0.500 system 27.9% own 80.0%",
+        ),
+    ],
+)
+def test_scores_are_named_by_what_they_are(
+    more: dict[str, float], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PlainProgress() as plain:
+        plain({"event": "start", "run": "a", "rounds": 1})
+        plain(EVENT | more)
+    assert capsys.readouterr().err == f"a: 1 round\na: done  {said}\n"
+    with LiveProgress() as live:
+        live({"event": "start", "run": "a", "rounds": 1})
+        live(EVENT | more)
+        assert live.bars.tasks[0].fields["scores"] == said
+
+
+def test_the_package_is_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedshift", "--version"])
+    runpy.run_module("fedshift", run_name="__main__")
+    assert capsys.readouterr().out == f"fedshift {fedshift.__version__}\n"
