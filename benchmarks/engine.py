@@ -36,6 +36,7 @@ from fedshift.data import ClientData, client_data, register
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
+from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.model import build
 from fedshift.models.dense import Mlp
@@ -177,6 +178,7 @@ def measure(workload: Workload, quick: bool, repeat: int, count: int) -> Result:
             "plain": lambda: plain_round(net, federation.params, cohort, workload.local),
             "loop": ours(loop),
             f"{count} workers": ours(backend),
+            "stacked": ours(Stacked()),
         }
         apart = check(workload, algorithm, federation, contenders, ids, net)
         times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -198,9 +200,12 @@ def check(
     FedPALS weighs otherwise than the plain loop: only the backends are compared there.
     """
     found = {name: play() for name, play in list(contenders.items())[1:]}
-    loops, others = found.pop("loop"), list(found.values())
-    if any(not torch.equal(loops[k], other[k]) for other in others for k in loops):
+    loops, stacked = found.pop("loop"), found.pop("stacked")
+    if any(not torch.equal(loops[k], other[k]) for other in found.values() for k in loops):
         raise SystemExit(f"{workload.name}: workers and loop differ")
+    moved = max(float((loops[k] - federation.params[k]).abs().max()) for k in loops)
+    if any(float((loops[k] - stacked[k]).abs().max()) > 1e-3 * moved for k in loops):
+        raise SystemExit(f"{workload.name}: stacked clients and loop differ")
     if workload.method is not recipes.fedavg:
         return float("nan")
     cohort = [federation.clients[i] for i in ids.tolist()]

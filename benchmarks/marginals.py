@@ -45,9 +45,9 @@ def told(counts: np.ndarray, client: int, distance: float, seed: int) -> np.ndar
     return claims
 
 
-def row(name: str, seeds: int, rounds: int) -> list[float]:
-    """(found at each of `LIES`, false alarms): every client of every seed lies once, alone."""
-    found, false, tested = np.zeros(len(LIES)), 0, 0
+def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
+    """(found at each of `LIES`, false alarms): every `step`-th client lies once, alone."""
+    found, false, tested, lied = np.zeros(len(LIES)), 0, 0, 0
     for seed in range(seeds):
         config = validate({
             "data": {"name": name},
@@ -67,12 +67,14 @@ def row(name: str, seeds: int, rounds: int) -> list[float]:
         honest = audit_marginals(first, second, counts)
         false += sum(one.verdict == "inconsistent" for one in honest)
         tested += len(honest)
+        liars = range(0, len(counts), step)
+        lied += len(liars)
         for k, distance in enumerate(LIES):
-            for client in range(len(counts)):
+            for client in liars:
                 claims = told(counts, client, distance, seed)
                 verdict = audit_marginals(first, second, claims)[client].verdict
                 found[k] += verdict == "inconsistent"
-    return [*(found / tested).tolist(), false / tested]
+    return [*(found / lied).tolist(), false / tested]
 
 
 def main() -> None:
@@ -83,11 +85,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     name = "fashion-mnist-mini" if given.quick else "fashion-mnist"
-    seeds = 1 if given.quick else given.seeds
+    seeds, step = (1, 6) if given.quick else (given.seeds, 1)
     head = " | ".join(f"{100 * lie:g} %" for lie in LIES)
     lines = [f"| model | {head} | false alarms |", "| --- " * (len(LIES) + 2) + "|"]
     for what, rounds in (("first", 0), ("after 10 rounds", 1 if given.quick else 10)):
-        told_ = " | ".join(f"{value:.3f}" for value in row(name, seeds, rounds))
+        told_ = " | ".join(f"{value:.3f}" for value in row(name, seeds, rounds, step))
         lines.append(f"| {what} | {told_} |")
     text = PAGE.format(table="\n".join(lines), name=name, seeds=seeds, clients=CLIENTS)
     print(text)

@@ -43,9 +43,9 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class _Halves:
-    """Mean gradients, noise (half of the difference of the halves), marginals and sizes."""
+    """Inner products of mean gradients [M, M], square norms of noise [M], marginals and sizes."""
 
-    mean: Floats
+    products: Floats
     noise: Floats
     rows: Floats
     sizes: Floats
@@ -113,8 +113,9 @@ def _checked(first: Floats, second: Floats, label_counts: Floats, level: float) 
         raise InputError("label counts must be finite and >= 0, and no client may be empty")
     if not 0.0 < level < 0.5:
         raise InputError(f"level={level}; allowed: more than 0, less than 0.5")
-    noise = (a - b) / 2.0
-    return _Halves((a + b) / 2.0, noise, counts / sizes[:, None], sizes, *_noise(noise, sizes))
+    mean, noise = (a + b) / 2.0, (a - b) / 2.0
+    rows, own = counts / sizes[:, None], (noise**2).sum(1)
+    return _Halves(mean @ mean.T, own, rows, sizes, *_noise(noise, sizes))
 
 
 def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
@@ -129,21 +130,22 @@ def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
 
 def _tested(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
     """(p [M], misfit [M]) of every client against the others that are not put aside."""
-    clients = len(halves.mean)
+    clients = len(halves.sizes)
     p, misfit = np.full(clients, np.nan), np.full(clients, np.nan)
-    own = (halves.noise**2).sum(1)
     # One client's own noise has f degrees of freedom, that of all together many times as many. Of
     # their mean 1.5 f are counted, not 4 f: clients' noises differ, and so it keeps the level.
     pooled = halves.spread / halves.sizes
-    noise = (own + pooled) / 2.0
+    noise = (halves.noise + pooled) / 2.0
     for i in range(clients):
         others = [j for j in range(clients) if j != i and j not in aside]
         weights = _predicted_by(halves, i, others)
         if weights is None:
             continue
         expected = noise[i] + float((weights**2) @ noise[others])
-        rest = halves.mean[i] - weights @ halves.mean[others]
-        misfit[i] = float(rest @ rest) / max(expected, np.finfo(np.float64).tiny)
+        among = [i, *others]
+        signed = np.concatenate([[1.0], -weights])
+        rest = float(signed @ halves.products[np.ix_(among, among)] @ signed)
+        misfit[i] = max(rest, 0.0) / max(expected, np.finfo(np.float64).tiny)
         p[i] = scipy.stats.f.sf(misfit[i], halves.freedom, 1.5 * halves.freedom)
     return p, misfit
 

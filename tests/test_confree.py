@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedshift.engine.rounds import run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
+from fedshift.recipes.collaborating import Host
 from fedshift.seeds import numpy_generator
 from fedshift.server.combine import Mean
 from fedshift.server.confree import (
@@ -191,17 +193,20 @@ def test_coordinates_keep_inner_products() -> None:
     assert np.abs(missing @ missing.T - flat @ flat.T).max() > 1e-3
 
 
-def test_scopes_differ_where_tensors_agree_apart() -> None:
-    """Changes that conflict in one tensor and agree as a whole."""
+def test_scopes_differ_where_tensors_conflict_and_the_whole_does_not() -> None:
+    """In "b" alone the changes conflict: per tensor their projections, as a whole the mean."""
     stacked = {
         "a": torch.tensor([[3.0, 0.0], [3.0, 1.0]]).double(),
-        "b": torch.tensor([[1.0], [-1.0]]).double(),
+        "b": torch.tensor([[1.0, 0.0], [-1.0, 1.0]]).double(),
     }
-    half = torch.full((2,), 0.5).double()
+    half, mean = torch.full((2,), 0.5).double(), {k: v.mean(0) for k, v in stacked.items()}
     whole = ConFree(alpha=0.0, scope="model")(half, stacked, 0)
-    assert apart(whole, {k: v.mean(0) for k, v in stacked.items()}) < 1e-15
+    assert apart(whole, mean) < 1e-15
     each = ConFree(alpha=0.0)(half, stacked, 0)
-    assert not each["b"].any()
+    assert apart({"a": each["a"]}, mean) < 1e-15
+    # v_1 = (1, 0) + (-1, 1)/2 = (1/2, 1/2), v_2 = (-1, 1) + (1, 0) = (0, 1).
+    assert torch.allclose(each["b"], torch.tensor([0.25, 0.75]).double(), atol=1e-15)
+    assert apart({"b": each["b"]}, mean) > 0.2
     one = ConFree(alpha=0.0)(half, {"x": torch.cat([stacked["a"], stacked["b"]], 1)}, 0)["x"]
     assert float((one - torch.cat([whole["a"], whole["b"]])).abs().max()) < 1e-15
 
@@ -239,6 +244,35 @@ def test_the_recipe_is_fedrep_with_another_combination(setting: Setting, federat
     assert set(final(ours, federation, 1).server["params"]) == set(
         final(host, federation, 1).server["params"]
     )
+
+
+HOSTS: dict[Host, Callable[[Setting], Any]] = {
+    "fedrep": lambda s: recipes.fedrep(s, head_epochs=1),
+    "fedper": recipes.fedper,
+    "fedala": recipes.fedala,
+    "fedpac": recipes.fedpac,
+    "fedavg": recipes.fedavg,
+}
+
+
+@pytest.mark.parametrize("host", get_args(Host))
+def test_every_host_is_itself_but_for_the_combination(
+    host: Host, setting: Setting, federated: Any
+) -> None:
+    ours, theirs = recipes.confree(setting, host=host), HOSTS[host](setting)
+    assert ours.combine == ConFree()
+    assert replace(ours, combine=theirs.combine) == theirs
+    assert same(ours, theirs, federated(), 1) > 1e-4
+
+
+def test_wrong_hosts_are_refused(setting: Setting) -> None:
+    wrong: Any = "fedreb"
+    with pytest.raises(InputError, match=r'host of confree "fedreb".*Did you mean "fedrep"'):
+        recipes.confree(setting, host=wrong)
+    with pytest.raises(InputError, match=r'head_epochs=3 is for the hosts "fedrep" and "fedpac"'):
+        recipes.confree(setting, host="fedala", head_epochs=3)
+    fitted: Any = recipes.confree(setting, host="fedpac", head_epochs=3)
+    assert fitted.fit.epochs == 3
 
 
 def by_hand_pairs(rows: Array, weights: Array) -> Array:

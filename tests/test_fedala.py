@@ -68,6 +68,38 @@ def test_the_ends_of_a_mixture_are_exact() -> None:
     assert not torch.equal(old["w"] + (new["w"] - old["w"]) * ones["w"], new["w"])  # why lerp
 
 
+def test_each_batch_starts_from_the_mixture_that_the_last_one_left(mlp: Model) -> None:
+    """Two batches at once are two calls of one batch each; not so from one mixture for both."""
+    names = top(mlp, "all", ("head.",))
+    half = {k: torch.full_like(models(mlp)[0][k], 0.5) for k in names}
+    plan, mix = plan_of(16), Mix(0.2, "all")
+    parts = [
+        plan._replace(rows=plan.rows[s : s + 1], weight=plan.weight[s : s + 1],
+                      sizes=plan.sizes[s : s + 1])
+        for s in range(2)
+    ]  # fmt: skip
+    first = learn(mlp, mix, half, parts[0])
+    both = learn(mlp, mix, half, plan)
+    assert apart(both, learn(mlp, mix, first, parts[1])) < 1e-12
+    other = learn(mlp, mix, half, parts[1])
+    added = {k: (first[k] + other[k] - half[k]).clamp(0.0, 1.0) for k in names}
+    assert apart(both, added) > 1e-4
+
+
+def test_a_model_that_agrees_in_its_first_tensor_alone_is_mixed(setting: Setting) -> None:
+    """The authors' code looks at the first tensor only, and skips such a client."""
+    algorithm, federation = recipes.fedala(setting), make_federation(setting.model)
+    job = one_job(algorithm, federation)
+    first, *others = job.state["personal"]
+    mine = job.state["personal"] | {k: job.state["personal"][k] + 0.1 for k in others}
+    _, left = algorithm.client_update(job.message, job.state, job.data, job.plans)
+    assert "mixing" not in left  # the control: all tensors agree
+    state = job.state | {"personal": mine}
+    assert torch.equal(mine[first], job.message["params"][first])
+    _, changed = algorithm.client_update(job.message, state, job.data, job.plans)
+    assert apart(changed["mixing"], job.state["mixing"]) > 1e-4
+
+
 def test_the_gradient_of_w_is_that_of_finite_differences(mlp: Model) -> None:
     """One step on one batch: (W - W')/lr = d CE(theta^(W)) / dW, entry by entry."""
     old, new = models(mlp)

@@ -10,6 +10,7 @@ import torch
 from by_hand import apart, final, softmax_federation, softmax_regression
 from comparing import same, whole
 from conftest import CLASSES, FEATURES, TARGET, double, make_clients, make_federation, one_job
+from routing import routed_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,6 +29,7 @@ from fedshift.model import Model, build
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.server.combine import Mean
+from fedshift.server.confree import ConFree
 from fedshift.server.weights import BySize, Uniform
 from fedshift.tree import Params, Parts, weighted_sum
 
@@ -246,6 +248,27 @@ def test_examples_are_matched_to_the_last_model(mlp: Model) -> None:
     assert float(got - F.mse_loss(new, old)) == pytest.approx(0, abs=1e-6)
     assert float(got) > 1e-3
     assert float(value(ToPrevious(), mlp, data, context | {"previous": params})) == 0
+
+
+def test_a_projected_network_is_matched_before_its_projection() -> None:
+    """The backbone's features, as the authors do, and not those that the head is given."""
+    model, data = routed_model(None), make_clients()[3]
+    params, _ = model.init()
+    last = {k: v + 0.2 for k, v in params.items()}
+    new, old = (model(p, {}, data.x) for p in (params, last))
+    got = value(ToPrevious(), model, data, {"previous": last, "previous_buffers": {}})
+    assert new["trunk"].shape == (40, 10)
+    assert torch.equal(model.net.body[1](new["trunk"]), new["features"])  # type: ignore[index,operator,union-attr]
+    assert float(got - F.mse_loss(new["trunk"], old["trunk"])) == pytest.approx(0, abs=1e-6)
+    assert abs(float(got - F.mse_loss(new["features"], old["features"]))) > 1e-3
+    goal = {"mean": torch.zeros(CLASSES, 6), "held": torch.ones(CLASSES)}
+    assert float(value(ToClassMeans(), model, data, {"prototypes": goal})) > 0  # 6 numbers, not 10
+
+
+def test_traces_take_the_place_of_a_means_weights_only(setting: Setting) -> None:
+    with pytest.raises(InputError, match=r"combine=ConFree\(.* is no Mean; give fisher=False"):
+        FedAs(setting.model, combine=ConFree())
+    assert FedAs(setting.model, fisher=False, combine=ConFree()).combine == ConFree()
 
 
 def test_the_repo_recipe(setting: Setting, federated: Any) -> None:

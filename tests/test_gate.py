@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from conftest import TARGET, Setting, make_federation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_resume import config_of
 
 from fedshift import recipes
 from fedshift.client.local import Local
@@ -20,6 +24,9 @@ from fedshift.engine.one_round import question
 from fedshift.engine.rounds import Federation, Round, play_round, run, start
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, TrainingError
+from fedshift.experiments.config import Training
+from fedshift.experiments.folder import record
+from fedshift.experiments.task import prepare
 from fedshift.model import Model, build
 from fedshift.testing.attacks import ATTACKS, spoil
 from fedshift.testing.faults import Faulty, at, seeded
@@ -148,7 +155,7 @@ def test_rounds_below_a_limit_are_skipped(
 ) -> None:
     federation = gated(make_federation(mlp), **limits)
     faulty = Faulty(at({(2, 3): "nan"}))
-    played = list(run(recipes.scaffold(setting), federation, 3, backend=faulty))
+    played = list(islice(run(recipes.scaffold(setting), federation, 9, backend=faulty), 3))
     skipped = next(one for one in played if one.skipped)
     assert skipped.skipped.startswith(why)
     assert (skipped.trained, skipped.skips) == ((), 1)
@@ -161,7 +168,7 @@ def test_too_many_skipped_rounds_end_the_run(setting: Setting, mlp: Model, tmp_p
     algorithm = recipes.fedavg(setting)
     rounds = run(algorithm, federation, 9, backend=Faulty(seeded(1.0, ("nan",))))
     second = [next(rounds), next(rounds)][-1]
-    told = "3 rounds in a row were skipped, the last one, round 3, since: round 3: none of 6"
+    told = "3 rounds in a row were skipped; the last one: round 3: none of 6"
     with pytest.raises(TrainingError, match=told):
         next(rounds)
     write_checkpoint(tmp_path, second, {})
@@ -179,9 +186,9 @@ def test_no_weights_over_those_left(setting: Setting, mlp: Model) -> None:
     federation = gated(make_federation(mlp))
     faulty = Faulty(at({(1, 1): "nan", (1, 2): "drop"}))
     capped = recipes.fedpals(setting, lam=5.0, cap=0.2)
-    (played,) = run(capped, federation, 1, backend=faulty)
+    played = next(run(capped, federation, 2, backend=faulty))
     assert played.skipped.startswith("round 1: clients [0, 3, 4, 5] are left, and there are no")
-    (played,) = run(recipes.krum(setting, byzantine=1), federation, 1, backend=faulty)
+    played = next(run(recipes.krum(setting, byzantine=1), federation, 2, backend=faulty))
     assert "4 clients' changes are too few for byzantine=1" in played.skipped
     with pytest.raises(InputError, match="too few"):  # with everybody present
         list(run(recipes.krum(setting, byzantine=3), federation, 1))
@@ -222,6 +229,45 @@ def test_seeded_plans_are_functions_of_round_and_client() -> None:
 def test_limits_out_of_range_are_refused(limits: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         Gate(**limits)
+
+
+def faulty_engine(config: Any, options: dict[str, Any]) -> Any:
+    """Round 2 of a configured run fails altogether, round 3 for whoever of 0, 1, 2 is drawn."""
+    faults = {(2, i): "nan" for i in range(6)} | {(3, i): "inf" for i in range(3)}
+
+    def play(*args: Any, cohort: int, backend: Any, after: Any) -> Any:
+        return run(*args, cohort=cohort, backend=Faulty(at(faults)), after=after)
+
+    return play
+
+
+def test_a_configured_run_goes_on(tmp_path: Path) -> None:
+    training = {"rounds": 4, "steps": 1, "cohort": 4, "lr": 0.05, "on_bad_reply": "drop"}
+    config = config_of("fedpals", method={"name": "fedpals", "ess": 0.9}, training=training)
+    record(tmp_path, config, prepare(config), lambda event: None, faulty_engine)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    second, third = (one for one in lines if one["event"] == "round" and one["round"] in (2, 3))
+    assert second["skipped"].startswith("round 2: none of 4 clients sent an update")
+    assert (len(second["dropped"]), second["clients"]) == (4, [])
+    lost = {one["client"] for one in third["dropped"]}
+    assert lost
+    assert lost <= {0, 1, 2}
+    assert "inf" not in str(third["gap"])
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_run_of_skipped_rounds_alone_fails(setting: Setting, mlp: Model) -> None:
+    rounds = run(recipes.fedavg(setting), gated(make_federation(mlp)), 2,
+                 backend=Faulty(seeded(1.0, ("inf",))))  # fmt: skip
+    with pytest.raises(TrainingError, match="2 rounds in a row were skipped"):
+        list(rounds)
+
+
+def test_limits_in_a_configuration() -> None:
+    with pytest.raises(ValueError, match='set on_bad_reply = "drop"'):
+        Training(min_clients=2)
+    assert Training().unused() == {"on_bad_reply", "max_norm", "min_clients", "max_gap"}
+    assert Training(max_norm=3.0).unused() == {"on_bad_reply", "min_clients", "max_gap"}
 
 
 def test_fuzzed_replies(place: Arena) -> None:

@@ -23,6 +23,7 @@ from fedshift.engine.rounds import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
+from fedshift.server.confree import ConFree
 from fedshift.tree import Params, split
 
 # Momentum and decay, because both move parameters that are frozen in name only.
@@ -284,3 +285,23 @@ def test_impossible_options_are_refused(heavy: Setting) -> None:
     for make in (recipes.fedrep, recipes.fedbabu):
         with pytest.raises(InputError, match=r"decides which parameters move; leave out only="):
             make(part)
+
+
+def test_published_defaults(heavy: Setting) -> None:
+    """What the publications and their authors' code say, written down once more."""
+    head, body = recipes.fedrep(heavy).local  # type: ignore[misc]
+    assert (head.epochs, head.only, body.frozen) == (10, ("head.",), ("head.",))
+    babu: Any = recipes.fedbabu(replace(heavy, rounds=20))
+    assert (babu.after, babu.tune.only, babu.tune.frozen) == (15, (), ())
+    pac: Any = recipes.fedpac(heavy)
+    assert (pac.fit.lr, pac.fit.epochs, pac.lam, pac.collaborate) == (0.1, 1, 1.0, True)
+    slow: Any = recipes.fedpac(replace(heavy, local=replace(HEAVY, lr=0.02)))
+    assert (slow.fit.lr, slow.local.lr) == (0.1, 0.02)
+    align = recipes.fedas(heavy).align
+    assert align is not None
+    assert (align.lr, align.batch, align.epochs) == (0.01, 16, 1)
+    mix = recipes.fedala(heavy).mix
+    assert mix is not None
+    assert (mix.lr, mix.layers, mix.share, mix.threshold, mix.window) == (1.0, 1, 0.8, 0.1, 10)
+    assert recipes.ditto(heavy).lam == 1.0
+    assert recipes.confree(heavy).combine == ConFree(alpha=0.5, normalise=True, scope="tensor")

@@ -21,10 +21,11 @@ from torch.func import functional_call
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Examples, Task, client_data
 from fedshift.engine.rounds import Federation, Round, run
+from fedshift.experiments import served
 from fedshift.experiments.experiment import method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.routing_details import POINTS, details
-from fedshift.experiments.served import LastRound, Observed, last_round, observe, refits
+from fedshift.experiments.served import Observed, observe, refits
 from fedshift.experiments.task import Prepared, joined, prepare
 from fedshift.router.route import Router
 
@@ -295,27 +296,31 @@ def test_risk_is_that_of_routing_by_the_posterior() -> None:
     assert abs(voted.mean() - wrong.mean()) > 1e-3  # the control
 
 
-def test_details_know_who_never_took_part() -> None:
+def test_details_know_who_never_took_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent to the two of five that were not drawn."""
     hand = played("feddrm", 3)
-    found = last_round(
+    monkeypatch.setattr(served, "refits", lambda *_: ({}, ()))
+    monkeypatch.setattr(served, "gradient_drift", lambda *_: {})
+    found = served.last_round(
         hand.algorithm, hand.last, hand.federation, hand.task, hand.observed.answers
     ).details["router"]
     away = [j for j in range(CLIENTS) if j not in hand.last.states]
     assert len(away) == 2
     assert not any(row[j] for row in found["sent"] for j in away)
-    drawn = hand.each[min(hand.last.states)]["client_logits"].argmax(1)
-    assert np.isin(drawn, away).any()  # the control: their rows of the client head are as drawn
+    truth, raw = np.eye(CLIENTS)[hand.origin], hand.each[min(hand.last.states)]["client_logits"]
+    score = [float(((softmax(z) - truth) ** 2).sum(1).mean()) for z in (hand.z, raw)]
+    assert found["brier"] == pytest.approx(score[0])
+    assert abs(score[0] - score[1]) > 1e-3  # the control: their rows have logits all the same
 
 
 # --------------------------------------------------------------------------- refits
 
 
-def refitted(hand: Hand, task: Task) -> LastRound:
-    served = observe(hand.algorithm, hand.last, hand.federation, task).answers
-    found, notes = refits(hand.algorithm, hand.last, hand.federation, task, served)
+def refitted(hand: Hand, task: Task) -> dict[str, float]:
+    answers = observe(hand.algorithm, hand.last, hand.federation, task).answers
+    found, notes = refits(hand.algorithm, hand.last, hand.federation, task, answers)
     assert notes == ()
-    return LastRound(found, {})
+    return found
 
 
 def routers(hand: Hand, data: Sequence[Any]) -> dict[str, Router]:
@@ -328,7 +333,7 @@ def routers(hand: Hand, data: Sequence[Any]) -> dict[str, Router]:
 
 def test_refits_are_fitted_on_training_images_and_scored_on_the_others() -> None:
     hand = played("feddrm")
-    found = refitted(hand, hand.task).refits
+    found = refitted(hand, hand.task)
     leaked = routers(hand, [client_data(t.x, t.y, i) for i, t in enumerate(hand.task.tests)])
     for name, router in routers(hand, hand.task.clients).items():
         z = router.logits(hand.task.test.x).double().numpy()
@@ -359,16 +364,16 @@ def test_test_examples_never_reach_a_refit(monkeypatch: pytest.MonkeyPatch) -> N
             return made
 
         monkeypatch.setattr(Router, name, kept)
-    found = refitted(hand, hand.task).refits
+    found = refitted(hand, hand.task)
     other = changed(hand.task, lambda t: Examples(-t.x, (t.y + 1) % CLASSES))
-    moved = refitted(hand, other).refits
+    moved = refitted(hand, other)
     assert len(heads) == 4
     for a, b in zip(heads[:2], heads[2:], strict=True):
         assert torch.equal(a.gamma, b.gamma)
         assert torch.equal(a.xi, b.xi)
     assert all(moved[k] != found[k] for k in found)
     labels = changed(hand.task, lambda t: Examples(t.x, (t.y + 1) % CLASSES))
-    relabelled = refitted(hand, labels).refits
+    relabelled = refitted(hand, labels)
     same = {k for k in found if relabelled[k] == found[k]}
     assert same == set(found) - {"refitted_accuracy", "moment_accuracy"}
 

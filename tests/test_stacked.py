@@ -33,6 +33,7 @@ from fedshift.engine.probe import Probed, probe
 from fedshift.engine.rounds import Federation, Round, play_round, run, start
 from fedshift.engine.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
+from fedshift.experiments.side_by_side import backend_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.seeds import generator
@@ -60,7 +61,7 @@ def mlp() -> Model:
 @pytest.fixture
 def setting(mlp: Model) -> Setting:
     """One local epoch with batches that do not divide the clients' sizes."""
-    return Setting(mlp, TARGET, Local(lr=0.5, batch=12))
+    return Setting(mlp, TARGET, Local(lr=0.3, batch=12))
 
 
 def last(rounds: Iterable[Round]) -> Round:
@@ -292,3 +293,16 @@ def test_no_memory_is_refused() -> None:
 def test_mlps_without_hidden_layers() -> None:
     model = build(lambda: Mlp((FEATURES,), (), CLASSES), seed=1)
     assert both(recipes.fedavg, Setting(model, TARGET), make_federation(model)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "message"),
+    [
+        ("vmap", None, 'unknown backend "vmap"; allowed: auto, loop, stacked, workers'),
+        ("stacked", 2, "--workers 2 is for the backends workers and auto; stacked is one"),
+        ("auto", 0, "--workers 0: give 1 or more"),
+    ],
+)
+def test_backends_that_do_not_exist(name: str, count: int | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        backend_of(name, count)

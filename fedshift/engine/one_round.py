@@ -168,16 +168,17 @@ def settle(
     return Round(opened.t, after, {}, left.ids, left.weights, trained, loss, told)
 
 
-def count_skips(played: Round, before: Round, gate: Gate) -> Round:
-    """The round, with how many in a row were skipped. Raises TrainingError where it is too many."""
+def count_skips(played: Round, before: Round, gate: Gate, rounds: int | None = None) -> Round:
+    """The round, with how many in a row were skipped.
+
+    Raises TrainingError where it is as many as the gate allows, or all `rounds` of a run.
+    """
     if not played.skipped:
         return played
     skips = before.skips + 1
-    if skips >= gate.max_skips:
-        raise TrainingError(
-            f"{skips} rounds in a row were skipped, the last one, round {played.t}, since: "
-            f"{played.skipped}"
-        )
+    if skips >= gate.max_skips or skips == rounds:
+        told = f"{skips} rounds in a row were" if skips > 1 else "the only round was"
+        raise TrainingError(f"{told} skipped; the last one: {played.skipped}")
     return played._replace(skips=skips)
 
 

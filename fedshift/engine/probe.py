@@ -61,7 +61,7 @@ def probe(
     than `loop`, puts it out; `loop` is always among them.
     """
     update, jobs = _first_round(algorithm, federation, cohort)
-    _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call of a process is slow
+    _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
     unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
     some = jobs[: max(4, int(BUDGET / max(unit, 1e-6)))]
     right = _timed(loop, update, [shortened(job, 1) for job in some])[1]
@@ -98,6 +98,7 @@ def _reckoned(
     """Seconds that these jobs take with all their steps."""
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
     short = [shortened(job, 1) for job in jobs]
+    _timed(backend, update, short[:1])  # the first call loads what torch.func needs
     first, replies = _timed(backend, update, short)
     if (gap := _apart(replies, right)) > SAME:
         raise InputError(f"its results are {gap:.1g} of a step away from the loop's")

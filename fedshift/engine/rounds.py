@@ -172,5 +172,5 @@ def run(
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         before = current
         current = play_round(algorithm, federation, before.server, before.states, ids, t, backend)
-        current = count_skips(current, before, federation.gate)
+        current = count_skips(current, before, federation.gate, rounds)
         yield current
