@@ -44,7 +44,7 @@ def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -
                 break
             time.sleep(0.05)
         job.send_signal(number)
-        err = job.communicate(timeout=30)[1].decode()
+        err = job.communicate(timeout=120)[1].decode()
     assert job.returncode == code
     assert err.splitlines()[-1] == f"interrupted; `fedshift run --resume {place}` goes on from here"
     assert "Traceback" not in err

@@ -184,7 +184,7 @@ def test_one_different_entry_is_enough_not_to_skip(setting: Setting, federated: 
     first = next(iter(mine))
     mine[first].view(-1)[0] += 1.0
     mine[first].view(-1)[1] -= 1.0
-    changed = algorithm.client_update(job.message, job.state | {"personal": mine}, *job[3:])[1]
+    changed = algorithm.client_update(job.message, job.state | {"personal": mine}, *job[3:5])[1]
     assert bool(changed["history"]["mixed"])
     assert "history" not in algorithm.client_update(*job[1:5])[1]
 
@@ -209,7 +209,7 @@ def test_w_of_zero_keeps_the_local_top(setting: Setting, mlp: Model) -> None:
             "personal": mine,
             "mixing": {k: torch.full_like(v, w) for k, v in job.state["mixing"].items()},
         }
-        kept = algorithm.client_update(job.message | {"params": theirs}, state, *job[3:])[1]
+        kept = algorithm.client_update(job.message | {"params": theirs}, state, *job[3:5])[1]
         start = kept["personal"]
         for name, v in start.items():
             whose = expected if name.startswith("head.") else theirs
@@ -236,7 +236,7 @@ def epochs_taken(model: Model, mix: Mix, once: bool) -> int:
     mine, theirs = models(model)
     done = {"history": {"mixed": torch.tensor(once)}}
     state, message = job.state | {"personal": mine} | done, job.message | {"params": theirs}
-    algorithm.client_update(message, state, *job[3:])
+    algorithm.client_update(message, state, *job[3:5])
     training = 5
     assert sum(counted.calls[:-training]) % 32 == 0
     return sum(counted.calls[:-training]) // 32
@@ -342,7 +342,7 @@ def test_only_the_change_of_the_model_leaves(setting: Setting, federated: Any) -
     job = one_job(algorithm, double(federated()))
     mine, theirs = models(setting.model)
     update, kept = algorithm.client_update(
-        job.message | {"params": theirs}, job.state | {"personal": mine}, *job[3:]
+        job.message | {"params": theirs}, job.state | {"personal": mine}, *job[3:5]
     )
     assert set(update) == {"delta", "buffers", "counters", "report"}
     moved = {k: kept["personal"][k] - theirs[k] for k in theirs}
@@ -359,7 +359,7 @@ def test_buffers_are_the_received_ones(normed: Model) -> None:
     counts = []
     for mix in (Mix(), None):
         algorithm = FedAla(normed, mix, local=local)
-        kept = algorithm.client_update(job.message, state, *job[3:])[1]
+        kept = algorithm.client_update(job.message, state, *job[3:5])[1]
         counts.append(int(kept["personal_buffers"]["body.1.num_batches_tracked"]))
     assert counts == [6, 6]
     assert whole(federation.clients[3]).size == 40

@@ -164,6 +164,8 @@ def test_outputs(make: Callable[[int | None], Routed], shape: tuple[int, int], w
     x = images(2, shape[0], shape[1])
     model = build(lambda: make(5), seed=0)
     out = model(*model.init(), x)
+    trunk = out.pop("trunk")  # what the class projection starts from
+    assert len(trunk) == 2
     assert {k: tuple(v.shape) for k, v in out.items()} == {
         "features": (2, width),
         "logits": (2, 10),
@@ -171,7 +173,7 @@ def test_outputs(make: Callable[[int | None], Routed], shape: tuple[int, int], w
         "client_logits": (2, 5),
     }
     plain = build(lambda: make(None), seed=0)
-    assert set(plain(*plain.init(), x)) == {"features", "logits"}
+    assert set(plain(*plain.init(), x)) == {"features", "logits", "trunk"}
     trained, after = model.train(*model.init(), x)
     assert not after
     assert torch.equal(trained["logits"], out["logits"])

@@ -211,8 +211,8 @@ def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     assert len(pids) == 2
     assert all(map(running, pids))
     main.send_signal(how)
-    main.wait(20)
-    deadline = time.monotonic() + 20
+    main.wait(90)
+    deadline = time.monotonic() + 60
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(running, pids))
