@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -34,6 +35,11 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         z = self.body(x)
         return {"features": z, "logits": self.head(z)}
+
+
+def hears_ctrl_c() -> None:
+    """For a new process: Ctrl-C as on a terminal, also where the tests run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def make_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES) -> tuple[ClientData, ...]:
@@ -74,6 +80,14 @@ def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Jo
     cohort = {"id": everyone, "weight": stage.weigh(server, everyone)}
     message = stage.broadcast(server | {"cohort": cohort}, client)
     return Job(client, message, state, data, plans)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A run sets torch's threads for the whole process; the next test starts with one again."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

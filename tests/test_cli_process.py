@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from broken_inputs import COUNTS, GOOD, TARGET
+from conftest import hears_ctrl_c
 from rich.console import Console
 
 from fedshift.cli.console import LiveProgress, PlainProgress, show_table
@@ -38,7 +39,9 @@ def ran(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
 def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -> None:
     """What it does to a run: tests/test_resume.py."""
     args, place = ["demo", "--out", "o", *LONG], Path("o/fedavg")
-    with subprocess.Popen([SCRIPT, *args], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE) as job:
+    with subprocess.Popen(
+        [SCRIPT, *args], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c
+    ) as job:
         for _ in range(600):
             if (tmp_path / place / "events.jsonl").exists():
                 break

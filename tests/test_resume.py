@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from broken_inputs import GOOD
+from conftest import hears_ctrl_c
 
 from fedshift.cli.running import Asked, run_asked
 from fedshift.engine.traffic import Traffic
@@ -150,7 +151,9 @@ def start_run(folder: Path, *options: str, wait_for: str = CHECKPOINTS) -> subpr
     """`fedshift run` with a checkpoint a round, seen to have begun."""
     (folder / "f.toml").write_text(GOOD)
     args = ["run", "f.toml", "--out", "o", "--checkpoint-every", "1", *options]
-    job = subprocess.Popen([SCRIPT, *args], cwd=folder, env=ENV, stderr=subprocess.PIPE)
+    job = subprocess.Popen(
+        [SCRIPT, *args], cwd=folder, env=ENV, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c
+    )
     for _ in range(1200):
         if (folder / "o" / wait_for).exists() or job.poll() is not None:
             break

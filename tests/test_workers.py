@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import apart
-from conftest import CLASSES, FEATURES, Setting, make_federation
+from conftest import CLASSES, FEATURES, Setting, hears_ctrl_c, make_federation
 from every_method import MAKE, ROUNDS, Make
 from routing import routed_model
 
@@ -205,6 +205,7 @@ def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     main = subprocess.Popen(
         [sys.executable, "-c", script, str(Path(__file__).parent)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=hears_ctrl_c,
     )  # fmt: skip
     assert main.stdout is not None
     pids = [int(pid) for pid in main.stdout.readline().split()]
