@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from fedshift.cli import console
 from fedshift.errors import InputError
@@ -34,41 +33,21 @@ def server(
 ) -> None:
     """Serve, then print what `fedshift run` prints."""
     check_flower()
-    from fedshift.cli.results import draw
+    from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
-    from fedshift.experiments.folder import check_unused, summary_of
+    from fedshift.experiments.folder import CONFIG, check_unused
+    from fedshift.experiments.load import load_config
 
     place = folder / "run" if out is None else out
     check_unused(place)
     with console.progress() as listen:
         serve(folder, place, host=host, port=port, timeout=timeout, listen=listen)
     page = draw([place], None)
-    whole = summary_of(place)
     if as_json:
-        console.show_json(whole | {"folder": str(place), "report": str(page)})
-        return
-    console.show_table(
-        whole["name"],
-        ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist."),
-        [_row(whole)],
-    )
-    for sentence in whole["why"]:
-        console.say(f"Why: {sentence}", indent=5)
-    print(f"Run folder: {place}")
-    print(f"Report: {page}")
-
-
-def _row(whole: dict[str, Any]) -> list[str]:
-    final, percent = whole["final"], console.percent
-    return [
-        whole["method"],
-        percent(final["target_accuracy"]),
-        f"{percent(final['estimated_accuracy'])} ± {percent(final['estimated_se'])}",
-        f"{whole['ess']:.0f}",
-        percent(whole["ess_fraction"], 0),
-        f"{whole['distance']:.3f}",
-        f"{whole['hull_distance']:.3f}",
-    ]
+        console.show_json(run_json(place, page))
+    else:
+        cohort = load_config(place / CONFIG).training.cohort is not None
+        show_run(place, page, cohort=cohort)
 
 
 def client(place: Path, address: str) -> None:

@@ -10,6 +10,7 @@ from fedshift.cli.console import percent, say, show_table
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Experiment
 from fedshift.experiments.folder import summary_of
+from fedshift.experiments.selection import Choice
 from fedshift.files import check_page, clean, write
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
@@ -37,14 +38,14 @@ def figure_files(folders: Sequence[Path], out: Path) -> tuple[Path, ...]:
     return save_figures([read_run(folder) for folder in folders], out)
 
 
-def comparison(done: Done) -> list[dict[str, Any]]:
+def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
     rows = []
-    for folder, experiment in done:
+    for folder in folders:
         whole = summary_of(folder)
         rows.append(
             {
-                "method": experiment.config.method.name,
+                "method": whole["method"],
                 "target_accuracy": whole["final"]["target_accuracy"],
                 "estimated_accuracy": whole["final"]["estimated_accuracy"],
                 "estimated_se": whole["final"]["estimated_se"],
@@ -58,8 +59,8 @@ def comparison(done: Done) -> list[dict[str, Any]]:
     return rows
 
 
-def show_comparison(title: str, done: Done) -> None:
-    """The table of `comparison`."""
+def show_comparison(title: str, folders: Sequence[Path], *, cohorts: bool) -> None:
+    """The table of `comparison`; `cohorts` says that some run draws its clients each round."""
     header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
@@ -71,7 +72,7 @@ def show_comparison(title: str, done: Done) -> None:
             f"{r['distance']:.3f}",
             f"{r['hull_distance']:.3f}",
         )
-        for r in comparison(done)
+        for r in comparison(folders)
     ]
     show_table(title, header, rows)
     say(
@@ -80,7 +81,7 @@ def show_comparison(title: str, done: Done) -> None:
         "validation counts, without target examples, ± one standard error.",
         indent=0,
     )
-    if any(experiment.config.training.cohort for _, experiment in done):
+    if cohorts:
         say(
             "ESS and gap are those of the weights over all clients; a round draws a cohort and "
             "weighs it anew, and metrics.csv has the ESS of each.",
@@ -88,9 +89,8 @@ def show_comparison(title: str, done: Done) -> None:
         )
 
 
-def show_choice(experiment: Experiment) -> None:
+def show_choice(choice: Choice | None) -> None:
     """The candidates of `ess = "auto"` and what each selector picks."""
-    choice = experiment.choice
     if choice is None:
         return
     picked: dict[str, list[str]] = {}
@@ -121,9 +121,10 @@ def show_demo(done: Done, page_path: Path) -> None:
     print(
         f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images"
     )
-    show_comparison("Accuracy where the model will be used", done)
+    folders, cohorts = [f for f, _ in done], any(e.config.training.cohort for _, e in done)
+    show_comparison("Accuracy where the model will be used", folders, cohorts=cohorts)
     folder, pals = next(d for d in done if d[1].config.method.name not in ("fedavg", "oracle"))
-    show_choice(pals)
+    show_choice(pals.choice)
     for sentence in summary_of(folder)["why"]:
         say(f"Why: {sentence}", indent=5)
     print(f"Report: {page_path}")
@@ -140,15 +141,17 @@ def show_served(title: str, last: dict[str, Any]) -> None:
     show_table(title, header, rows)
 
 
-def show_run(folder: Path, experiment: Experiment, page_path: Path) -> None:
+def show_run(
+    folder: Path, page_path: Path, *, cohort: bool = False, choice: Choice | None = None
+) -> None:
     """One run's table, its choice if it made one, why, and where its files are."""
-    last = summary_of(folder)["last"]
-    if last is None:
-        show_comparison(experiment.config.name, [(folder, experiment)])
+    whole = summary_of(folder)
+    if whole["last"] is None:
+        show_comparison(whole["name"], [folder], cohorts=cohort)
     else:
-        show_served(f"{experiment.config.name}: {experiment.config.method.name}", last)
-    show_choice(experiment)
-    for sentence in summary_of(folder)["why"]:
+        show_served(f"{whole['name']}: {whole['method']}", whole["last"])
+    show_choice(choice)
+    for sentence in whole["why"]:
         say(f"Why: {sentence}", indent=5)
     print(f"Run folder: {folder}")
     print(f"Report: {page_path}")
@@ -158,11 +161,15 @@ def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
     """The demo as one JSON object."""
     names = ("fedavg", "oracle")
     whole = next(summary_of(folder) for folder, e in done if e.config.method.name not in names)
-    rows = {"runs": comparison(done), "selection": whole["selection"], "why": whole["why"]}
+    rows = {
+        "runs": comparison([f for f, _ in done]),
+        "selection": whole["selection"],
+        "why": whole["why"],
+    }
     result: dict[str, Any] = clean(rows | {"report": str(page_path)})
     return result
 
 
-def run_json(folder: Path, experiment: Experiment, page_path: Path) -> dict[str, Any]:
+def run_json(folder: Path, page_path: Path) -> dict[str, Any]:
     """A run's summary with its folder and page."""
     return summary_of(folder) | {"folder": str(folder), "report": str(page_path)}

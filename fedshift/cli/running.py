@@ -61,9 +61,10 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
             experiment = record(folder, config, prepared, listen, engine)
     page = draw([folder], None)
     if as_json:
-        console.show_json(run_json(folder, experiment, page))
+        console.show_json(run_json(folder, page))
     else:
-        show_run(folder, experiment, page)
+        cohort = config.training.cohort is not None
+        show_run(folder, page, cohort=cohort, choice=experiment.choice)
 
 
 def _configured(asked: Asked) -> Config:

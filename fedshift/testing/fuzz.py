@@ -183,7 +183,7 @@ def _mutated(update: Parts, source: np.random.Generator) -> Parts:
 def _numbers(v: Tensor, source: np.random.Generator) -> Tensor:
     if not v.numel():
         return v
-    v, number = v.clone(), _of(source, ODD)
+    v, number = v.contiguous().clone(), _of(source, ODD)
     if not v.is_floating_point():
         number = float(np.clip(np.nan_to_num(number), -(2.0**30), 2.0**30))
     # By way of float64: a tensor of float32 takes no number that it cannot hold.
@@ -195,7 +195,7 @@ def _bits(v: Tensor, source: np.random.Generator) -> Tensor:
     """One bit flipped."""
     if not v.numel() or v.dtype == torch.bool:
         return v
-    v = v.clone()
+    v = v.contiguous().clone()
     seen = v.view(-1).view(torch.uint8)
     seen[int(source.integers(seen.numel()))] ^= 1 << int(source.integers(8))
     return v
