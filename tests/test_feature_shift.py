@@ -246,7 +246,7 @@ def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_measures_are_those_of_the_shifts_module() -> None:
     prepared = ready(noise=0.5, clients=8)
-    counts = prepared.task.table()["labels"].numpy()
+    counts = np.random.default_rng(0).integers(1, 30, (8, 10)).astype(np.float64)
     found = measured_shift(prepared.task, counts, 3)
     assert found["clients"] == [0, 1, 3, 4, 6, 7]
     drawn = [prepared.task.clients[i].x.numpy() for i in found["clients"]]
@@ -254,6 +254,7 @@ def test_measures_are_those_of_the_shifts_module() -> None:
     js = label_distances(counts).js
     assert np.array_equal(found["js"], js[np.ix_(found["clients"], found["clients"])])
     assert found["mean_all"]["js"] == pytest.approx(js[np.tril_indices(8, -1)].mean())
+    assert found["mean_all"]["js"] != pytest.approx(js.mean())
     assert found["mean"]["domain_auc"] > 0.8
 
 
@@ -270,6 +271,8 @@ def test_clients_too_small_for_a_classifier_are_left_out() -> None:
 def test_weights_that_are_not_there_are_not_told() -> None:
     assert importance({"params": {}}) is None
     assert sentence(None) == []
+    rounded = {"n": torch.tensor([5.0]), "ess": torch.tensor([5.001])}
+    assert importance({"importance": rounded})["share"] == [1.0]  # type: ignore[index]
     n, ess = torch.tensor([10.0, 20.0, 5.0]), torch.tensor([5.0, 0.0, 5.0])
     found = importance({"importance": {"n": n, "ess": ess}})
     assert found == {"ess": [5.0, None, 5.0], "share": [0.5, None, 1.0]}

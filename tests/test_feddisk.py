@@ -1,8 +1,7 @@
-"""FedDisk: importance weights within their bounds, and the inner method untouched but for them."""
+"""FedDisk: densities first, then the inner method untouched but for the weights of examples."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,33 +9,21 @@ from typing import Any
 import pytest
 import torch
 from by_hand import apart, final
-from conftest import CLASSES, FEATURES, SIZES, TARGET, double, make_clients, make_federation
-from torch import Tensor
+from conftest import FEATURES, SIZES, double, make_clients
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.feddisk import FedDisk
-from fedshift.algorithms.preparing import WeighExamples
-from fedshift.client.importance import (
-    Classified,
-    Direct,
-    NegativeLogDensity,
-    PairEntropy,
-    bounded,
-    effective_size,
-    scored,
-)
-from fedshift.client.local import Local, plan_all
-from fedshift.client.objectives import View
-from fedshift.data import Batch, ClientData, client_data
+from fedshift.client.importance import Classified, Direct, NegativeLogDensity
+from fedshift.client.local import plan_all
+from fedshift.data import ClientData, client_data
 from fedshift.engine.rounds import Federation, Round, run, start
 from fedshift.errors import InputError, TrainingError
-from fedshift.model import Model, build
-from fedshift.models.made import Discriminator, Made
+from fedshift.model import Model
+from fedshift.models.made import Made
 from fedshift.recipes import Setting
-from fedshift.seeds import generator
-from fedshift.tree import Parts, stack
+from fedshift.tree import Parts, add, stack
 
 
 @pytest.fixture
@@ -59,148 +46,6 @@ def weighed(algorithm: FedDisk, federation: Federation, cohort: int | None = Non
     return final(algorithm, federation, algorithm.before, cohort=cohort)
 
 
-# ------------------------------------------------------------------ bounds and sizes
-
-
-def drawn(n: int = 40, spread: float = 3.0, seed: int = 0) -> Tensor:
-    return spread * torch.randn(n, generator=generator(seed, "logs"), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("spread", [1e-3, 1.0, 5.0, 400.0])
-@pytest.mark.parametrize("low", [0.01, 0.3, 0.9])
-def test_weights_keep_to_both_bounds_and_have_mean_one(spread: float, low: float) -> None:
-    logs = drawn(spread=spread)
-    held, least = torch.ones(40).bool(), torch.tensor(low, dtype=torch.float64)
-    a = bounded(logs, held, least, 4.0)
-    assert float(a.mean()) == pytest.approx(1.0, abs=1e-12)
-    assert low - 1e-12 <= float(a.min()) <= float(a.max()) <= 4.0 + 1e-12
-    # Between the bounds they are the ratios, up to one factor.
-    free = (a > low + 1e-9) & (a < 4.0 - 1e-9)
-    factor = a[free].log() - logs[free]
-    assert free.any()
-    assert float(factor.max() - factor.min()) < 1e-9
-    order = logs.argsort()
-    assert (a[order].diff() >= 0).all()
-    shifted = bounded(logs + 123.0, held, least, 4.0)
-    assert float((a - shifted).abs().max()) < 1e-9
-
-
-def test_wide_bounds_give_the_plain_ratio() -> None:
-    """The control: the same logs within tight bounds are something else."""
-    logs = drawn(spread=1.0)
-    held = torch.ones(40).bool()
-    plain = logs.exp() / logs.exp().mean()
-    wide = bounded(logs, held, torch.tensor(1e-6), 1e6)
-    assert float((wide - plain).abs().max()) < 1e-12
-    assert float((bounded(logs, held, torch.tensor(0.2), 2.0) - plain).abs().max()) > 0.1
-
-
-def test_equal_ratios_and_one_client_give_exactly_one() -> None:
-    held = torch.ones(7).bool()
-    for value in (0.0, -611.3, 0.1):
-        a = bounded(torch.full((7,), value), held, torch.tensor(0.3), 10.0)
-        assert a.tolist() == [1.0] * 7
-    alone = bounded(drawn(7), held, torch.tensor(1.0), 10.0)
-    assert alone.tolist() == [1.0] * 7
-    assert bounded(drawn(7), held, torch.tensor(0.999), 10.0).tolist() != [1.0] * 7
-
-
-def test_padding_has_no_weight_and_no_say() -> None:
-    logs, held = drawn(12), torch.arange(12) < 9
-    a = bounded(logs, held, torch.tensor(0.1), 5.0)
-    alone = bounded(logs[:9], held[:9], torch.tensor(0.1), 5.0)
-    assert torch.equal(a[:9], alone)
-    assert not a[9:].any()
-
-
-def test_effective_sizes() -> None:
-    assert float(effective_size(torch.full((6,), 0.3))) == pytest.approx(6.0)
-    assert float(effective_size(torch.tensor([1.0, 0.0, 0.0]))) == 1.0
-    # One of weight 10 among 90 of weight 0.1, times any factor: (10 + 9)^2 / (100 + 0.9).
-    w = torch.cat([torch.tensor([10.0]), torch.full((90,), 0.1)])
-    assert float(effective_size(3 * w)) == pytest.approx(361 / 100.9)
-
-
-# ------------------------------------------------------------------ terms and ratios
-
-
-def view(out: dict[str, Tensor], w: Tensor) -> View:
-    y = torch.zeros(len(w)).long()
-    batch = Batch(torch.zeros(len(w), 1), y, w, y, torch.tensor(float(len(w))))
-    return View(Model(torch.nn.Identity()), {}, out, batch, {})
-
-
-def test_losses_are_their_equations() -> None:
-    w, q = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([-3.0, -1.0, -50.0])
-    assert float(NegativeLogDensity()(view({"log_density": q}, w))) == pytest.approx(5.0 / 3)
-    z = torch.tensor([[0.5, -1.0], [2.0, 0.3], [9.0, 9.0]])
-    h = z.sigmoid()
-    expected = (w * -(h[:, 0].log() + (1 - h[:, 1]).log()) / 2).sum() / 3
-    assert float(PairEntropy()(view({"logits": z}, w))) == pytest.approx(float(expected), rel=1e-5)
-
-
-def densities() -> tuple[Model, dict[str, Tensor], dict[str, Tensor]]:
-    model = build(lambda: Made((FEATURES,), (12,), seed=1, low=-3.0, high=3.0), 1)
-    p, _ = model.init()
-    source = generator(0, "own")
-    q = {k: v + 0.3 * torch.randn(v.shape, generator=source) for k, v in p.items()}
-    return model, p, q
-
-
-def test_the_direct_ratio_is_the_difference_of_logs() -> None:
-    model, p, q = densities()
-    data = make_clients()[3]
-    for temper in (1.0, 0.25):
-        got, loss = Direct(temper)(model, p, q, data, {})
-        logs = [model(params, {}, data.x)["log_density"] for params in (p, q)]
-        assert torch.allclose(got, temper * (logs[0] - logs[1]).double(), atol=1e-5)
-        assert float(loss) == pytest.approx(-float(logs[1].mean()), rel=1e-5)
-
-
-def classified(epochs: int) -> Classified:
-    net = build(lambda: Discriminator(FEATURES, 20), 0)
-    return Classified(net, Local(lr=0.05, epochs=epochs, batch=20, optimizer="adam"))
-
-
-def ratio_of(
-    estimate: Classified, model: Model, p: Any, q: Any, data: ClientData
-) -> tuple[Tensor, Tensor]:
-    plans = plan_all(estimate.phases(), data, 1, 0, int(data.id))
-    return estimate(model, p, q, data, plans)
-
-
-def test_the_classifier_starts_at_one_and_learns_to_tell() -> None:
-    model, p, q = densities()
-    data = make_clients(sizes=(80,))[0]
-    estimate = classified(6)
-    ratio, loss = ratio_of(estimate, model, p, q, data)
-    same, level = ratio_of(estimate, model, p, p, data)
-    assert float(loss) < 0.6 < math.log(2)
-    assert float(ratio.mean()) < -0.5  # what only q's network says is taken for q's
-    assert float(same.abs().max()) < 0.05  # sampling error of nothing but rounding
-    assert float(level) == pytest.approx(math.log(2), abs=1e-3)
-    tempered, _ = ratio_of(replace(estimate, temper=0.5), model, p, q, data)
-    assert torch.equal(tempered, 0.5 * ratio)
-
-
-def test_no_row_is_scored_by_the_network_that_saw_it() -> None:
-    """Changing one even row moves the scores of odd rows, and of even rows its own alone."""
-    model, p, q = densities()
-    data = make_clients(sizes=(40,))[0]
-    other = data._replace(x=data.x.index_fill(0, torch.tensor([6]), 2.5))
-    estimate = classified(2)
-    one, two = (ratio_of(estimate, model, p, q, d)[0] for d in (data, other))
-    moved = (one != two).nonzero().flatten()
-    assert set(moved[moved % 2 == 0].tolist()) <= {6}
-    assert (moved % 2 == 1).sum() > 15
-
-
-def test_blocks_do_not_change_scores() -> None:
-    model, p, _ = densities()
-    x = torch.randn(600, FEATURES)
-    assert torch.allclose(scored(model, p, x)["log_density"], model(p, {}, x)["log_density"])
-
-
 # ------------------------------------------------------------------ laws of the method
 
 
@@ -213,6 +58,7 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
     alone = replace(federation, params=first)
     got = final(algorithm, federation, 2)
     server = start(plain, alone)
+    own = [first] * len(SIZES)
     assert apart(got.server["params"], federation.params) == 0
     for t in (1, 2):
         updates = []
@@ -222,6 +68,8 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
             message = plain.broadcast(server.server, i)
             state = plain.init_client(first, {}, data)
             updates.append(plain.client_update(message, state, data, renamed)[0])
+            by_itself = plain.client_update(message | {"params": own[i]}, state, data, renamed)[0]
+            own[i] = add(own[i], by_itself["delta"])
         stacked = stack(updates)
         weights = plain.weigh(server.server, torch.arange(len(SIZES)))
         stacked["cohort"] = {"id": torch.arange(len(SIZES)), "weight": weights}
@@ -230,7 +78,7 @@ def test_density_rounds_are_fedavg_of_the_density(inputs: Setting, federated: An
         ))  # fmt: skip
     assert apart(got.server["density"], server.server["params"]) == 0
     assert apart(got.server["density"], first) > 1e-3
-    own = [got.states[i]["density"] for i in range(len(SIZES))]
+    assert all(apart(got.states[i]["density"], q) == 0 for i, q in enumerate(own))
     assert all(apart(a, got.server["density"]) > 1e-4 for a in own)
     assert apart(own[0], own[1]) > 1e-4
 
@@ -312,6 +160,8 @@ def test_weights_of_different_clients_keep_to_their_bounds(inputs: Setting, fede
         a = played.states[i]["importance"]["a"]
         assert float(a.mean()) == pytest.approx(1.0, abs=1e-12)
         assert n / sum(SIZES) - 1e-12 <= float(a.min()) < 1 < float(a.max()) <= 3.0 + 1e-12
+        told = algorithm.at(algorithm.before).broadcast(played.server, i)["share"]["least"]
+        assert float(told) == n / sum(SIZES)
         ess = float(played.server["importance"]["ess"][i])
         assert ess == pytest.approx(float(a.sum() ** 2 / (a**2).sum()))
     assert apart(played.server["params"], federated().params) == 0
@@ -401,7 +251,7 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
         state = played.states.get(1, algorithm.init_client(federation.params, {}, data))
         plans = plan_all(stage.phases(), data, t, 0, 1)
         update, changed = stage.client_update(message, state, data, plans)
-        assert update.keys() <= told.keys()
+        assert update.keys() <= stage.reveals().keys()
         assert changed.keys() <= state.keys()
         seen.append(({k for k, v in update.items() if v}, set(update["report"])))
     assert seen == [
@@ -429,19 +279,6 @@ def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None
     assert weighed(replace(algorithm, least_ess=0.0), federated()).t == 3
 
 
-def test_the_check_is_the_share_of_the_clients_own_examples() -> None:
-    weigh = WeighExamples(densities()[0], Direct(), 10.0, 0.5)
-    server = {"importance": {"n": torch.tensor([10.0, 30.0]), "ess": torch.zeros(2)}}
-
-    def fold(ess: float) -> Parts:
-        cohort = {"id": torch.tensor([1]), "weight": torch.ones(1)}
-        return weigh.fold(server, {"cohort": cohort, "report": {"ess": torch.tensor([ess])}})
-
-    assert fold(15.0)["importance"]["ess"].tolist() == [0.0, 15.0]
-    with pytest.raises(TrainingError, match=r"client 1: .* 30 examples are worth 14.9 \(50 %\)"):
-        fold(14.9)
-
-
 def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> None:
     for options, message in (
         ({"density_rounds": 0}, "FedDisk needs 1 or more rounds, got 0"),
@@ -460,6 +297,19 @@ def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> No
                 direct(setting, **options)
     with pytest.raises(InputError, match="the density has buffers; masks and the like"):
         replace(direct(inputs), density=normed)
+
+
+def test_options_reach_the_method(inputs: Setting) -> None:
+    given = recipes.feddisk(inputs, density_epochs=3, ratio_epochs=7, mu=0.5, tau=0.2, most=4.0)
+    assert (given.local.epochs, given.most) == (3, 4.0)
+    assert isinstance(given.ratio, Classified)
+    assert given.ratio.local.epochs == 7
+    assert given.inner == recipes.moon(inputs, mu=0.5, tau=0.2)
+    default = recipes.feddisk(inputs)
+    assert (default.rounds, default.weighing, default.most) == (20, 1, 10.0)
+    assert default.least_ess == 0.15
+    assert (default.local.epochs, default.local.lr, default.local.batch) == (1, 1e-3, 100)
+    assert default.inner == recipes.fedavg(inputs)
 
 
 def test_tempers_by_default(inputs: Setting) -> None:
@@ -481,27 +331,6 @@ def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> Non
     a, b, c = (direct(replace(inputs, seed=k)).network().init()[0] for k in (0, 0, 1))
     assert apart(a, b) == 0
     assert apart(a, c) > 1e-3
-
-
-# ------------------------------------------------------------------ MOON with a projection head
-
-
-def test_moon_compares_the_projection(setting: Setting) -> None:
-    """With a head the term is that of z, without one that of the features: other rounds."""
-    from fedshift.models.dense import Mlp
-    from fedshift.models.projected import projected_mlp
-
-    makers = {
-        "with": lambda: projected_mlp((FEATURES,), (10,), CLASSES, out=6),
-        "without": lambda: Mlp((FEATURES,), (10,), CLASSES),
-    }
-    for name, make in makers.items():
-        model = build(make, seed=1)
-        s = Setting(model, TARGET, setting.local)
-        federation = make_federation(model)
-        plain, moon = recipes.fedavg(s), recipes.moon(s, mu=1.0)
-        for rounds, equal in ((1, True), (2, False)):
-            a, b = (final(m, federation, rounds).server["params"] for m in (plain, moon))
-            assert (apart(a, b) == 0) == equal, name
-        moved = final(moon, federation, 2).server["params"]
-        assert all(apart({k: v}, {k: federation.params[k]}) > 0 for k, v in moved.items())
+    nets = [direct(replace(inputs, seed=k), ordering="random").network().net for k in (0, 0, 1)]
+    orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, Made)]
+    assert orders[0] == orders[1] != orders[2]  # and so do the masks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,14 +13,15 @@ from conftest import CLASSES, FEATURES, TARGET, double, make_clients, make_feder
 from torch import nn
 
 from fedshift import recipes
+from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.finetune import FineTune
-from fedshift.algorithms.labelsets import LabelSets
+from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.data import client_data
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.rounds import Round, run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting
@@ -28,7 +29,7 @@ from fedshift.server.combine import Mean
 from fedshift.server.confree import ConFree
 from fedshift.server.rows import row_mean
 from fedshift.server.weights import Uniform
-from fedshift.tree import Parts, add
+from fedshift.tree import Parts, add, flatten
 
 HEAD = ("head.weight", "head.bias")
 WHOLE = Local(lr=0.3, epochs=1, batch=200)
@@ -129,6 +130,73 @@ def test_clients_serve_their_own_labels(name: str, setting: Setting, federated: 
     assert float(served[:, ~held].min()) > 0
 
 
+MAKERS: dict[str, Any] = {
+    "fedprox": lambda s, slots: recipes.labelset_fedprox(s, mu=0.5, slots=slots),
+    "scaffold": lambda s, slots: recipes.labelset_scaffold(s, slots=slots),
+    "ditto": lambda s, slots: recipes.labelset_ditto(s, slots=slots),
+    "moon": lambda s, slots: LabelSets(recipes.moon(s), slots=slots),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any) -> None:
+    """What the server has and clients keep, in two rounds of cohorts."""
+    federation = double(federated())
+    one, two = (final(MAKERS[name](setting, k), federation, 2, cohort=4) for k in (3, 5))
+    other = final(recipes.labelset_fedavg(setting), federation, 2, cohort=4)
+    assert apart(one.server["params"], two.server["params"]) < 1e-14
+    for i, state in one.states.items():
+        again = flatten(two.states[i])
+        assert all(float((v - again[k]).abs().max()) < 1e-13 for k, v in flatten(state).items())
+    if name != "ditto":
+        assert apart(one.server["params"], other.server["params"]) > 1e-4
+
+
+def test_a_term_with_a_memory_is_the_inner_one_for_full_sets(setting: Setting) -> None:
+    clients = tuple(c._replace(y=torch.arange(len(c.y)) % CLASSES) for c in make_clients())
+    federation, moon = make_federation(setting.model, clients), recipes.moon(setting)
+    assert same(LabelSets(moon), moon, federation) == 0
+    assert same(LabelSets(moon), recipes.fedavg(setting), federation) > 1e-4
+
+
+@dataclass(frozen=True)
+class First:
+    """All weight on the cohort's first client."""
+
+    needs = ("n",)
+
+    def __call__(self, table: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.eye(len(table["n"]), dtype=torch.float64)[0]
+
+
+@pytest.mark.parametrize("mode", ["private", "holders", "public"])
+def test_who_has_no_weight_holds_nothing(mode: Any, mlp: Model) -> None:
+    """Its labels count as absent, round after round; none is before the first."""
+    inner = FedAvg(mlp, local=Local(batch=8), combine=Mean(First()))
+    algorithm = LabelSets(Ditto(inner), mode)  # which trains everybody all the same
+    federation = make_federation(mlp)
+    assert not start(algorithm, federation).server["absent"]["now"].any()
+    done = final(algorithm, federation, 3).server
+    absent = federation.table["labels"][0] == 0
+    assert absent.any()
+    assert torch.equal(done["absent"]["now"], absent)
+    assert torch.equal(done["absent"]["rounds"], 3 * absent)
+    for k in HEAD:
+        assert torch.equal(done["params"][k][absent], federation.params[k][absent]) == (
+            mode != "public"
+        )
+
+
+def test_the_seed_is_that_of_the_slots(setting: Setting, federated: Any) -> None:
+    plain, federation = recipes.fedavg(setting), federated()
+    one, two, three = (
+        start(LabelSets(plain, slots=5, seed=k), federation).server["sets"]["slot"]
+        for k in (0, 0, 1)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, three)
+
+
 def test_one_label_alone(setting: Setting, federated: Any) -> None:
     """A client of one label is always right: it sends a change of exactly 0."""
     lonely = client_data(make_clients()[0].x, torch.full((9,), 4), 0)
@@ -204,5 +272,7 @@ def test_what_is_revealed_is_said(setting: Setting) -> None:
     told = recipes.labelset_scaffold(setting).reveals()
     assert "which labels it holds, once, to the server alone" in told["register"]
     assert "own labels" in told["delta"]
-    public = recipes.labelset_scaffold(setting, mode="public").reveals()
-    assert public["delta"] == recipes.scaffold(setting).reveals()["delta"]
+    modes: tuple[Mode, ...] = ("public", "holders")
+    for mode in modes:
+        whole = recipes.labelset_scaffold(setting, mode=mode).reveals()
+        assert whole["delta"] == recipes.scaffold(setting).reveals()["delta"]

@@ -104,6 +104,16 @@ def test_prox_without_pull_is_fedavg(setting: Setting, federated: Any) -> None:
     assert same(two, three, federated()) > 1e-4
 
 
+def whole_rows(delta: dict[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+    """A private client's change with the head's rows by label, zero where it has none."""
+    rows = {k: torch.zeros(CLASSES, *delta[k].shape[1:]) for k in HEAD}
+    for k in HEAD:
+        for slot, y in enumerate(labels.tolist()):
+            if y >= 0:
+                rows[k][y] = delta[k][slot]
+    return delta | rows
+
+
 @pytest.mark.parametrize("mode", ["private", "holders"])
 def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     """theta(y) + sum_{i: y in Y_i} n_i delta_i(y) / sum_{i: y in Y_i} n_i, written out.
@@ -125,15 +135,8 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
     deltas = []
     for i in range(3):
         delta = sent(algorithm, federation, i)["delta"]
-        if mode == "private":
-            rows = labels_of(algorithm, federation, i).tolist()
-            whole = {k: torch.zeros_like(federation.params[k]) for k in HEAD}
-            for k in HEAD:
-                for slot, y in enumerate(rows):
-                    if y >= 0:
-                        whole[k][y] = delta[k][slot]
-            delta = delta | whole
-        deltas.append(delta)
+        private = mode == "private"
+        deltas.append(whole_rows(delta, labels_of(algorithm, federation, i)) if private else delta)
     for k in HEAD:
         old, new = federation.params[k], got["params"][k]
         assert torch.equal(new[3], old[3] + deltas[2][k][3])
@@ -144,8 +147,8 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
             assert float((new[y] - old[y] - mean / sum(n)).abs().max()) < 1e-6
             assert float((new[y] - old[y] - deltas[1][k][y]).abs().max()) > 1e-4
     assert got["absent"]["now"].tolist() == [False] * 4 + [True]
-    body = final(replace(algorithm.inner, combine=algorithm.inner.combine), federation, 1)
     if mode == "holders":  # the same local training, so that the body is FedAvg's
+        body = final(recipes.fedavg(setting), federation, 1)
         moved = {k: v for k, v in got["params"].items() if k not in HEAD}
         assert apart(moved, body.server["params"]) == 0
 
@@ -314,11 +317,12 @@ def test_slots_say_nothing_of_the_order_of_labels() -> None:
 
 
 def test_shares_and_sums_of_rows() -> None:
-    weights = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
+    weights = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=torch.float64)
+    assert weights.sum() != 1  # rounded: a label that all hold must not be divided by it
     held = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]).bool()
     shares = holder_shares(weights, held)
     assert torch.equal(shares[:, 0], weights)
-    two = torch.tensor([5 / 7, 0, 2 / 7, 0], dtype=torch.float64)
+    two = torch.tensor([7 / 8, 0, 1 / 8, 0], dtype=torch.float64)
     assert float((shares[:, 1] - two).abs().max()) < 1e-15
     assert float(shares[:, 2].abs().max()) == 0  # held by a client of weight 0 alone
     assert torch.equal(shares[:, 3], torch.tensor([0.0, 1.0, 0.0, 0.0]).double())

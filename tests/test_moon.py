@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,9 +24,11 @@ from fedshift.client.objectives import (
     View,
 )
 from fedshift.data import client_data
-from fedshift.engine.rounds import run
+from fedshift.engine.rounds import run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
+from fedshift.models.dense import Mlp
+from fedshift.models.projected import projected_mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
 from fedshift.tree import Params
@@ -198,6 +201,24 @@ def test_features_that_are_zero_or_images_are_no_problem(mlp: Model) -> None:
     assert torch.isfinite(found.grad["w"]).all()
 
 
+def test_moon_compares_the_projection(setting: Setting) -> None:
+    """With a head the term is that of z, without one that of the features: other rounds."""
+    makers = {
+        "with": lambda: projected_mlp((FEATURES,), (10,), CLASSES, out=6),
+        "without": lambda: Mlp((FEATURES,), (10,), CLASSES),
+    }
+    for name, make in makers.items():
+        model = build(make, seed=1)
+        s = Setting(model, TARGET, setting.local)
+        federation = make_federation(model)
+        plain, moon = recipes.fedavg(s), recipes.moon(s, mu=1.0)
+        for rounds, equal in ((1, True), (2, False)):
+            a, b = (final(m, federation, rounds).server["params"] for m in (plain, moon))
+            assert (apart(a, b) == 0) == equal, name
+        moved = final(moon, federation, 2).server["params"]
+        assert all(apart({k: v}, {k: federation.params[k]}) > 0 for k, v in moved.items())
+
+
 class Plain(nn.Module):
     """A network that returns logits only."""
 
@@ -207,6 +228,15 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_uniform_averages_are_of_moon(setting: Setting, federated: Any) -> None:
+    """As the MADE/MOON report has them; nothing else differs from `moon`."""
+    uniform = recipes.moon_uniform(setting, mu=0.3, tau=0.7)
+    plain = recipes.moon(setting, mu=0.3, tau=0.7)
+    server = start(uniform, federated()).server
+    assert uniform.weigh(server, torch.arange(6)).tolist() == [1 / 6] * 6
+    assert replace(uniform, combine=plain.combine) == plain
 
 
 def test_a_model_without_features_is_refused() -> None:

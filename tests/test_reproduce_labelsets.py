@@ -45,8 +45,24 @@ def test_the_sweep_is_the_papers_conditions() -> None:
     assert config.shift.shift() == LabelSetSplit(2, samples=2000)
     assert (config.shift.target, config.shift.clients) == ("union", 10)
     assert (config.server.unlabeled, config.training.rounds) == (5000, 150)
+    t = config.training
+    assert (t.lr, t.batch, t.epochs, t.steps) == (0.1, 32, None, None)  # one epoch
+    assert (t.momentum, t.decay, t.optimizer) == (0.0, 0.0, "sgd")
+    assert config.model.name == "lenet"
     assert {c.seeds for c in found.columns} == {10}
     assert found.printed == {}  # no number of the paper is known
+
+
+def test_the_overlap_and_scaling_studies() -> None:
+    """Disjoint to full overlap at three labels each; 10 to 1,000 clients of the same examples."""
+    overlap, scaling = study("labelsets/overlap"), study("labelsets/scaling")
+    for title in ("Fashion-MNIST", "CIFAR-10"):
+        shifts = [c.settings["shift"] for c in overlap.columns if c.title == title]
+        assert [s["common_labels"] for s in shifts] == [0, 1, 2, 3]
+        assert {(s["clients"], s["labels_per_client"]) for s in shifts} == {(3, 3)}
+    shifts = [c.settings["shift"] for c in scaling.columns if c.title == "Fashion-MNIST"]
+    assert [s["clients"] for s in shifts] == [10, 30, 100, 300, 1000]
+    assert all(19_800 <= s["clients"] * s["samples"] <= 20_000 for s in shifts)
 
 
 def test_what_is_compared_with_what() -> None:

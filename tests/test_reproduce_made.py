@@ -54,6 +54,9 @@ def test_the_protocol_of_table_1() -> None:
     assert disk.shift == fedavg.shift == direct.shift
     assert direct.training == disk.training
     assert direct.method.options["estimator"] == "direct"
+    # What the notes under the table say is chosen.
+    assert direct.method.options["temper"] == 0.02
+    assert {c.method.options["least_ess"] for c in (disk, direct)} == {0.05}
     short = Plan(found, rounds=2)
     assert [config_of(short, row, first, {}, 0).training.rounds for row in found.rows] == [
         2,
@@ -73,6 +76,7 @@ def test_the_protocol_of_the_figures() -> None:
     assert betas == [0.1, 0.3, 0.5, 0.7, 1.0]
     config = config_of(Plan(third), third.rows[1], third.columns[0], {}, 0)
     assert (config.shift.kind, config.shift.clients) == ("dirichlet-per-class", 5)
+    assert config.shift.min_size == 10
     assert config.method.options == {"mu": 1.0, "tau": 0.5}
     single = study("made/baselines").columns[:2]
     assert [c.settings["shift"]["clients"] for c in single] == [1, 5]

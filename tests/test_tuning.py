@@ -1,4 +1,4 @@
-"""Central tuning: its losses, their zeros, one step by hand, and how it fails."""
+"""Central tuning: one step by hand, what stays, and how it fails."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 import torch
 from by_hand import apart, final
 from comparing import same
-from conftest import FEATURES, TARGET, double, make_clients, make_federation
-from torch import Tensor
+from conftest import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
+from torch import Tensor, nn
 
 from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.labelsets import LabelSets
 from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
@@ -20,88 +21,17 @@ from fedshift.data import client_data
 from fedshift.engine.backends import loop
 from fedshift.engine.rounds import Federation, Round, play_round, start
 from fedshift.errors import InputError, TrainingError
-from fedshift.model import Model
+from fedshift.model import Model, build
 from fedshift.recipes import Setting
-from fedshift.server.agreement import disagreement, mse, pairwise, seen_by
+from fedshift.seeds import key
 from fedshift.tree import Params, Parts
 
 HEAD = ("head.weight", "head.bias")
-LABELS = torch.tensor([[0, 3, -1], [4, 1, 2], [2, -1, -1]])
-WEIGHTS = torch.tensor([0.5, 0.3, 0.2]).double()
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     source = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=source, dtype=torch.float64)
-
-
-def opinions(seed: int = 1) -> Tensor:
-    """Clients' probabilities [3, 7, 3] over LABELS."""
-    z = drawn(3, 7, 3, seed=seed).masked_fill((LABELS < 0)[:, None], -torch.inf)
-    return z.softmax(2)
-
-
-def by_loops(kind: str, p: Tensor, q: Tensor) -> float:
-    """The definitions, label by label and pair by pair; q [7, 5] over all labels."""
-    total = 0.0
-    for k, labels in enumerate(LABELS.tolist()):
-        slots = [(s, y) for s, y in enumerate(labels) if y >= 0]
-        for b in range(q.shape[0]):
-            if kind == "mse":
-                terms = [(p[k, b, s] - q[b, y]) ** 2 for s, y in slots]
-            else:
-                terms = [
-                    (p[k, b, s] * q[b, v] - p[k, b, r] * q[b, y]) ** 2
-                    for s, y in slots
-                    for r, v in slots
-                ]
-            total += float(WEIGHTS[k]) * float(sum(terms)) / q.shape[0]
-    return total
-
-
-@pytest.mark.parametrize("kind", ["mse", "pairwise"])
-def test_the_losses_are_their_definitions(kind: Any) -> None:
-    """The pairwise one by its identity, 2 (||p||^2 ||q||^2 - (p . q)^2), against both loops."""
-    p, q = opinions(), drawn(7, 5, seed=2).softmax(1)
-    found = float(disagreement(kind, p, seen_by(q, LABELS), WEIGHTS))
-    assert abs(found - by_loops(kind, p, q)) < 1e-15
-    assert abs(found - by_loops(kind, opinions(seed=3), q)) > 1e-4
-    other = "pairwise" if kind == "mse" else "mse"
-    assert abs(found - by_loops(other, p, q)) > 1e-2
-
-
-def restriction(q: Tensor) -> Tensor:
-    """h(y|x) / h(Y_k|x): subset consistency, what clients of one true h would say."""
-    seen = seen_by(q, LABELS)
-    return seen / seen.sum(2, keepdim=True)
-
-
-def test_where_the_losses_are_zero() -> None:
-    """Pairwise: at restrictions. MSE: only at equal models. And both trivial cases of the pair."""
-    q = drawn(7, 5, seed=2).softmax(1)
-    seen = seen_by(q, LABELS)
-    assert abs(float(pairwise(restriction(q), seen, WEIGHTS))) < 1e-15
-    assert float(mse(restriction(q), seen, WEIGHTS)) > 1e-2
-    everything = torch.arange(5).expand(3, -1)
-    assert float(mse(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS)) == 0
-    assert abs(float(pairwise(q.expand(3, -1, -1), seen_by(q, everything), WEIGHTS))) < 1e-15
-    # Trivial: all mass on labels that a client does not know; a single label is a pair of none.
-    assert float(pairwise(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) == 0
-    assert float(mse(opinions(), torch.zeros(3, 7, 3).double(), WEIGHTS)) > 0.3
-    alone = torch.tensor([0.0, 0.0, 1.0]).double()
-    assert abs(float(pairwise(opinions(), seen, alone))) < 1e-15
-
-
-def test_mse_is_biased_at_the_truth_and_pairwise_is_not() -> None:
-    """At subset consistency MSE pulls h(Y_k|x) up; the pairwise loss has no gradient there."""
-    z = drawn(7, 5, seed=2).requires_grad_()
-    p = restriction(z.detach().softmax(1))
-    for loss, low, high in ((pairwise, 0.0, 1e-15), (mse, 1e-3, 1.0)):
-        (grad,) = torch.autograd.grad(loss(p, seen_by(z.softmax(1), LABELS), WEIGHTS), z)
-        assert low <= float(grad.abs().max()) <= high
-    only = torch.tensor([1.0, 0.0, 0.0]).double()  # client 0, of labels 0 and 3
-    (grad,) = torch.autograd.grad(mse(p, seen_by(z.softmax(1), LABELS), only), z)
-    assert bool((grad[:, [1, 2, 4]] > 0).all())  # a step lowers what is outside Y_k
 
 
 def tuned(inner: Any, **options: Any) -> CentralTuning:
@@ -115,6 +45,29 @@ def test_no_steps_are_no_tuning(mode: Any, setting: Setting, federated: Any) -> 
     for loss in ("mse", "pairwise"):
         assert same(tuned(plain, loss=loss, steps=0), plain, federated()) == 0
         assert same(tuned(plain, loss=loss, steps=1), plain, federated()) > 1e-4
+
+
+def uneven(model: Model) -> Federation:
+    """Clients of 12, 20 and 28 examples with labels 1-2, 1-3 and 2-3; 0 and 4 are nobody's."""
+    sets = ([1, 2], [1, 2, 3], [2, 3])
+    clients = tuple(
+        client_data(c.x, torch.tensor(held)[torch.arange(len(c.y)) % len(held)], i)
+        for i, (c, held) in enumerate(zip(make_clients(sizes=(12, 20, 28)), sets, strict=True))
+    )
+    return make_federation(model, clients)
+
+
+def first_round(plain: Algorithm, federation: Federation) -> tuple[Round, list[Parts]]:
+    """The round without tuning, and what the clients sent in it."""
+    replies: list[Parts] = []
+
+    def listening(update: Any, jobs: Any) -> Any:
+        for reply in loop(update, jobs):
+            replies.append(reply.update)
+            yield reply
+
+    server, everyone = start(plain, federation).server, torch.arange(len(federation.clients))
+    return play_round(plain, federation, server, {}, everyone, 1, listening), replies
 
 
 def clients_models(federation: Federation, played: Round, updates: list[Parts]) -> list[Params]:
@@ -133,47 +86,114 @@ def clients_models(federation: Federation, played: Round, updates: list[Parts]) 
     return found
 
 
+def risk(kind: str, federation: Federation, weights: Tensor, z: list[Tensor], q: Tensor) -> Tensor:
+    """The definition, with pairs written out: z [n, K] the clients' logits, q [n, K] the model."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i, logits in enumerate(z):
+        held = federation.table["labels"][i] > 0
+        a, b = logits[:, held].softmax(1), q[:, held]
+        pairs = a[:, :, None] * b[:, None] - a[:, None] * b[:, :, None]
+        terms = (a - b).square().sum(1) if kind == "mse" else pairs.square().sum((1, 2))
+        total = total + weights[i] * terms.mean()
+    return total
+
+
 @pytest.mark.parametrize("kind", ["mse", "pairwise"])
 @pytest.mark.parametrize("part", ["head", "all"])
 def test_one_step_is_a_step_on_the_loss(kind: Any, part: Any, mlp: Model) -> None:
-    """theta - lr grad of the definition, from the aggregate, on all inputs as one batch."""
-    federation = double(make_federation(mlp, make_clients(sizes=(20, 20, 20))))
-    setting = Setting(mlp, TARGET, Local(lr=0.3, batch=8))
-    plain = recipes.labelset_fedavg(setting)
-    algorithm = tuned(plain, loss=kind, steps=1, batch=40, lr=0.7, optimizer="sgd", part=part)
-    got, before = final(algorithm, federation, 1), final(plain, federation, 1)
-    replies: list[Parts] = []
-
-    def listening(update: Any, jobs: Any) -> Any:
-        for reply in loop(update, jobs):
-            replies.append(reply.update)
-            yield reply
-
-    first = start(plain, federation)
-    play_round(plain, federation, first.server, {}, torch.arange(3), 1, listening)
-    x, weights = algorithm.inputs, before.weights
-    said = []
-    for i, params in enumerate(clients_models(federation, before, replies)):
-        held = federation.table["labels"][i] > 0
-        z = mlp(params, {}, x)["logits"].masked_fill(~held, -torch.inf)
-        said.append(z.softmax(1))
+    """theta - lr grad of the definition, from the aggregate, on the inputs drawn as one batch."""
+    federation = double(uneven(mlp))
+    plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(lr=0.3, batch=8)))
+    algorithm = tuned(plain, loss=kind, steps=1, batch=16, lr=0.7, optimizer="sgd", part=part)
+    got, (before, replies) = final(algorithm, federation, 1), first_round(plain, federation)
+    (rows,) = algorithm._batches(key(federation.seeds.batch, "server", 1))
+    assert len(rows) == 16
+    x = algorithm.inputs[rows]
+    z = [mlp(p, {}, x)["logits"] for p in clients_models(federation, before, replies)]
     leaves = {k: v.clone().requires_grad_() for k, v in before.server["params"].items()}
     q = mlp(leaves, {}, x)["logits"].softmax(1)
-    risk = torch.zeros((), dtype=torch.float64)
-    for i, p in enumerate(said):
-        held = federation.table["labels"][i] > 0
-        a, b = p[:, held], q[:, held]
-        pairs = a[:, :, None] * b[:, None] - a[:, None] * b[:, :, None]
-        terms = (a - b).square().sum(1) if kind == "mse" else pairs.square().sum((1, 2))
-        risk = risk + weights[i] * terms.mean()
-    grads = dict(zip(leaves, torch.autograd.grad(risk, list(leaves.values())), strict=True))
+    loss = risk(kind, federation, before.weights, z, q)
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     for k, v in before.server["params"].items():
         moves = part == "all" or k in HEAD
         want = v - 0.7 * grads[k] if moves else v
         assert float((got.server["params"][k] - want).abs().max()) < (1e-14 if moves else 1e-300)
     assert float(grads["body.1.weight"].abs().max()) > 1e-5
-    assert abs(float(got.server["tuning"]["loss"][0]) - float(risk.detach())) < 1e-14
-    assert float(got.server["tuning"]["loss"][1]) < float(risk.detach())
+    told = got.server["tuning"]
+    assert abs(float(told["loss"][0]) - float(loss.detach())) < 1e-14
+    assert float(told["loss"][1]) < float(loss.detach())
+    outside = q[:, [0, 4]].sum(1).mean().detach()
+    assert abs(float(told["outside"][0]) - float(outside)) < 1e-14
+
+
+def test_models_are_asked_with_their_own_statistics(normed: Model) -> None:
+    """h_k with client k's running statistics, h with the server's new ones."""
+    federation = uneven(normed)
+    plain = recipes.labelset_fedavg(Setting(normed, TARGET, Local(lr=0.3, batch=7)))
+    one_step = tuned(plain, steps=1, batch=40, lr=0.7, optimizer="sgd")
+    got = final(one_step, federation, 1).server
+    told = got["tuning"]["loss"][0]
+    before, replies = first_round(plain, federation)
+    models, x = clients_models(federation, before, replies), drawn(40, FEATURES, seed=5).float()
+    own = [update["buffers"] | update["counters"] for update in replies]
+    new, old = before.server["buffers"], federation.buffers
+    leaves = {k: v.clone().requires_grad_() for k, v in before.server["params"].items()}
+
+    def loss(theirs: list[Params], ours: Params) -> Tensor:
+        z = [normed(p, b, x)["logits"] for p, b in zip(models, theirs, strict=True)]
+        q = normed(leaves, ours, x)["logits"].softmax(1)
+        return risk("mse", federation, before.weights, [v.detach() for v in z], q)
+
+    assert float(told) == pytest.approx(loss(own, new).item(), abs=1e-6)
+    for theirs, ours in (([new] * 3, new), ([old] * 3, new), (own, old)):
+        assert abs(float(told) - loss(theirs, ours).item()) > 1e-4
+    for buffers, equal in ((new, True), (old, False)):
+        (grad,) = torch.autograd.grad(loss(own, buffers), leaves["head.weight"])
+        gap = got["params"]["head.weight"] - (leaves["head.weight"] - 0.7 * grad).detach()
+        assert (float(gap.abs().max()) < 1e-6) == equal
+
+
+def test_one_private_client_disagrees_with_nobody(mlp: Model) -> None:
+    """At the loss's zero its identity rounds to either side; a loss that is told is never below."""
+    for i in range(6):
+        federation = make_federation(mlp, (make_clients()[i]._replace(id=torch.tensor(0)),))
+        plain = recipes.labelset_fedavg(Setting(mlp, TARGET, Local(batch=8)))
+        loss = final(tuned(plain, loss="pairwise"), federation, 1).server["tuning"]["loss"]
+        assert 0.0 <= float(loss.min()) <= float(loss.max()) < 1e-4
+
+
+def test_clients_without_examples_say_nothing(setting: Setting, federated: Any) -> None:
+    """A client that holds no label has weight 0 and an answer that is no number elsewhere."""
+    empty = client_data(torch.zeros(0, FEATURES), torch.zeros(0).long(), 6)
+    with_empty, without = federated((*make_clients(), empty)), federated()
+    algorithm = tuned(recipes.labelset_ditto(setting))  # which trains whatever the weight
+    one, two = (final(algorithm, f, 1).server for f in (with_empty, without))
+    assert apart(one["params"], two["params"]) == 0
+    assert torch.equal(one["tuning"]["loss"], two["tuning"]["loss"])
+
+
+class Idle(nn.Module):
+    """A network with a part that its logits do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
+        self.router = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        z = self.body(x).relu()
+        return {"logits": self.head(z), "client_logits": self.router(z)}
+
+
+def test_what_the_logits_do_not_depend_on_stays() -> None:
+    model = build(Idle, seed=1)
+    plain = recipes.labelset_fedavg(Setting(model, TARGET, Local(batch=8)))
+    first, done = (
+        final(a, make_federation(model), 1).server["params"]
+        for a in (plain, tuned(plain, part="all"))
+    )
+    moved = {k for k, v in done.items() if not torch.equal(v, first[k])}
+    assert moved == {"body.weight", "body.bias", "head.weight", "head.bias"}
 
 
 def test_statistics_and_clients_do_not_notice(normed: Model) -> None:
@@ -261,6 +281,15 @@ def test_recipes_build_it(setting: Setting, federated: Any) -> None:
     assert (made.loss, made.steps, made.lr, made.part) == ("pairwise", 2, 1e-3, "all")
     assert made.inputs is inputs
     assert isinstance(recipes.labelset_fedprox(with_inputs), LabelSets)
+    for name in ("fedavg", "fedprox", "scaffold", "ditto"):
+        default = getattr(recipes, f"labelset_{name}")(with_inputs, tune="mse")
+        assert (default.loss, default.steps, default.batch, default.lr) == ("mse", 50, 128, 1e-3)
+        assert (default.optimizer, default.part, default.over) == ("adam", "head", "all")
+    other = replace(with_inputs, head=("body.",))
+    inner = recipes.labelset_fedavg(other, tune="mse", tune_over="union", slots=3)
+    assert isinstance(inner, CentralTuning)
+    assert (inner.head, inner.over, inner.inner.head) == (("body.",), "union", ("body.",))  # type: ignore[attr-defined]
+    assert inner.inner.slots == 3  # type: ignore[attr-defined]
     assert with_inputs == setting
     assert "inputs" not in repr(made)
     with pytest.raises(InputError, match=r'tune = "mse" needs unlabeled .* server_inputs=x\)'):

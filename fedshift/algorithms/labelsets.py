@@ -55,15 +55,16 @@ class LabelSets:
                   sum_{i in A_y} a_i, A_y the clients of the cohort that hold y ("public": all)
 
     Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and private
-    label sets", arXiv 2508.18774. A row that no client of the cohort holds keeps its value bit for
-    bit, whatever the server's optimiser does (its moments go on); `server["absent"]` tells which
-    ("now" [K] bool) and in how many rounds so far ("rounds" [K]). With label sets that are all full
-    every mode is `inner`, bit for bit.
+    label sets", arXiv 2508.18774. A label is absent from a round where no client of positive weight
+    holds it: `server["absent"]` tells which ("now" [K] bool) and in how many rounds so far
+    ("rounds" [K]). But for "public" its row keeps its value bit for bit, whatever the server's
+    optimiser does (its moments go on). With label sets that are all full every mode is `inner`, bit
+    for bit.
 
     In private mode rows travel in L slots, in an order drawn for each client; empty slots are 0 on
     the way, masked in the softmax, and never move. A client works with numbers 0, 1, ... of its own
-    labels in ascending order and never learns how many others there are, or who has which. The
-    server knows all Y_i, and every client L.
+    labels in ascending order, and no message tells how many others there are, or who has which.
+    The server knows all Y_i, and every client L.
 
     inner   FedAvg (with any objective), Scaffold, or Ditto around one of them. SCAFFOLD's controls
             have rows as the head has: c(y) = sum_{i: y in Y_i} p_i c_i(y) / sum_{i: y in Y_i} p_i,
@@ -74,7 +75,7 @@ class LabelSets:
 
     Ours: A_y empty, SCAFFOLD, Ditto, slots. Raises InputError for other methods, combinations that
     are no weighted mean, parameters kept private; before round 1 for heads not of one row per
-    label; and in a client's first round for one that is registered with other labels.
+    label; and in a client's first round for one registered with more or fewer labels than it has.
     """
 
     inner: FedAvg | Scaffold | Ditto

@@ -167,7 +167,8 @@ def bounded(log_ratio: Tensor, held: Tensor, low: Tensor, high: float) -> Tensor
     # Who is at a bound is known now; c of the others has a closed form, free of bisection's error.
     lowest, highest = held & (d + left <= floor), held & (d + left >= ceiling)
     free = held & ~lowest & ~highest
-    r = (d - d.masked_fill(~free, -torch.inf).max()).exp() * free
+    # Masked before exp, which may overflow for those at the ceiling.
+    r = (d - d.masked_fill(~free, -torch.inf).max()).masked_fill(~free, -torch.inf).exp()
     rest = many - floor.exp() * lowest.sum() - ceiling.exp() * highest.sum()
     inner = (rest * r / total(r)).clamp(floor.exp(), ceiling.exp())
     bound = torch.where(highest, ceiling.exp(), floor.exp())

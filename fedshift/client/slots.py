@@ -32,10 +32,11 @@ def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
 
 
 def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
-    """Raise InputError unless the server sent a row for each label of the client, and no other.
+    """Raise InputError unless the server sent as many rows as the client has labels.
 
-    It looks at values, which nothing else in a client's round does: ranks among other labels than
-    the server's would train the wrong rows without a sign.
+    It looks at values, which nothing else in a client's round does: ranks among more or fewer
+    labels than the server's would train the wrong rows without a sign. Other labels of the same
+    number cannot be told from these: names of labels do not travel.
     """
     sent = int((local >= 0).sum())
     if sent != int(labels):
