@@ -1,10 +1,11 @@
-"""What Flower costs, and what this library adds: `python benchmarks/flower_overhead.py [--quick]`.
+"""What Flower costs, and what this library adds: `python benchmarks/flower_overhead.py [--write]`.
 
-Seconds per round of FedAvg, in this process and in Flower's simulation, where Flower's own FedAvg
-with a plain PyTorch client plays in the same runtime, round by round in turn. Then the bytes that
-one round takes to a client and back, for every method, counted on the messages themselves.
+Seconds per round of FedAvg and memory, in this process and in Flower's simulation, where Flower's
+own FedAvg with a plain PyTorch client plays in the same runtime, round by round in turn.
 
-Writes docs/results/flower_overhead.md; `--quick` tries it at tiny size and prints it only.
+`--write` puts the table into docs/results/flower_overhead.md; `--quick` tries it at tiny size and
+prints it only. The whole takes a quarter of an hour on two idle cores; on a busy machine its
+numbers mean little.
 """
 
 # ruff: noqa: E402
@@ -19,10 +20,11 @@ import argparse
 import logging
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,22 +35,15 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from engine import WORKLOADS, Workload, plain_round
 
-from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.client.local import Local
-from fedshift.data import client_data, register
 from fedshift.engine.rounds import Federation, run
-from fedshift.engine.traffic import size
 from fedshift.flower.quiet import quiet
-from fedshift.model import build
-from fedshift.models.dense import routed_mlp
-from fedshift.recipes import Setting
-from fedshift.seeds import Seeds, generator
 
 OUT = HERE.parent / "docs" / "results" / "flower_overhead.md"
-CASES = ("W1", "W2")
-# Two rounds for densities, one for weights, then the one that is counted; one more for tuning.
-COUNTED, ROUNDS = 4, 5
+# Workloads of benchmarks/engine.py, and how many rounds of each for one of the first.
+CASES = {"W1": 1, "W2": 4}
+LIMIT = 0.05  # what our strategy may add to Flower's own round
+MIB = 1 << 20
 
 
 @cache
@@ -148,11 +143,83 @@ def own_rounds(grid: Any, federation: Federation, clocks: list[Clock]) -> Iterat
         yield True
 
 
-def in_simulation(name: str, quick: bool, actors: int, rounds: int) -> tuple[list[float], ...]:
-    """(seconds of our rounds, of Flower's own, of them in our strategy, and in Flower's).
+@dataclass(frozen=True)
+class Memory:
+    """Of some processes, in bytes: resident, its highest so far, and each page shared out among
+    the processes that have it."""
 
-    In turn in one runtime, but for the first of each, which starts processes.
-    """
+    resident: int
+    peak: int
+    proportional: int
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(
+            self.resident + other.resident,
+            self.peak + other.peak,
+            self.proportional + other.proportional,
+        )
+
+
+def memory(process: int) -> Memory:
+    """As Linux counts it."""
+
+    def field(file: str, name: str) -> int:
+        text = Path(f"/proc/{process}/{file}").read_text()
+        return int(next(line for line in text.splitlines() if line.startswith(name)).split()[1])
+
+    resident = 1024 * field("smaps_rollup", "Rss:")
+    return Memory(resident, 1024 * field("status", "VmHWM:"), 1024 * field("smaps_rollup", "Pss:"))
+
+
+def below(process: int) -> dict[int, str]:
+    """The commands of all processes that descend from this one."""
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
+    parents, found = {int(r[0]): int(r[1]) for r in rows}, {process: ""}
+    for pid, _, command in sorted(rows, key=lambda r: int(r[0])):
+        if parents[int(pid)] in found and not command.startswith("ps "):
+            found[int(pid)] = command
+    return {pid: command for pid, command in found.items() if pid != process}
+
+
+def of_actors() -> tuple[Memory, Memory]:
+    """(of the largest actor, of all of Ray's processes together)."""
+    found = below(os.getpid())
+    of = {pid: memory(pid) for pid in found if Path(f"/proc/{pid}/smaps_rollup").exists()}
+    actors = [held for pid, held in of.items() if "ClientAppActor" in found[pid]]
+    return max(actors, key=lambda m: m.peak), sum(of.values(), start=Memory(0, 0, 0))
+
+
+@dataclass(frozen=True)
+class Played:
+    """Seconds of rounds in the simulation: ours and Flower's own, and what of them was spent in the
+    strategies themselves; then the memory of the largest actor, and of all of Ray."""
+
+    ours: list[float]
+    theirs: list[float]
+    inside: list[float]
+    inside_theirs: list[float]
+    actor: Memory
+    ray: Memory
+
+    @property
+    def ratio(self) -> float:
+        """Ours by Flower's own: the median over neighbouring rounds."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return statistics.median([a / b for a, b in pairs])
+
+    @property
+    def added(self) -> float:
+        """What our strategy takes more than Flower's own, as a share of Flower's round."""
+        more = statistics.median(self.inside) - statistics.median(self.inside_theirs)
+        return more / statistics.median(self.theirs)
+
+
+def in_simulation(name: str, quick: bool, actors: int, rounds: int) -> Played:
+    """Our rounds and Flower's own, in turn in one runtime, but for the first of each, which starts
+    processes."""
     from fedshift.flower import AlgorithmStrategy, play
     from fedshift.flower.simulation import simulation
 
@@ -167,13 +234,17 @@ def in_simulation(name: str, quick: bool, actors: int, rounds: int) -> tuple[lis
         ours = clocked(play(strategy, grid, rounds + 1))
         theirs = clocked(own_rounds(grid.grid, federation, clocks))  # type: ignore[attr-defined]
         pairs = [(next(ours), next(theirs)) for _ in range(rounds + 1)][1:]
-    return [a for a, _ in pairs], [b for _, b in pairs], *(clock.seconds[1:] for clock in clocks)
+        used = of_actors()
+    inside, inside_theirs = (clock.seconds[1:] for clock in clocks)
+    return Played([a for a, _ in pairs], [b for _, b in pairs], inside, inside_theirs, *used)
 
 
-def in_process(name: str, quick: bool, rounds: int) -> list[float]:
-    """Seconds of rounds in this process, one thread."""
+def in_process(name: str, quick: bool, rounds: int) -> tuple[list[float], int]:
+    """(seconds of rounds in this process, one thread; its highest memory in bytes)."""
     federation, algorithm, _ = made(name, quick)
-    return list(clocked(run(algorithm, federation, rounds + 1)))[1:]
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    seconds = list(clocked(run(algorithm, federation, rounds + 1)))[1:]
+    return seconds, memory(os.getpid()).peak
 
 
 def shown(seconds: list[float]) -> str:
@@ -181,139 +252,87 @@ def shown(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.3f} ({min(seconds):.3f}–{max(seconds):.3f})"
 
 
-def timings(quick: bool, rounds: int) -> Iterator[str]:
-    """The rows of the first table."""
+def tables(quick: bool, rounds: int) -> Iterator[str]:
+    """Seconds, memory, and whether our strategy keeps within its limit."""
     yield "| case | where | ours | Flower's FedAvg | ratio | in our strategy | in Flower's |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for name in CASES:
+    held, added = [], []
+    for name, times in CASES.items():
         what = made(name, quick)[2].what
-        here = shown(in_process(name, quick, rounds))
-        yield f"| {what} | this process, 1 thread | {here} | – | – | – | – |"
+        seconds, peak = in_process(name, quick, rounds * times)
+        yield f"| {what} | this process, 1 thread | {shown(seconds)} | – | – | – | – |"
+        held.append(f"| {what} | this process | {peak / MIB:.0f} | | | |")
         for actors in (1, 2):
-            ours, theirs, *inside = in_simulation(name, quick, actors, rounds)
-            server = " | ".join(f"{statistics.median(one):.4f}" for one in inside)
-            ratio = statistics.median([a / b for a, b in zip(ours, theirs, strict=True)])
+            got = in_simulation(name, quick, actors, rounds * times)
             place = f"simulation, {actors} actor{'s'[: actors > 1]}"
-            yield f"| | {place} | {shown(ours)} | {shown(theirs)} | {ratio:.3f} | {server} |"
+            inside = [statistics.median(one) for one in (got.inside, got.inside_theirs)]
+            yield (
+                f"| | {place} | {shown(got.ours)} | {shown(got.theirs)} | {got.ratio:.3f} | "
+                f"{inside[0]:.4f} | {inside[1]:.4f} |"
+            )
+            added.append(got.added)
+            sizes = (got.actor.peak, got.actor.resident, got.actor.proportional)
+            cells = " | ".join(f"{v / MIB:.0f}" for v in (*sizes, got.ray.proportional))
+            held.append(f"| | {place} | {cells} |")
+    yield ""
+    yield (
+        f"Our strategy adds {', '.join(f'{100 * v:+.1f} %' for v in added)} to Flower's own round "
+        f"(in the order of the rows; limit {100 * LIMIT:.0f} %): "
+        f"{'kept' if max(added) <= LIMIT else 'NOT kept'}."
+    )
+    yield ""
+    yield "Memory in MiB; for an actor, of the largest one:"
+    yield ""
+    yield "| case | where | highest | resident | proportional | all of Ray, proportional |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    yield from held
 
 
-# What specs of the methods say a round takes, in floats; P the model, B its buffers, K labels.
-EXPECTED = {
-    **dict.fromkeys(("fedavg", "fedprox", "fedrs", "fedsam", "moon", "fedpals"), "P / P"),
-    "scaffold": "2P / 2P",
-    "afl": "P / P + 1",
-    **dict.fromkeys(("labelset_fedavg", "labelset_fedprox"), "P_body + (d + 1) L, both ways"),
-    "labelset_scaffold": "twice that",
-    "local_only": "0 / 0",
-}
-
-
-def methods(setting: Setting) -> dict[str, Callable[[], Algorithm]]:
-    """Recipes whose traffic is counted, at their defaults."""
-    density = {"density_rounds": 2, "hidden": (50,)}
-    tuned = {n: {"tune_rounds": 1} for n in ("fedavgft", "fedproxft", "fedsamft", "fedbabu")}
-    options = {"fedpals": {"ess": 0.5}, "feddisk": density, "made": density, **tuned}
-    names = [n for n in recipes.__all__ if not n.endswith("_drm_repo")]
-    return {n: partial(recipes.recipe(n).make, setting, **options.get(n, {})) for n in names}
-
-
-def small_federation() -> Federation:
-    """Six clients of three labels, and an MLP 64-32-10 with a client branch."""
-    model = build(lambda: routed_mlp((64,), (32,), 10, 6), seed=0)
-    source, clients = generator(0, "flower traffic"), []
-    for i in range(6):
-        y = (i + torch.randint(3, (60,), generator=source)) % 10
-        clients.append(client_data(torch.randn(60, 64, generator=source), y, i))
-    return Federation(clients, *model.init(), register(clients, 10), Seeds.of(0))
-
-
-def one_method(
-    algorithm: Algorithm, federation: Federation
-) -> tuple[tuple[float, float], float, str]:
-    """(bytes down and up per client in the last round, of arrays as sent up, remark)."""
-    from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
-
-    first, clients = (federation.params, federation.buffers), federation.clients
-    grid = LocalGrid(client_app(lambda i: Site(algorithm, clients[i], 0, first=first)), 6)
-    strategy = AlgorithmStrategy(algorithm, clients=6, classes=10, seeds=Seeds.of(0), first=first)
-    sent = [0]
-    asked = 0
-    for played in play(strategy, grid, COUNTED):
-        sent.append(grid.traffic.up["train"])
-        asked = len(played.trained)
-    remark = "" if asked == 6 else f"{asked} of 6 clients asked"
-    return strategy.traffic.each(), (sent[-1] - sent[-2]) / asked, remark
-
-
-def traffic() -> Iterator[str]:
-    """The rows of the second table."""
-    federation = small_federation()
-    model = build(lambda: routed_mlp((64,), (32,), 10, 6), seed=0)
-    local = Local(lr=0.05, steps=4, batch=16)
-    setting = Setting(model, (0.1,) * 10, local, rounds=ROUNDS, clients=6, shape=(64,))
-    whole = size({"params": federation.params})
-    yield "| method | down | up | down / P | up / P | expected, floats | NumPy records, up | |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for name, make in methods(setting).items():
-        (down, up), sent, remark = one_method(make(), federation)
-        yield (
-            f"| {name} | {down:.0f} | {up:.0f} | {down / whole:.2f} | {up / whole:.2f} | "
-            f"{EXPECTED.get(name, '')} | {sent:.0f} | {remark} |"
-        )
-
-
-def page(quick: bool, rounds: int, timed: bool) -> Iterator[str]:
+def page(quick: bool, rounds: int) -> Iterator[str]:
     """The whole page, line by line."""
     import flwr
 
-    yield "# Flower: seconds per round, and bytes"
+    yield "# Flower: seconds per round, and memory"
     yield ""
+    told = " and ".join(f"{rounds * times} ({name})" for name, times in CASES.items())
     yield (
-        f"`python benchmarks/flower_overhead.py`, {platform.processor() or platform.machine()}, "
-        f"{os.cpu_count()} CPUs, torch {torch.__version__}, flwr {flwr.__version__}, one thread "
-        f"per client. Medians of {rounds} rounds after the first (smallest–largest)."
-    )
-    if timed:
-        yield ""
-        yield (
-            "Flower's FedAvg has the quick-start's client (plain PyTorch, new optimiser per round) "
-            "and plays in turn with ours in one runtime; the ratio is the median of ratios of "
-            "neighbouring rounds. The last two columns are the seconds of a round that the server "
-            "spends in the strategy itself, without waiting for clients."
-        )
-        yield ""
-        yield from timings(quick, rounds)
-    yield ""
-    whole = size({"params": small_federation().params})
-    yield (
-        f"Bytes of tensors per client in round {COUNTED}; P = {whole} bytes, the whole model: an "
-        "MLP 64-32-10 with a client branch, for FedDRM's sake. An update has 12 bytes of report "
-        "(id and loss). Then what specs say, and the records as Flower sends them: NumPy adds "
-        "some 130 bytes to each array."
+        f"`python benchmarks/flower_overhead.py --write --rounds {rounds}`, "
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, torch "
+        f"{torch.__version__}, flwr {flwr.__version__}, one thread per client. Medians of {told} "
+        "rounds after the first (smallest–largest), workloads of benchmarks/engine.py."
     )
     yield ""
-    yield from traffic()
+    yield (
+        "Seconds. Flower's FedAvg has the quick-start's client (plain PyTorch, new optimiser per "
+        "round) and plays in turn with ours in one runtime; the ratio is the median of ratios of "
+        "neighbouring rounds, clients and polling included. The last two columns are what of a "
+        "round the server spends in the strategy itself, without waiting for clients; what ours "
+        "adds is their difference, as a share of Flower's round."
+    )
+    yield ""
+    yield from tables(quick, rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="tiny, and nothing is written")
-    parser.add_argument("--bytes", action="store_true", help="the second table alone")
-    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--write", action="store_true", help=f"into {OUT.name}, not only printed")
+    parser.add_argument("--rounds", type=int, default=3, help="of the CNN; four times of the MLP")
     given = parser.parse_args()
+    if given.quick and given.write:
+        parser.error("--quick prints only; leave out --write")
     torch.set_num_threads(1)
     # Ray's processes import this module (and `engine`) by name.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    rounds = given.rounds or (2 if given.quick else 5)
     lines = []
     with quiet():
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         import flower_overhead as module  # pickled by name, not as `__main__`
 
-        for line in module.page(given.quick, rounds, not given.bytes):
+        for line in module.page(given.quick, given.rounds):
             print(line, flush=True)
             lines.append(line)
-    if not given.quick and not given.bytes:
+    if given.write:
         OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

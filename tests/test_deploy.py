@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fedshift.deploy.federation import join
-from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
+from fedshift.cli.app import main
+from fedshift.deploy.federation import Link, _follow
+from fedshift.deploy.joining import Ended, join
+from fedshift.deploy.keys import check_certificate, check_server, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
-from fedshift.deploy.processes import check_port, free_port, running, wait_for
-from fedshift.errors import FedshiftError, InputError
+from fedshift.deploy.processes import asked, check_port, free_port, running, wait_for
+from fedshift.deploy.reaching import answers
+from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,10 +106,13 @@ def test_a_port_in_use() -> None:
     check_port("127.0.0.1", free_port())
 
 
-def test_processes_end_with_their_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_processes_end_with_their_children(apart: bool, tmp_path: Path) -> None:
+    """Also with those that have a session of their own."""
     code = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        f"child = subprocess.Popen(child, start_new_session={apart})\n"
         f"open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
         "time.sleep(60)\n"
     )
@@ -129,16 +139,240 @@ def test_a_server_that_does_not_start(tmp_path: Path) -> None:
         wait_for("127.0.0.1", free_port(), process, tmp_path / "log")
 
 
+def test_a_process_whose_parent_is_killed_ends(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells a process that its parent has died")
+    child = "import time; time.sleep(60)"
+    code = (
+        "import os, sys, time, pathlib\n"
+        "from fedshift.deploy.processes import running\n"
+        f"with running([sys.executable, '-c', {child!r}], os.environ, pathlib.Path('log')) as p:\n"
+        "    print(p.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=tmp_path)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@contextlib.contextmanager
+def tls_server(folder: Path | None) -> Iterator[str]:
+    """The address of something that shows the certificate of a folder, or speaks no TLS."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    one = s.accept()[0]
+                    with contextlib.suppress(OSError), one:
+                        if folder is None:
+                            one.sendall(b"220 welcome\r\n" * 9)
+                            continue
+                        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+                        context.wrap_socket(one, server_side=True).close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{s.getsockname()[1]}"
+        s.shutdown(socket.SHUT_RDWR)
+
+
+def authority(folder: Path, *hosts: str, days: int = 30) -> Path:
+    folder.mkdir()
+    write_authority(folder, hosts or ["127.0.0.1"], days=days)
+    return folder
+
+
+def test_a_server_that_is_not_the_federations(tmp_path: Path) -> None:
+    ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
+    elsewhere = authority(tmp_path / "elsewhere", "fed.example.org")
+    late = authority(tmp_path / "late", days=0)
+    with tls_server(ours) as here:
+        assert answers(here, ours / "ca.crt") == ""
+        with pytest.raises(InputError, match=rf"^{here} shows a certificate that .*does not vouch"):
+            answers(here, other / "ca.crt")
+    with tls_server(elsewhere) as here, pytest.raises(InputError, match="IP address mismatch"):
+        answers(here, elsewhere / "ca.crt")
+    with tls_server(late) as here, pytest.raises(InputError, match="certificate has expired"):
+        answers(here, late / "ca.crt")
+    with tls_server(None) as here, pytest.raises(InputError, match="speaks no TLS"):
+        answers(here, ours / "ca.crt")
+    nobody = f"127.0.0.1:{free_port()}"
+    assert answers(nobody, ours / "ca.crt") == f"{nobody} cannot be reached: Connection refused"
+
+
+def test_a_server_without_usable_keys(tmp_path: Path) -> None:
+    folder, other = tmp_path / "f", authority(tmp_path / "other")
+    make_place(folder, "", 1, ["localhost"])
+    check_server(folder)
+    own = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
+    for change, told in (
+        ({"server.key": None}, "server.key: cannot be read: No such file"),
+        ({"server.key": (other / "server.key").read_bytes()}, "server.key: not the key of"),
+        ({"server.key": b"hello"}, "server.key: not the key of"),
+        ({n: (other / n).read_bytes() for n in own}, "server.crt: not signed by .*ca.crt; make it"),
+    ):
+        for name, held in change.items():
+            (folder / name).unlink() if held is None else (folder / name).write_bytes(held)
+        with pytest.raises(InputError, match=told):
+            clients_of(folder)
+        for name, held in own.items():
+            (folder / name).write_bytes(held)
+    (folder / "clients" / "client-0" / "key.pub").unlink()
+    with pytest.raises(InputError, match="key.pub: is missing; the server must know this key"):
+        clients_of(folder)
+    with pytest.raises(InputError, match="other: no federation's folder; make it with"):
+        clients_of(other)
+
+
 def test_clients_that_cannot_join(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no client's folder; give one of clients/client-0"):
         join(tmp_path, "127.0.0.1:8000")
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["localhost"])
+    place = folder / "clients" / "client-0"
     with pytest.raises(InputError, match='server "here": write it as host:port'):
-        join(folder / "clients" / "client-0", "here")
-    (folder / "clients" / "client-0" / "ca.crt").unlink()
+        join(place, "here")
+    nobody, said = f"127.0.0.1:{free_port()}", []
+    with pytest.raises(InputError, match="cannot be reached: Connection refused, for 0 s now"):
+        join(place, nobody, patience=0.0, say=said.append)
+    (place / "key").write_text("hello")
+    with pytest.raises(InputError, match="key: not a private key without a password; make it with"):
+        join(place, nobody)
+    (place / "key").unlink()
+    with pytest.raises(InputError, match="key: cannot be read: No such file"):
+        join(place, nobody)
+    write_client_key(place / "key.2")
+    (place / "key.2").rename(place / "key")
+    (place / "ca.crt").unlink()
     with pytest.raises(InputError, match=r"ca.crt: cannot be read"):
-        join(folder / "clients" / "client-0", "127.0.0.1:8000")
+        join(place, nobody)
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (
+            Ended(1, False, "[code: 1] no"),
+            r"does not let this client in \(\[code: 1\] no\): it does",
+        ),
+        (Ended(-9, True, ""), "the SuperNode was ended by signal 9, perhaps for lack of memory"),
+    ],
+)
+def test_super_nodes_that_end(
+    ended: Ended, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "f"
+    make_place(folder, "", 1, ["127.0.0.1"])
+    monkeypatch.setattr("fedshift.deploy.joining._worked", lambda node, place: ended)
+    with tls_server(folder) as here, pytest.raises(FedshiftError, match=told) as error:
+        join(folder / "clients" / "client-0", here, patience=0.0)
+    assert error.value.exit_code == (2 if ended.code > 0 else 4)
+
+
+def test_a_client_stays_for_the_next_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ended is no refusal: patience counts anew."""
+    folder, said = tmp_path / "f", list[str]()
+    make_place(folder, "", 1, ["127.0.0.1"])
+    ends = [Ended(0, True, ""), Ended(1, True, "oh"), Ended(1, False, "no")]
+    monkeypatch.setattr("fedshift.deploy.joining._worked", lambda node, place: ends.pop(0))
+    monkeypatch.setattr("fedshift.deploy.joining.PAUSE", 0.0)
+    with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
+        join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
+    assert said == [
+        "the server has ended; waiting for the next one",
+        "the SuperNode failed (oh); what this client kept is lost, joining again",
+    ]
+
+
+def test_flowers_refusals_are_told_in_one_line() -> None:
+    told = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
+    with pytest.raises(InputError, match="^`flwr -c print.* failed: no such app$"):
+        asked([sys.executable, "-c", f"print({told!r})"], os.environ)
+    with pytest.raises(FedshiftError, match="failed: 7"):
+        asked([sys.executable, "-c", "print(7)"], os.environ)
+
+
+def call(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedshift", "deploy", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_exit_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong before a process is started ends with 2 and one message."""
+    folder, late = tmp_path / "f", tmp_path / "late"
+    make_place(folder, "", 1, ["127.0.0.1"])
+    make_place(late, "", 1, ["127.0.0.1"])
+    for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
+        (late / name).unlink()
+    write_authority(late, ["127.0.0.1"], days=0)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        port = str(s.getsockname()[1])
+        cases = {
+            f"127.0.0.1:{port} cannot be opened: Address already in use; give --port": [
+                "server", str(folder), "--port", port],
+            f"{late}/ca.crt: valid from": ["server", str(late)],
+            f"{tmp_path}/none/ca.crt: cannot be read": ["server", str(tmp_path / "none")],
+            f"{tmp_path}/none: no client's folder": [
+                "client", str(tmp_path / "none"), "--server", "127.0.0.1:8000"],
+        }  # fmt: skip
+        for told, args in cases.items():
+            assert call(*args, monkeypatch=monkeypatch) == 2
+            said = capsys.readouterr().err
+            assert said.startswith(f"error: {told}")
+            assert len(said.splitlines()) == 1
+
+
+def test_the_server_may_always_call_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever names it has for others; and a later run gets a folder of its own."""
+    from fedshift.cli.deploy import _next, init
+
+    init(
+        ROOT / "examples" / "loopback" / "experiment.toml", tmp_path / "f", ["fed.example.org"], []
+    )
+    names = certificate(tmp_path / "f" / "server.crt").extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.value.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(a) for a in names.value.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert _next(tmp_path) == tmp_path / "run"
+    (tmp_path / "run").mkdir()
+    assert _next(tmp_path) == tmp_path / "run-2"
+
+
+def test_what_a_run_raised(tmp_path: Path) -> None:
+    """The class, and so the exit code, of an error crosses the processes by its event."""
+    link = Link(tmp_path, {}, tmp_path / "log")
+    for kind in (InputError, DataError, TrainingError):
+        event = {"event": "failed", "error": "so", "exit_code": kind.exit_code}
+        (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+        with pytest.raises(FedshiftError, match="^so$") as error:
+            _follow("1", tmp_path, link, lambda event: None)
+        assert type(error.value) is kind
 
 
 def ran(*args: str, cwd: Path) -> Any:

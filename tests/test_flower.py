@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import CLASSES, SIZES, TARGET, make_clients, make_federation
@@ -21,9 +22,11 @@ from fedshift.tree import flatten
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flower_runs import apart, in_process, on_flower, sites, strategy_of
-from flwr.app import ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 
+from fedshift.errors import InputError
 from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.records import failure_of, to_record
 
 ROUNDS, COHORT = 3, 4
@@ -84,6 +87,44 @@ def test_flower_can_drive_the_rounds(setting: Setting, federated: Any) -> None:
     given = result.arrays.to_torch_state_dict()
     assert all(torch.equal(given[k], v) for k, v in server["params"].items())
     assert result.train_metrics_clientapp[2]["clients"] == len(strategy.current.trained)
+
+
+def test_what_all_clients_are_sent_is_written_once(setting: Setting, federated: Any) -> None:
+    """One record of the model for all messages; a record of its own where clients differ."""
+    federation = federated()
+    for method, shared in ((recipes.fedavg, True), (recipes.labelset_fedavg, False)):
+        algorithm = method(setting)
+        strategy = strategy_of(algorithm, federation)
+        grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+        messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
+        first, other, *_ = (message.content["params"] for message in messages)
+        assert (first is other) == shared
+
+
+def test_arrays_arrive_as_they_were() -> None:
+    """Types, shapes and orders of memory; in memory of torch's own."""
+    sent = {
+        "row": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "column": np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
+        "count": np.array(7),
+        "none": np.zeros((0, 3), np.float16),
+        "flags": np.array([True, False]),
+    }
+    headers = Headers()
+    for _ in range(2):  # read, then known
+        record = ArrayRecord({k: Array(v) for k, v in sent.items()})
+        found = read_arrays({"part": record}, 1 << 20, headers)["part"]
+        for name, v in sent.items():
+            assert found[name].is_contiguous()
+            assert np.array_equal(found[name].numpy(), v)
+            assert found[name].numpy().dtype == v.dtype
+    assert len(headers.known) == len(sent)
+    with pytest.raises(InputError, match="5 arrays of .* bytes; allowed: 100000 and 99"):
+        read_arrays({"part": record}, 99, headers)
+    array = Array(sent["row"])
+    array.data = array.data[:-1]  # its header is known, and is not true of it
+    with pytest.raises(InputError, match=r"an array of float32 \(2, 3\) in 23 bytes"):
+        read_arrays({"part": ArrayRecord({"a": array})}, 1 << 20, headers)
 
 
 def test_batch_norm_travels(normed: Model, federated: Any) -> None:

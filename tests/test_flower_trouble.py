@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +31,7 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower.installed import TRIED
 from fedshift.flower.records import parts_of, to_records
 from fedshift.tree import Parts
 
@@ -274,3 +279,16 @@ def test_flower_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs Ray, which is not installed"):
         installed.check_flower(simulation=True)
+
+
+def test_the_range_of_flower_versions_is_what_the_tests_run_on() -> None:
+    """Lowest allowed, pinned for the tests, accepted at run time, and documented: one number."""
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    (wanted,) = extras["optional-dependencies"]["flower"]
+    low, high = re.fullmatch(r"flwr\[simulation\]>=(1\.\d+),<(1\.\d+)", wanted).groups()
+    assert (low,) == TRIED
+    assert int(high.split(".")[1]) == int(low.split(".")[1]) + 1
+    assert f"flwr=={low}.0\n" in (root / "constraints.txt").read_text()
+    assert f"flwr >= {low}, < {high}" in (root / "docs" / "flower.md").read_text()
+    assert version("flwr").startswith(f"{low}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -20,8 +21,10 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     config = load_config(file, overrides)
     text, clients = dumps(config), config.shift.clients
     configured(text)
-    make_place(folder, text, clients, hosts or ["localhost", "127.0.0.1"])
-    print(f"{folder}: certificates for {', '.join(hosts or ['localhost', '127.0.0.1'])}")
+    # The server reaches itself under its own machine's names.
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    make_place(folder, text, clients, names)
+    print(f"{folder}: certificates for {', '.join(names)}")
     print(f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it")
     print("holds that client's private key. ca.key and server.key never leave this machine.")
     print(f"Then: fedshift deploy server {folder}, and on each client's machine")
@@ -29,7 +32,14 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
 
 
 def server(
-    folder: Path, out: Path | None, host: str, port: int, timeout: float, *, as_json: bool
+    folder: Path,
+    out: Path | None,
+    resume: Path | None,
+    host: str,
+    port: int,
+    waits: dict[str, float],
+    *,
+    as_json: bool,
 ) -> None:
     """Serve, then print what `fedshift run` prints."""
     check_flower()
@@ -38,10 +48,13 @@ def server(
     from fedshift.experiments.folder import CONFIG, check_unused
     from fedshift.experiments.load import load_config
 
-    place = folder / "run" if out is None else out
-    check_unused(place)
+    if resume is None:
+        place = _next(folder) if out is None else out
+        check_unused(place)
+    else:
+        place = _unfinished(resume, out)
     with console.progress() as listen:
-        serve(folder, place, host=host, port=port, timeout=timeout, listen=listen)
+        serve(folder, place, host=host, port=port, listen=listen, **waits)
     page = draw([place], None)
     if as_json:
         console.show_json(run_json(place, page))
@@ -50,15 +63,33 @@ def server(
         show_run(place, page, cohort=cohort)
 
 
-def client(place: Path, address: str) -> None:
+def _unfinished(place: Path, out: Path | None) -> Path:
+    """The run folder, if there is something in it to go on from."""
+    from fedshift.experiments.folder import CHECKPOINTS
+    from fedshift.experiments.resume import configured
+
+    if out is not None:
+        raise InputError("--resume goes on in its folder; leave out --out")
+    configured(place)
+    if not (place / CHECKPOINTS).is_dir():
+        raise InputError(
+            f"{place}: no checkpoint: the server ended before round 1 was over, or clients of this "
+            "method keep something of their own, which ended with it; leave out --resume"
+        )
+    return place
+
+
+def _next(folder: Path) -> Path:
+    """folder/run, or the first of run-2, run-3, ... that is not there."""
+    names = itertools.chain(["run"], (f"run-{n}" for n in itertools.count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
+def client(place: Path, address: str, patience: float) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()
-    from fedshift.deploy.federation import join
+    from fedshift.deploy.joining import join
 
     print(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
-    code = join(place, address, say=lambda text: print(text, file=sys.stderr, flush=True))
-    if code:
-        raise InputError(
-            f"the SuperNode ended with {code}: is this client's key registered at the server, and "
-            f"is its certificate the one of {place / 'ca.crt'}? See {place / 'supernode.log'}"
-        )
+    sys.stdout.flush()
+    join(place, address, patience=patience, say=lambda t: print(t, file=sys.stderr, flush=True))

@@ -1,25 +1,41 @@
-"""Serving a federation and joining one, over Flower's SuperLink, SuperNodes and `flwr`."""
+"""Serving a federation, over Flower's SuperLink and `flwr`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedshift.deploy.keys import check_certificate
 from fedshift.deploy.place import clients_of
-from fedshift.deploy.processes import asked, check_port, command, free_port, running, wait_for
-from fedshift.errors import InputError, TrainingError
+from fedshift.deploy.processes import asked, check_port, command, running, wait_for
+from fedshift.deploy.reaching import answers
+from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
 from fedshift.flower.quiet import quiet_environment
 
 POLL, STATUS = 0.5, 15.0
 NAME = "federation"
+RAISED = "fedshift.errors."
+KINDS = {
+    kind.exit_code: kind
+    for kind in (FedshiftError, InputError, DataError, TrainingError, NetworkError)
+}
 Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A SuperLink that is up, knows the clients' keys, and waits for runs."""
+
+    folder: Path
+    env: Mapping[str, str]
+    log: Path
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -30,20 +46,18 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **quiet_environment(home), "PATH": path}
 
 
-def serve(
-    folder: Path, out: Path, *, host: str, port: int, timeout: float, listen: Listener
-) -> None:
-    """Run the experiment of a federation's folder once all its clients have joined.
+@contextlib.contextmanager
+def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
+    """A SuperLink with TLS that knows the keys of a federation's clients and no others.
 
-    Starts a SuperLink with TLS that knows the clients' keys and no others, submits the run, passes
-    its events to `listen`, and ends what it has started. The run's folder is `out`. Raises
-    InputError for certificates and ports that cannot be used, TrainingError for a run that failed.
+    It ends with the block. Raises InputError for certificates, keys and ports that cannot be used,
+    and where server.crt is not for `host`.
     """
     places, folder = clients_of(folder), folder.absolute()
     check_port(host, port)
-    here = f"{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{port}"
+    here = "127.0.0.1" if host in ("0.0.0.0", "") else host
     env = environment(folder / "flower")
-    ours = f'address = "{here}"\nroot-certificates = "{folder / "ca.crt"}"\n'
+    ours = f'address = "{here}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
     told = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{ours}'
     (folder / "flower" / "config.toml").write_text(told, encoding="utf-8")
     log = folder / "superlink.log"
@@ -52,15 +66,49 @@ def serve(
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
-    with running(arguments, env, log) as superlink:
-        wait_for(*_address(here), superlink, log)
+    with running(arguments, env, log) as process:
+        wait_for(here, port, process, log)
+        if why := answers(f"{here}:{port}", folder / "ca.crt"):
+            raise FedshiftError(f"{why}; see {log}")
         flwr = command("flwr")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda place: _register(flwr, place, env), places))
-        given = f'out="{out.absolute()}" timeout={timeout}'
-        submit = [flwr, "run", str(folder / "app"), NAME, "--run-config", given]
-        run = str(asked([*submit, "--format", "json"], env)["run-id"])
-        _follow(run, out, env, log, listen)
+        yield Link(folder, env, log)
+
+
+def submit(link: Link, out: Path, listen: Listener, **given: str | float) -> None:
+    """Run the federation's app once, with these values of its configuration, and wait for its end.
+
+    Where `out` holds a run that has not ended, it goes on. New events of the run go to `listen`.
+    Raises what the run raised: the error's own class where it is one of ours, else TrainingError.
+    """
+    told = "".join(f"{k} = {json.dumps(v)}\n" for k, v in given.items())
+    settings = link.folder / "flower" / "run.toml"
+    settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{told}", encoding="utf-8")
+    start = [command("flwr"), "run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
+    known = len(_events(out))
+    run = str(asked([*start, "--format", "json"], link.env)["run-id"])
+    _follow(run, out, link, listen, known)
+
+
+def serve(
+    folder: Path,
+    out: Path,
+    *,
+    host: str,
+    port: int,
+    listen: Listener,
+    patience: float,
+    timeout: float,
+) -> None:
+    """Run the experiment of a federation's folder once all its clients have joined.
+
+    patience: seconds to wait for all clients; timeout: seconds that a client has for a round. What
+    was started is ended again, also where it fails. The run's folder is `out`; a run that has not
+    ended there goes on.
+    """
+    with superlink(folder, host=host, port=port) as link:
+        submit(link, out, listen, patience=patience, timeout=timeout)
 
 
 def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
@@ -68,57 +116,9 @@ def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
     asked([*arguments, "--name", place.name, "--format", "json"], env)
 
 
-def join(
-    place: Path,
-    server: str,
-    *,
-    patience: float = 300.0,
-    say: Callable[[str], None] = lambda text: None,
-) -> int:
-    """Be a client of the federation at `server` ("host:port") until it is interrupted.
-
-    `place` is the client's folder, as `fedshift deploy init` made it. A client that comes before
-    its key is known at the server is refused; it tries again for `patience` seconds. Returns the
-    SuperNode's exit code. Raises InputError for a folder or certificate that cannot be used.
-    """
-    try:
-        about = json.loads((place / "client.json").read_text(encoding="utf-8"))
-        which = f"partition-id={int(about['partition'])} num-partitions={int(about['partitions'])}"
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            f"{place}: no client's folder; give one of clients/client-0, ... that "
-            "`fedshift deploy init` made"
-        ) from None
-    check_certificate(place / "ca.crt")
-    _address(server)
-    arguments = [
-        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
-        "--port", str(free_port()), "--root-certificates", str(place / "ca.crt"),
-        "--auth-supernode-private-key", str(place / "key"), "--node-config", which,
-    ]  # fmt: skip
-    env = environment(place.absolute() / "flower")
-    until = time.monotonic() + patience
-    while True:
-        began = time.monotonic()
-        with running(arguments, env, place / "supernode.log") as node:
-            code = node.wait()
-        # One that has worked for a while was not refused.
-        if not code or time.monotonic() > until or time.monotonic() - began > patience / 2:
-            return code
-        say(f"refused (exit code {code}): perhaps the server does not know this key yet")
-        time.sleep(2.0)
-
-
-def _address(server: str) -> tuple[str, int]:
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f'server "{server}": write it as host:port, as in 192.0.2.7:8000')
-    return host, int(port)
-
-
-def _follow(run: str, out: Path, env: Mapping[str, str], log: Path, listen: Listener) -> None:
-    """Pass events on until the run is over. Raises TrainingError where it failed."""
-    heard, looked = 0, time.monotonic()
+def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -> None:
+    """Pass events on, but the first `known`, until the run is over. Raises what it failed with."""
+    heard, looked = known, time.monotonic()
     while True:
         events = _events(out)
         for event in events[heard:]:
@@ -126,11 +126,16 @@ def _follow(run: str, out: Path, env: Mapping[str, str], log: Path, listen: List
         heard = len(events)
         if (out / "summary.json").exists():
             return
+        if len(events) > known and events[-1]["event"] == "failed":
+            kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
+            raise kind(str(events[-1]["error"]))
         if time.monotonic() - looked > STATUS:
             looked = time.monotonic()
-            status = _status(run, env)
-            if status.startswith("finished") and not (out / "summary.json").exists():
-                raise TrainingError(f"the run {status}: {_reason(events, run, env, log)}")
+            status = _status(run, link.env)
+            # It may have ended since we looked, and well.
+            unheard = bool(_events(out)[heard:]) or (out / "summary.json").exists()
+            if status.startswith("finished") and not unheard:
+                raise _failure(status, run, link)
         time.sleep(POLL)
 
 
@@ -147,14 +152,16 @@ def _status(run: str, env: Mapping[str, str]) -> str:
     return str(listed["runs"][0]["status"])
 
 
-def _reason(events: list[dict[str, Any]], run: str, env: Mapping[str, str], log: Path) -> str:
-    """What the run said when it failed: by its events, or else in what Flower kept of its words."""
-    if events and events[-1]["event"] == "failed":
-        return str(events[-1]["error"])
+def _failure(status: str, run: str, link: Link) -> FedshiftError:
+    """What a run failed with that says nothing in its events: by Flower's record of its words."""
     arguments = [command("flwr"), "log", run, NAME, "--show"]
-    done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        arguments, env=dict(link.env), capture_output=True, text=True, check=False
+    )
     said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    ours = [line for line in said if line.startswith("fedshift.errors.")]
+    ours = [line.removeprefix(RAISED) for line in said if line.startswith(RAISED)]
     if ours:
-        return ours[-1].partition(": ")[2]
-    return " ".join([*said[-3:], f"(see {log})"])
+        name, _, told = ours[-1].partition(": ")
+        kinds = {kind.__name__: kind for kind in KINDS.values()}
+        return kinds.get(name, TrainingError)(told)
+    return TrainingError(f"the run {status}: {' '.join(said[-3:])} (see {link.log})")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -16,12 +18,14 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_ssh_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedshift.errors import InputError
 
 DAYS = 365
+AGAIN = "make it with `fedshift deploy init`"
 
 
 def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> None:
@@ -57,20 +61,59 @@ def write_client_key(path: Path) -> None:
 
 def check_certificate(path: Path) -> None:
     """Refuse, with InputError, a certificate that is missing, unreadable, or not valid today."""
-    again = "make it with `fedshift deploy init`"
-    try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
-    except OSError as e:
-        raise InputError(f"{path}: cannot be read: {e.strerror}; {again}") from None
-    except ValueError:
-        raise InputError(f"{path}: not a certificate; {again}") from None
+    found = _certificate(path)
     first, last = found.not_valid_before_utc, found.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
     if not first <= now <= last:
         raise InputError(
             f"{path}: valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, and today is "
-            f"{now:%Y-%m-%d}; {again}"
+            f"{now:%Y-%m-%d}; {AGAIN}"
         )
+
+
+def check_server(folder: Path) -> None:
+    """Refuse, with InputError, a server whose certificate or key cannot be used.
+
+    Both certificates are valid today, the authority has signed the server's, and server.key is the
+    key of it.
+    """
+    for name in ("ca.crt", "server.crt"):
+        check_certificate(folder / name)
+    authority, own, key = folder / "ca.crt", folder / "server.crt", folder / "server.key"
+    _bytes(key)
+    try:
+        _certificate(own).verify_directly_issued_by(_certificate(authority))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(own, key)
+    except (ValueError, TypeError, InvalidSignature):
+        raise InputError(f"{own}: not signed by {authority}; {AGAIN}") from None
+    except ssl.SSLError:
+        raise InputError(f"{key}: not the key of {own}; {AGAIN}") from None
+
+
+def check_client_key(path: Path) -> None:
+    """Refuse, with InputError, what is no client's private key."""
+    held = _bytes(path)
+    try:
+        key = load_ssh_private_key(held, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InputError(f"{path}: not a private key without a password; {AGAIN}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InputError(f"{path}: not a key on an elliptic curve; {AGAIN}")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise InputError(f"{path}: cannot be read: {e.strerror}; {AGAIN}") from None
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    held = _bytes(path)
+    try:
+        return x509.load_pem_x509_certificate(held)
+    except ValueError:
+        raise InputError(f"{path}: not a certificate; {AGAIN}") from None
 
 
 def _drawn(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
+from fedshift.deploy.keys import check_server, write_authority, write_client_key
 from fedshift.errors import InputError
 
 APP = """\
@@ -79,7 +79,19 @@ def client_place(folder: Path, client: int) -> Path:
 
 def clients_of(folder: Path) -> list[Path]:
     """The clients' folders in order. Raises InputError for a folder without the server's files."""
-    for name in ("ca.crt", "server.crt"):
-        check_certificate(folder / name)
-    found = (folder / "clients").glob("client-*")
-    return sorted(found, key=lambda path: int(path.name.removeprefix("client-")))
+    check_server(folder)
+    found = [path for path in (folder / "clients").glob("client-*") if _number(path) is not None]
+    if not found or not (folder / "app" / "pyproject.toml").exists():
+        raise InputError(
+            f"{folder}: no federation's folder; make it with `fedshift deploy init` (the server "
+            "needs app and the clients' key.pub, too)"
+        )
+    for path in found:
+        if not (path / "key.pub").exists():
+            raise InputError(f"{path / 'key.pub'}: is missing; the server must know this key")
+    return sorted(found, key=lambda path: _number(path) or 0)
+
+
+def _number(place: Path) -> int | None:
+    told = place.name.removeprefix("client-")
+    return int(told) if told.isdecimal() else None

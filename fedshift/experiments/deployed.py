@@ -6,6 +6,7 @@ The run's configuration holds the experiment's TOML ("experiment"), what gives a
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterator
 from functools import partial
@@ -19,13 +20,15 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round, check_model
+from fedshift.engine.rounds import Federation, Round, check_model, first_state
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import record, reserved
+from fedshift.experiments.experiment import federation_of, method_of
+from fedshift.experiments.folder import CONFIG, SUMMARY, kept_in, record, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid
-from fedshift.experiments.task import prepare
+from fedshift.experiments.resume import reopened
+from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Play, silent
 from fedshift.flower.client import Site, app_of, partition
 
@@ -55,8 +58,29 @@ def main(grid: Grid, context: Context) -> None:
     def engine(config: Config, options: dict[str, Any]) -> Play:
         return partial(_play, grid, config, waits)
 
-    with reserved(Path(str(given["out"])), config.name) as folder:
-        record(folder, config, prepare(config), silent, engine)
+    prepared = prepare(config)
+    with _folder(Path(str(given["out"])), config, prepared) as folder:
+        # Every round: on Flower one takes seconds at least, and a checkpoint less.
+        keeper = kept_in(folder, config, prepared, 1) if resumes(config, prepared) else None
+        record(folder, config, prepared, silent, engine, keeper)
+
+
+@contextlib.contextmanager
+def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
+    """A new run folder, or that of a run whose server has ended before it."""
+    if (out / CONFIG).exists() and not (out / SUMMARY).exists():
+        with reopened(out, config, prepared) as (folder, _):
+            yield folder
+    else:
+        with reserved(out, config.name) as folder:
+            yield folder
+
+
+def resumes(config: Config, prepared: Prepared) -> bool:
+    """Whether a run can go on without what its clients kept: whether they keep nothing."""
+    algorithm = method_of(config, prepared)(**config.method.options)
+    first = first_state(algorithm, federation_of(config, prepared), 0)
+    return not any(first.values())
 
 
 def _play(
@@ -71,12 +95,11 @@ def _play(
     backend: Backend = loop,
     after: Round | None = None,
 ) -> Iterator[Round]:
-    if after is not None:
-        raise InputError("a run on Flower cannot be resumed; its clients' states end with it")
     check_model(algorithm.model, federation)
     return on_grid(
-        grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend, **waits
-    )
+        grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend, after=after,
+        **waits,
+    )  # fmt: skip
 
 
 def site_of(context: Context) -> Site:

@@ -86,8 +86,12 @@ def on_grid(
     backend: Backend = loop,
     patience: float = 600.0,
     timeout: float = 3600.0,
+    after: Round | None = None,
 ) -> Iterator[Round]:
-    """The rounds of a configuration on Flower nodes; a meter as `backend` is told the traffic."""
+    """The rounds of a configuration on Flower nodes; a meter as `backend` is told the traffic.
+
+    timeout: seconds for a round, or the configuration's deadline where that is less.
+    """
     from fedshift.flower import AlgorithmStrategy, play
 
     strategy = AlgorithmStrategy(
@@ -98,8 +102,10 @@ def on_grid(
         cohort=cohort,
         first=(federation.params, federation.buffers),
         patience=patience,
-        timeout=timeout,
+        timeout=min(timeout, config.training.deadline or timeout),
         gate=federation.gate,
+        retries=config.training.retries,
+        after=after,
     )
     asks = config.shift.target == "clients"
     for current in play(

@@ -22,7 +22,7 @@ from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_re
 from fedshift.tree import Params, Parts
 
 LOG = logging.getLogger("fedshift.flower")
-STATE = "state."
+STATE, DONE = "state.", "done"
 Handler = Callable[[Message, Context], Message]
 
 
@@ -100,11 +100,14 @@ def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> 
     @app.train()
     @_answering
     def train(message: Message, context: Context) -> RecordDict:
+        _check_new(message.content, context)
         update, state = _trained(visit(context), message.content, context)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
         # Written last: what fails on the way leaves the client as it was.
         for name, record in to_records(state, STATE).items():
             context.state[name] = record
+        if any(state.values()):
+            context.state[DONE] = ConfigRecord({"round": _round(message.content)})
         return answer
 
     @app.evaluate()
@@ -121,6 +124,17 @@ def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> 
             return RecordDict(dict(to_records(kept, STATE)))
 
     return app
+
+
+def _check_new(sent: RecordDict, context: Context) -> None:
+    """Refuse a round that has been trained: what the client keeps would move twice."""
+    t = _round(sent)
+    if DONE in context.state and fields_of(context.state, DONE)["round"] == t:
+        raise InputError(f"round {t} was trained here before, and its answer was lost")
+
+
+def _round(sent: RecordDict) -> int:
+    return int(fields_of(sent, "run")["round"])
 
 
 def _visiting(site: Callable[[Context], Site], threads: int) -> Callable[[Context], Site]:
@@ -179,7 +193,7 @@ def _state(site: Site, context: Context) -> Parts:
 
 def _trained(site: Site, sent: RecordDict, context: Context) -> tuple[Parts, Parts]:
     """(update for the server, everything that the client keeps)."""
-    t, client = int(fields_of(sent, "run")["round"]), int(site.data.id)
+    t, client = _round(sent), int(site.data.id)
     stage, state = site.algorithm.at(t), _state(site, context)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
     update, changed = stage.client_update(job.message, job.state, job.data, job.plans)

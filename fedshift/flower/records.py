@@ -34,6 +34,20 @@ def to_records(parts: Parts, prefix: str = "") -> dict[str, ArrayRecord]:
     return {prefix + part: to_record(tree) for part, tree in parts.items()}
 
 
+def to_shared_records(many: Mapping[int, Parts]) -> dict[int, dict[str, ArrayRecord]]:
+    """`to_records` of each, where parts of the very same tensors are written once, and shared."""
+    written: dict[tuple[tuple[str, int], ...], ArrayRecord] = {}
+
+    def record(tree: Params) -> ArrayRecord:
+        # The tensors are alive in `many`, so that no two have one id.
+        key = tuple((name, id(v)) for name, v in tree.items())
+        if key not in written:
+            written[key] = to_record(tree)
+        return written[key]
+
+    return {i: {part: record(tree) for part, tree in parts.items()} for i, parts in many.items()}
+
+
 def to_parts(records: Mapping[str, ArrayRecord], prefix: str = "") -> Parts:
     """The inverse of `to_records`, for the records whose name starts with the prefix.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -33,7 +34,7 @@ def play(
     first = 1 if strategy.current is None else strategy.current.t + 1
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
-        strategy.aggregate_train(t, grid.send_and_receive(messages, timeout=strategy.timeout))
+        strategy.aggregate_train(t, answered(grid, messages, strategy.timeout, strategy.retries))
         messages = list(strategy.configure_evaluate(t, nothing, config, grid))
         if messages:
             replies = grid.send_and_receive(messages, timeout=strategy.timeout)
@@ -41,6 +42,36 @@ def play(
         current = strategy.current
         assert current is not None  # aggregate_train has set it, or raised
         yield current._replace(states=kept_by(strategy, grid)) if states(t) else current
+
+
+def answered(
+    grid: Grid, messages: Iterable[Message], timeout: float, retries: int
+) -> list[Message]:
+    """The answers; whoever says that it failed is asked again while tries and time are left.
+
+    Who says nothing is not asked again: it may be at work still. A client that has trained does not
+    train twice for one round (`fedshift.flower.client`).
+    """
+    end, asked = time.monotonic() + timeout, list(messages)
+    found = list(grid.send_and_receive(asked, timeout=timeout))
+    for _ in range(retries):
+        again = {r.metadata.src_node_id for r in found if failure_of(r) is not None}
+        left = end - time.monotonic()
+        if not again or left <= 0:
+            break
+        anew = [_copy(m, left) for m in asked if m.metadata.dst_node_id in again]
+        later = list(grid.send_and_receive(anew, timeout=left))
+        heard = {r.metadata.src_node_id for r in later}
+        found = [r for r in found if r.metadata.src_node_id not in heard] + later
+    return found
+
+
+def _copy(message: Message, ttl: float) -> Message:
+    """The same question as a message of its own: Flower numbers each once."""
+    told = message.metadata
+    return Message(
+        message.content, message_type=told.message_type, dst_node_id=told.dst_node_id, ttl=ttl
+    )
 
 
 def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:

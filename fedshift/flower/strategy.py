@@ -26,15 +26,28 @@ from fedshift.engine.one_round import (
 )
 from fedshift.engine.rounds import draw_cohort
 from fedshift.engine.traffic import Traffic
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
-from fedshift.flower.records import failure_of, fields_of, to_record, to_records
+from fedshift.flower.records import (
+    failure_of,
+    fields_of,
+    to_record,
+    to_records,
+    to_shared_records,
+)
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, Parts, size_in_bytes
 
 LOG = logging.getLogger("fedshift.flower")
 Listener = Callable[[Round], None]
+
+
+def apart(a: Params, b: Params) -> str:
+    """The first column in which two tables differ; empty if none does."""
+    odd = [k for k in sorted(a.keys() | b.keys()) if k not in a or k not in b]
+    odd += [k for k in sorted(a.keys() & b.keys()) if not torch.equal(a[k], b[k])]
+    return odd[0] if odd else ""
 
 
 def silent(played: Round) -> None:
@@ -52,9 +65,13 @@ class AlgorithmStrategy(Strategy):
     patience  seconds to wait for all nodes before round 1
     timeout   seconds that a client has for one round; an answer that comes later is not used
     own       federated evaluation scores the models that clients serve, not the server's
+    retries   how often a client that says it failed is asked again, while there is time (by `play`;
+              Flower's own `start` asks once)
     gate      limits of what is let through; with `on_bad` "drop", rounds that lack usable answers
               are skipped
     listen    is told of each round that was played
+    after     the state after the last round of a run that was interrupted, to go on from. For
+              methods whose clients keep nothing: what they keep ends with a run of Flower's
 
     Before round 1 the server asks every node for its partition and for what the method registers.
     A client that is absent, fails, answers too late, or sends what cannot be used drops out of the
@@ -78,14 +95,21 @@ class AlgorithmStrategy(Strategy):
         evaluates: Callable[[int], bool] = lambda t: False,
         listen: Listener = silent,
         gate: Gate = Gate(),
+        retries: int = 0,
+        after: Round | None = None,
     ) -> None:
+        if retries < 0 or not timeout > 0:
+            raise InputError(
+                f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
+            )
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
         self.cohort = clients if cohort is None else cohort
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.gate = evaluates, listen, gate
+        self.retries = retries
         self.met: Met | None = None
-        self.current: Round | None = None
+        self.current = after
         self.opened: Opened | None = None
         self.lost: list[Dropped] = []
         self.scores: dict[int, Score] = {}
@@ -94,7 +118,7 @@ class AlgorithmStrategy(Strategy):
 
     def begin(self, grid: Grid) -> Round:
         """Meet the clients, unless that is done, and set up the server's state."""
-        if self.current is not None:
+        if self.current is not None and self.met is not None:
             return self.current
         columns = columns_read(
             self.algorithm, self.params, self.buffers, self.clients, self.classes
@@ -107,7 +131,13 @@ class AlgorithmStrategy(Strategy):
                 "what they keep for themselves differs from a run in one process",
                 list(self.met.strangers),
             )
-        self.current = before_rounds(self.algorithm.init(self.params, self.buffers, self.met.table))
+        first = self.algorithm.init(self.params, self.buffers, self.met.table)
+        if self.current is None:
+            self.current = before_rounds(first)
+        elif odd := apart(first.get("table", {}), self.current.server.get("table", {})):
+            raise DataError(
+                f'clients registered another "{odd}" than when this run began; start a new run'
+            )
         return self.current
 
     def configure_train(
@@ -124,7 +154,8 @@ class AlgorithmStrategy(Strategy):
         sent = {i: self.opened.message(i) for i in asked}
         self.traffic = Traffic(len(asked), sum(map(size_in_bytes, sent.values())))
         return [
-            self._message("train", i, to_records(parts), {"round": t}) for i, parts in sent.items()
+            self._message("train", i, records, {"round": t})
+            for i, records in to_shared_records(sent).items()
         ]
 
     def aggregate_train(

@@ -1,0 +1,120 @@
+"""Joining a federation as a client, over Flower's SuperNode."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from fedshift.deploy.federation import environment
+from fedshift.deploy.keys import check_certificate, check_client_key
+from fedshift.deploy.processes import command, free_port, running
+from fedshift.deploy.reaching import address_of, answers
+from fedshift.errors import InputError, TrainingError
+
+PAUSE = 2.0
+JOINED = "SuperNode ID:"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a SuperNode came to its end: its exit code, whether the server had let it in, its words.
+
+    Codes below 0 are signals, as in `subprocess`.
+    """
+
+    code: int
+    joined: bool
+    said: str
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent) -> None:
+    """Be a client of the federation at `server` ("host:port") until it is interrupted.
+
+    `place` is the client's folder, as `fedshift deploy init` made it. A client that comes before
+    the server, or is sent away by one that goes, tries again for `patience` seconds. Raises
+    InputError for a folder, key or certificate that cannot be used, for a server that does not
+    answer, shows a certificate that is not the federation's, or does not let this client in, and
+    TrainingError for a SuperNode that was killed.
+    """
+    node = _node(place, server)
+    told, until = "", time.monotonic() + patience
+    while True:
+        if why := _unmet(node, place, server, say):
+            if time.monotonic() > until:
+                raise InputError(f"{why}, for {patience:g} s now")
+            if why != told:
+                say(f"{why}; trying again for {until - time.monotonic():.0f} s")
+            told = why
+        else:
+            told, until = "", time.monotonic() + patience
+        time.sleep(PAUSE)
+
+
+def _node(place: Path, server: str) -> list[str]:
+    """The SuperNode's command, but for its port. Raises InputError."""
+    try:
+        about = json.loads((place / "client.json").read_text(encoding="utf-8"))
+        which = f"partition-id={int(about['partition'])} num-partitions={int(about['partitions'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{place}: no client's folder; give one of clients/client-0, ... that "
+            "`fedshift deploy init` made"
+        ) from None
+    check_certificate(place / "ca.crt")
+    check_client_key(place / "key")
+    address_of(server)
+    return [
+        command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
+        "--root-certificates", str(place / "ca.crt"),
+        "--auth-supernode-private-key", str(place / "key"), "--node-config", which,
+    ]  # fmt: skip
+
+
+def _unmet(node: list[str], place: Path, server: str, say: Say) -> str:
+    """Work for the server until it ends; why it could not be done, empty where it was.
+
+    Raises InputError for what trying again does not cure, and TrainingError for a killed SuperNode.
+    """
+    if why := answers(server, place / "ca.crt"):
+        return why
+    ended = _worked(node, place)
+    if ended.code < 0:
+        raise TrainingError(
+            f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory. Started "
+            f"again, this client begins anew; see {place / 'supernode.log'}"
+        )
+    if ended.joined:
+        lost = f"the SuperNode failed ({ended.said}); what this client kept is lost, joining again"
+        say(lost if ended.code else "the server has ended; waiting for the next one")
+        return ""
+    return (
+        f"{server} does not let this client in ({ended.said}): it does not know the key "
+        f"{place / 'key'}, or not yet, or another process has joined with it"
+    )
+
+
+def _worked(node: list[str], place: Path) -> Ended:
+    log, env = place / "supernode.log", environment(place.absolute() / "flower")
+    before = log.stat().st_size if log.exists() else 0
+    with running([*node, "--port", str(free_port())], env, log) as process:
+        code = process.wait()
+    with log.open("rb") as f:
+        f.seek(before)
+        lines = f.read().decode("utf-8", "replace").splitlines()
+    return Ended(code, any(JOINED in line for line in lines), _reason(lines))
+
+
+def _reason(lines: list[str]) -> str:
+    """Flower's word for a refusal, which follows a line that says that there was one."""
+    told = [line.strip() for line in lines if line.strip()]
+    found = [b for a, b in pairwise(told) if a.startswith("Failed to init")]
+    return found[-1] if found else (told or ["it said nothing"])[-1]

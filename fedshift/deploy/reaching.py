@@ -1,0 +1,50 @@
+"""Whether a federation's server answers, and is the one that a client was told of."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+
+from fedshift.errors import InputError
+
+WAIT = 10.0
+
+
+def address_of(server: str) -> tuple[str, int]:
+    """(host, port) of "host:port". Raises InputError."""
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f'server "{server}": write it as host:port, as in 192.0.2.7:8000')
+    return host.strip("[]"), int(port)
+
+
+def answers(server: str, authority: Path) -> str:
+    """Why a server cannot be reached now; empty where it can.
+
+    Raises InputError for a server that shows a certificate that is not signed by `authority`, is
+    not valid today, or is for another host name: Flower's SuperNode would try for ever. What speaks
+    no TLS is no server of ours.
+    """
+    host, port = address_of(server)
+    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        with (
+            socket.create_connection((host, port), WAIT) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return ""
+    except ssl.SSLCertVerificationError as e:
+        raise InputError(
+            f"{server} shows a certificate that {authority} does not vouch for: "
+            f"{e.verify_message}. Is it this federation's server, under a name that "
+            "`fedshift deploy init --host` was given?"
+        ) from None
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return f"{server} hangs up: it may be starting or ending"
+    except ssl.SSLError as e:
+        raise InputError(
+            f"{server} speaks no TLS ({e.reason}): is it a federation's server?"
+        ) from None
+    except OSError as e:
+        return f"{server} cannot be reached: {e.strerror or e}"
