@@ -1,11 +1,13 @@
-"""What bad replies do, here and to Flower's strategies: `python benchmarks/faults.py [--quick]`.
+"""What bad replies do, here and to Flower's strategies: `python benchmarks/faults.py [--write]`.
 
 Every attack of `fedshift.testing.attacks` by one client of six, against FedAvg behind this
 library's gate and against Flower's FedAvg, FedMedian, FedTrimmedAvg and Krum: does the round raise,
 is the model non-finite or of another form, is it what it would have been without that client? Then
 fuzzed replies, a million of them, through the gate alone.
 
-Writes docs/results/faults.md; `--quick` tries it at small size and prints it only.
+`--replies N` says how many; they are fuzzed in pieces of 10,000, each a function of its number.
+What is done is in `--folder`, and the same command goes on from there; `--most N` ends after N
+pieces. A million take about half an hour of one core. `--write` writes docs/results/faults.md.
 """
 
 # ruff: noqa: E402
@@ -17,12 +19,15 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported, or it does nothing
 
 import argparse
+import json
 import logging
 import platform
+import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +46,10 @@ from fedshift.model import build
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 from fedshift.testing.attacks import ATTACKS, spoil
-from fedshift.testing.fuzz import Arena, arena, different, fuzz
+from fedshift.testing.fuzz import Arena, Tally, arena, different, fuzz
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "faults.md"
-CLIENTS, CLASSES, FEATURES, BAD = 6, 5, 8, 3
+CLIENTS, CLASSES, FEATURES, BAD, PIECE = 6, 5, 8, 3, 10_000
 GATE = Gate(on_bad="drop", max_norm=1e3, max_bytes=1 << 24)
 FLOWER = ("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum")
 SAME, DIFFERS, RAISES, WRONG, HARMLESS = "as without", "differs", "raises", "non-finite", "unseen"
@@ -186,37 +191,61 @@ def table(place: Arena) -> list[str]:
     return [*head, *lines, f"| all {len(ATTACKS)} | {sums} |"]
 
 
-def main() -> None:
-    """Attacks, then fuzzed replies; the table goes to docs/results unless it is a try."""
+def pieces(place: Arena, replies: int, log: Path, most: int) -> Iterator[Tally]:
+    """Fuzzed replies in pieces, those of earlier calls first; at most `most` new ones."""
+    held = log.read_text().splitlines() if log.exists() else []
+    done = 0
+    for one in (Tally(**json.loads(line)) for line in held):
+        if done < replies:
+            done += one.replies
+            yield one
+    began = time.perf_counter()
+    for _ in range(most):
+        if done >= replies:
+            break
+        found = fuzz(place, min(PIECE, replies - done), seed=done)
+        done += found.replies
+        with log.open("a") as f:
+            f.write(json.dumps(asdict(found)) + "\n")
+        spent = time.perf_counter() - began
+        print(f"{done} replies, {len(found.broken)} broken, {spent:.0f} s", flush=True)
+        yield found
+
+
+def main() -> int:
+    """Fuzzed replies, then attacks; exit code 1 if a reply broke something."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--replies", type=int, default=1_000_000)
+    parser.add_argument("--most", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, default=Path("runs/faults"))
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    replies = 1000 if given.quick else given.replies
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
+    given.folder.mkdir(parents=True, exist_ok=True)
     place = made()
+    found = list(pieces(place, given.replies, given.folder / "pieces.jsonl", given.most))
+    done, broken = sum(one.replies for one in found), [b for one in found for b in one.broken]
+    if done < given.replies:
+        print(f"{done} of {given.replies} replies; the same command goes on")
+        return int(bool(broken))
     with quiet():
         lines = table(place)
-    began, done, used, broken = time.perf_counter(), 0, 0, list[str]()
-    while done < replies:
-        found = fuzz(place, min(10_000, replies - done), seed=done)
-        done, used, broken = done + found.replies, used + found.used, broken + list(found.broken)
-        print(f"{done} replies, {len(broken)} broken, {time.perf_counter() - began:.0f} s")
     text = PAGE.format(
-        table="\n".join(lines), replies=done, used=used, broken=len(broken),
-        first="; ".join(broken[:5]) or "none", clients=CLIENTS, norm=GATE.max_norm,
-        torch=torch.__version__, machine=platform.machine(),
+        table="\n".join(lines), replies=done, used=sum(one.used for one in found),
+        broken=len(broken), first="; ".join(broken[:5]) or "none", clients=CLIENTS,
+        norm=GATE.max_norm, torch=torch.__version__, machine=platform.machine(),
     )  # fmt: skip
     print(text)
-    if not given.quick:
+    if given.write:
         OUT.write_text(text)
+    return int(bool(broken))
 
 
 PAGE = """# Bad replies
 
 One client of {clients} attacks in one round of FedAvg over a small network with BatchNorm, by each
-attack of `fedshift.testing.attacks`; made by `python benchmarks/faults.py` (torch {torch},
+attack of `fedshift.testing.attacks`; made by `python benchmarks/faults.py --write` (torch {torch},
 {machine}, flwr 1.41). Same replies everywhere: changes of the model here, the models themselves for
 Flower's strategies, "num-examples" being 40 unless the attack claims a size.
 
@@ -244,4 +273,4 @@ finite or a server of another form, or differed from the round without the dropp
 """
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

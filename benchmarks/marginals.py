@@ -1,11 +1,10 @@
-"""Power of `fedshift audit marginals`: `python benchmarks/marginals.py [--quick]`.
+"""Power of `fedshift audit marginals`: `python benchmarks/marginals.py [--quick] [--write]`.
 
 Clients of a Dirichlet split of Fashion-MNIST; one claims part of its mass for another label than
 the one it is of. How often is it found, and how often is an honest one accused, at 1 %? At the
 first model and after ten rounds of FedAvg.
 
-Writes docs/results/marginals.md; `--quick` tries it at small size, on the shipped subset, and
-prints it only.
+`--quick` tries it at small size, on the shipped subset. `--write` writes docs/results/marginals.md.
 """
 
 # ruff: noqa: E402
@@ -67,6 +66,7 @@ def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
         honest = audit_marginals(first, second, counts)
         false += sum(one.verdict == "inconsistent" for one in honest)
         tested += len(honest)
+        print(f"{name}, seed {seed}, after {rounds} rounds: gradients are there", flush=True)
         liars = range(0, len(counts), step)
         lied += len(liars)
         for k, distance in enumerate(LIES):
@@ -82,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     name = "fashion-mnist-mini" if given.quick else "fashion-mnist"
@@ -93,7 +94,7 @@ def main() -> None:
         lines.append(f"| {what} | {told_} |")
     text = PAGE.format(table="\n".join(lines), name=name, seeds=seeds, clients=CLIENTS)
     print(text)
-    if not given.quick:
+    if given.write:
         OUT.write_text(text)
 
 
@@ -101,8 +102,9 @@ PAGE = """# Claims against gradients
 
 How often `audit_marginals` calls a client inconsistent at a level of 1 %, by how much of its mass
 it claims for another label than the one it is of: {name}, {clients} clients of a Dirichlet(1)
-split, LeNet, {seeds} seeds, every client once; made by `python benchmarks/marginals.py`. The column
-0 % and the false alarms are honest clients: the former each as it is, the latter of one federation.
+split, LeNet, {seeds} seeds, every client once; made by `python benchmarks/marginals.py --write`.
+Column 0 % and the false alarms are honest clients: the former each as it is, the latter of one
+federation.
 
 {table}
 """

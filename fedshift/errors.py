@@ -24,6 +24,10 @@ class DataError(InputError):
     exit_code = 3
 
 
+class UnfitError(InputError):
+    """A backend that cannot train this network or method at all, whichever client it is."""
+
+
 class TrainingError(FedshiftError, RuntimeError):
     """Training that cannot go on: a non-finite or misshapen update, named by its client."""
 
@@ -34,6 +38,11 @@ class NetworkError(FedshiftError, OSError):
     """A download that failed."""
 
     exit_code = 5
+
+
+def shown(text: str, most: int = 60) -> str:
+    """What was given, for a message: cut where it is longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
+
+# Not through a link that stands where a file of ours should be; Windows has no such flag.
+NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 def write(path: Path, content: bytes | str) -> None:
     """Write a file in one step: a temporary file beside it, flushed, then renamed over it.
 
-    Makes the folder where it is missing. Raises InputError, naming the path, where it cannot.
+    Makes the folder where it is missing; a link in the file's place is replaced, not followed.
+    Raises InputError, naming the path, where it cannot.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as f:
+        partial.unlink(missing_ok=True)
+        with _new(partial) as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
@@ -33,6 +39,37 @@ def write(path: Path, content: bytes | str) -> None:
         if isinstance(e, OSError):
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None
         raise
+
+
+def _new(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file, which is made where it is missing.
+
+    Raises InputError, naming the path, where it cannot, and for a link.
+    """
+    kind = os.O_WRONLY | os.O_CREAT | os.O_APPEND | NOT_THROUGH_LINKS
+    try:
+        with os.fdopen(os.open(path, kind, 0o666), "ab") as f:
+            f.write(line.encode() + b"\n")
+    except OSError as e:
+        why = "a link to another place" if path.is_symlink() else e.strerror
+        raise InputError(f"{path}: cannot be written: {why}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises DataError, naming it, where there is none."""
+    try:
+        held = json.loads(path.read_bytes())
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
+    except (ValueError, RecursionError) as e:
+        raise DataError(f"{path}: damaged ({e})") from None
+    if not isinstance(held, dict):
+        raise DataError(f"{path}: damaged (not a JSON object)")
+    return held
 
 
 def make_folder(path: Path) -> None:

@@ -266,8 +266,11 @@ def test_a_run_of_skipped_rounds_alone_fails(setting: Setting, mlp: Model) -> No
 def test_limits_in_a_configuration() -> None:
     with pytest.raises(ValueError, match='set on_bad_reply = "drop"'):
         Training(min_clients=2)
-    assert Training().unused() == {"on_bad_reply", "max_norm", "min_clients", "max_gap"}
-    assert Training(max_norm=3.0).unused() == {"on_bad_reply", "min_clients", "max_gap"}
+    with pytest.raises(ValueError, match='clients drop out; set on_bad_reply = "drop"'):
+        Training(deadline=2.0)
+    later = {"on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries"}
+    assert Training().unused() == later
+    assert Training(max_norm=3.0).unused() == later - {"max_norm"}
 
 
 def test_fuzzed_replies(place: Arena) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -178,35 +177,17 @@ def test_a_signal_finishes_the_round(number: int, code: int, tmp_path: Path) -> 
     assert (events[-1]["event"], events[-1]["error"]) == ("failed", "interrupted")
 
 
-def kill_and_resume(folder: Path, options: tuple[str, ...], kills: int, source: Any) -> None:
-    """Kill the run at random moments, resume it as often, then let it finish."""
-    folder.mkdir()
-    job = start_run(folder, *options, wait_for="events.jsonl")
-    for _ in range(kills):
-        time.sleep(source.uniform(0.0, 0.4))
-        job.kill()
-        job.communicate()
-        if (folder / "o" / "summary.json").exists():
-            return
-        args = ["run", "--resume", "o", "--checkpoint-every", "1"]
-        job = subprocess.Popen([SCRIPT, *args], cwd=folder, env=ENV, stderr=subprocess.PIPE)
-        time.sleep(source.uniform(2.0, 4.0))
-    assert job.wait(120) == 0, job.stderr and job.stderr.read()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddisk"])
-def test_kill_9_at_random_moments(method: str, tmp_path: Path) -> None:
-    """Seeded moments: in a round, in a checkpoint, while libraries load."""
-    options = ("-c", "training.rounds=60", "-c", "model.name=mlp", "-c", f"method.name={method}",
-               "-c", "training.steps=2")  # fmt: skip
-    if method == "feddisk":
-        options += ("-c", "method.estimator=direct", "-c", "method.hidden=[20]")
-    (tmp_path / "whole").mkdir()
-    with start_run(tmp_path / "whole", *options) as job:
-        assert job.wait(120) == 0
-    kill_and_resume(tmp_path / "cut", options, 7, random.Random(0))
-    assert results(tmp_path / "cut" / "o") == results(tmp_path / "whole" / "o")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_kill_9_at_random_points(tmp_path: Path) -> None:
+    """Twenty of the benchmark's points: in rounds, at steps of checkpoints, in worker processes."""
+    script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+    done = subprocess.run(
+        [sys.executable, script, "--points", "20", "--seed", "7", "--folder", tmp_path],
+        env=ENV, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "| all | 6 | 6 | 6 | 2 | 20 of 20 |" in done.stdout
 
 
 def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:

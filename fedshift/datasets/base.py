@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedshift.errors import DataError, InputError
+from fedshift.errors import DataError, InputError, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +101,6 @@ def search_folders() -> tuple[Path, ...]:
 def damaged(path: Path, what: str) -> DataError:
     """The error for a file that is there but cannot be used."""
     return DataError(
-        f"{path}: {what}. Replace the file by an undamaged copy (`fedshift datasets` says where "
-        "each set comes from)."
+        f"{path}: {shown(what, 1000)}. Replace the file by an undamaged copy (`fedshift datasets` "
+        "says where each set comes from)."
     )

@@ -30,6 +30,8 @@ SPLITS = ("train", "val", "test", "id_val", "id_test")
 ENDINGS = (".jpg", ".jpeg", ".png")
 # Photographs of 24 megapixels are usual; more than 64 is a damaged or forged header.
 _MOST_PIXELS = 1 << 26
+# int64 holds all numbers of 18 digits.
+_MOST_DIGITS = 18
 
 
 class Store(Protocol):
@@ -247,7 +249,7 @@ def codes(values: Sequence[str], allowed: Sequence[str], where: Path, column: st
 def whole_numbers(values: Sequence[str], where: Path, column: str) -> Ints:
     """The values as int64 [n], all at least 0. Raises DataError with the row."""
     for k, value in enumerate(values, 1):
-        if not (value.isascii() and value.isdecimal()):
+        if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
             raise damaged(where, f'row {k}: {column} is "{value}", expected a whole number >= 0')
     return np.array([int(value) for value in values], dtype=np.int64)
 

@@ -22,6 +22,7 @@ from fedshift.datasets import idx
 from fedshift.datasets.base import Samples, damaged
 from fedshift.datasets.images import Folder
 from fedshift.datasets.sites import Sites
+from fedshift.errors import DataError
 
 DIGITS = tuple("0123456789")
 PARTS = ("train", "test")
@@ -169,9 +170,11 @@ def _leaf_file(path: Path) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any
         counts = dict(zip(content["users"], content["num_samples"], strict=True))
         held = {user: content["user_data"][user] for user in counts}
         return [_leaf_user(path, user, held[user], counts[user]) for user in counts]
+    except DataError:
+        raise
     except (KeyError, TypeError, AttributeError) as error:
         raise damaged(path, f"not in LEAF's layout ({type(error).__name__}: {error})") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise damaged(path, f"not a complete JSON file ({error})") from error
 
 

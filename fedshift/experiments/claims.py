@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,10 +16,11 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import CONFIG
 from fedshift.experiments.load import load_config
+from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.model import Model
 from fedshift.seeds import numpy_generator
-from fedshift.tree import Params, unflatten
+from fedshift.tree import Params
 
 # Larger models are tested on the gradient of their last layer.
 MOST_NUMBERS = 500_000
@@ -49,14 +48,11 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
     params, buffers = prepared.model.init()
     if path is None:
         return params, buffers
-    try:
-        held = unflatten(load_file(path), ("params", "buffers"))
-    except (OSError, SafetensorError, ValueError) as e:
-        raise DataError(f"{path}: cannot be read: {e}") from None
-    if held["params"].keys() != params.keys():
+    held = read_parts(path)
+    if odd := misfit((held["params"], held["buffers"]), prepared.model):
         raise DataError(
-            f"{path}: not the configured network's model (some of it may stay on the clients); "
-            "audit the configuration file instead, which is done on the first model"
+            f"{path}: not the configured network's model: {odd} (some of it may stay on the "
+            "clients); audit the configuration file instead, which is done on the first model"
         )
     return held["params"], held["buffers"]
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from fedshift.errors import InputError
+from fedshift.engine.clock import OTHER, Clock, Idle, Stopwatch
+from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, Experiment, in_process, run_experiment
 from fedshift.experiments.extras import extra_packages
@@ -30,7 +31,7 @@ from fedshift.experiments.served import ServedMetrics
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
 from fedshift.experiments.training import Listener, Outcome, listeners
-from fedshift.files import clean, write
+from fedshift.files import append, clean, read_object, write
 from fedshift.tree import flatten
 
 
@@ -64,7 +65,8 @@ def _close(folder: Path, error: BaseException) -> None:
         if interrupted:
             error.add_note(f"`fedshift run --resume {place}` goes on from here")
         said = "interrupted" if interrupted else str(error) or type(error).__name__
-        EventLog(place)({"event": "failed", "error": said})
+        code = {"exit_code": error.exit_code} if isinstance(error, FedshiftError) else {}
+        EventLog(place)({"event": "failed", "error": said, **code})
     if not any(folder.iterdir()):
         folder.rmdir()
 
@@ -106,7 +108,7 @@ SERVED_PARTS = ("private", "private_buffers", "personal", "personal_buffers")
 CONFIG, LOCK, EVENTS, SUMMARY = (
     "config.resolved.toml", "lock.json", "events.jsonl", "summary.json",
 )  # fmt: skip
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, PROFILE = "checkpoints", "profile.json"
 
 
 class EventLog:
@@ -116,12 +118,7 @@ class EventLog:
         self.path = folder / EVENTS
 
     def __call__(self, event: dict[str, Any]) -> None:
-        line = json.dumps({"time": round(time.time(), 3), **clean(event)})
-        try:
-            with self.path.open("a", encoding="utf-8") as f:
-                f.write(line + "\n")
-        except OSError as e:
-            raise InputError(f"{self.path}: cannot be written: {e.strerror}") from None
+        append(self.path, json.dumps({"time": round(time.time(), 3), **clean(event)}))
 
 
 def record(
@@ -131,20 +128,25 @@ def record(
     listen: Listener,
     engine: Engine = in_process,
     keeper: Keeper | None = None,
+    clock: Clock = Idle(),
 ) -> Experiment:
     """Run an experiment and leave it in `folder`, which is made when training starts.
 
-    keeper: see `kept_in`; a complete folder has no checkpoints.
+    keeper: see `kept_in`; a complete folder has no checkpoints. clock: a `Stopwatch`'s seconds go
+    to the folder as well.
     """
 
     def begin(event: dict[str, Any]) -> None:
-        if event["event"] == "start" and not (folder / LOCK).exists():
+        if event["event"] == "start" and not (folder / CONFIG).exists():
             write_start(folder, config, prepared)
 
     heard = listeners(begin, EventLog(folder), listen)
-    experiment = run_experiment(
-        config, listen=heard, prepared=prepared, engine=engine, keeper=keeper
-    )
+    with clock.of(OTHER):
+        experiment = run_experiment(
+            config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
+        )
+    if isinstance(clock, Stopwatch):
+        write(folder / PROFILE, _json(clock.profile()))
     write_run(folder, experiment)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return experiment
@@ -164,8 +166,9 @@ def kept_in(
 
 def write_start(folder: Path, config: Config, prepared: Prepared) -> None:
     """What is known before training: the configuration, and what it takes to run it again."""
-    write(folder / CONFIG, dumps(config))
+    # The configuration last: a folder that has it can be resumed.
     write(folder / LOCK, _json(lock(config, prepared)))
+    write(folder / CONFIG, dumps(config))
 
 
 def lock(config: Config, prepared: Prepared) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def write_run(folder: Path, experiment: Experiment) -> None:
     tensors = {k: v.contiguous().clone() for k, v in flatten(_model(outcome)).items()}
     write(folder / "model.safetensors", save(tensors))
     if experiment.choice is not None:
-        (folder / "candidates").mkdir()
+        (folder / "candidates").mkdir(exist_ok=True)
         for c in experiment.choice.candidates:
             name = c.label.replace("=", "-").replace("%", "")
             write(folder / "candidates" / f"{name}.csv", metrics_csv(c.outcome.metrics))
@@ -203,9 +206,8 @@ def write_run(folder: Path, experiment: Experiment) -> None:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """What `write_run` has put into summary.json."""
-    held: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    return held
+    """What `write_run` has put into summary.json. Raises DataError where it is damaged."""
+    return read_object(folder / SUMMARY)
 
 
 def metrics_csv(metrics: Sequence[Metrics] | Sequence[ServedMetrics]) -> str:

@@ -30,6 +30,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise InputError(f"{path}: not valid TOML: {e}") from None
+    except (RecursionError, ValueError) as e:  # tables within tables; numbers of 5,000 digits
+        raise InputError(f"{path}: no configuration: {e}") from None
     written = _method_name(tables)
     for override in overrides:
         apply_override(tables, override)

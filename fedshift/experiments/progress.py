@@ -11,6 +11,7 @@ from typing import Any
 
 from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.rounds import Round
+from fedshift.engine.shelf import Shelf
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError
 from fedshift.experiments.label_sets import SetRound
@@ -74,6 +75,7 @@ class Keeper:
     every     rounds; None: whenever `SECONDS` have passed since the last one
     asked     looked at after every round: a stop that was asked for is made once a checkpoint is
               written
+    shelf     where clients' states go when a run goes on
     identity  what tells this run from others; a checkpoint of another run is refused
     """
 
@@ -81,10 +83,11 @@ class Keeper:
     identity: str
     every: int | None = None
     asked: Asked = nobody_asks
+    shelf: Shelf = Shelf()
 
     def progress(self, label: str) -> Progress:
         """Where the run, or one of its candidates, stands. Raises DataError for another run's."""
-        saved = read_checkpoint(self.folder / _slug(label))
+        saved = read_checkpoint(self.folder / _slug(label), self.shelf)
         if saved is None:
             return Progress()
         if saved.facts["identity"] != self.identity:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.folder import CONFIG, LOCK, SUMMARY, closing, lock
 from fedshift.experiments.load import load_config
 from fedshift.experiments.task import Prepared
+from fedshift.files import read_object
 
 
 def configured(folder: Path) -> Config:
@@ -33,27 +33,29 @@ def configured(folder: Path) -> Config:
 def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple[Path, str]]:
     """(the run's folder, what is not as it was when it began: "" or a sentence).
 
-    A failure is the last event, as for a new run. Raises DataError where data or split are others.
+    A failure is the last event, as for a new run. Raises DataError where data or split are others,
+    for a damaged lock.json, and for a folder with links in it.
     """
-    then, now = _lock(folder), lock(config, prepared)
+    _check_links(folder)
+    then, now = read_object(folder / LOCK), lock(config, prepared)
     for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
         if then.get(key) != now[key]:
             raise DataError(
                 f"{folder}: the {what} are not those with which the run began; start a new run"
             )
     with closing(folder):
-        yield folder, _moved(then.get("packages", {}), now["packages"])
+        packages = then.get("packages")
+        yield folder, _moved(packages if isinstance(packages, dict) else {}, now["packages"])
 
 
-def _lock(folder: Path) -> dict[str, Any]:
-    path = folder / LOCK
-    try:
-        held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
-    except ValueError as e:
-        raise DataError(f"{path}: damaged ({e}); start a new run") from None
-    return held
+def _check_links(folder: Path) -> None:
+    """A folder that is written to again must be all here: a link may stand for anybody's file."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise DataError(
+                f"{path}: a link to another place, and runs do not go on through links; put what "
+                "it stands for in its place"
+            )
 
 
 def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
+from collections.abc import Iterable
 from pathlib import Path
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedshift import recipes
@@ -17,11 +17,12 @@ from fedshift.experiments.folder import CONFIG, SUMMARY, summary_of
 from fedshift.experiments.load import load_config
 from fedshift.experiments.networks import network
 from fedshift.experiments.settings import setting
+from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.model import Model
 from fedshift.router.route import Router
 from fedshift.router.score import Prior
-from fedshift.tree import Parts, unflatten
+from fedshift.tree import Params, Parts
 
 MODEL, CLIENTS = "model.safetensors", "clients.csv"
 
@@ -40,15 +41,18 @@ def load_router(
     """
     place = Path(folder)
     config = _configured(place)
-    parts, sizes = _parts(place / MODEL), _sizes(place / CLIENTS)
+    parts, sizes = read_parts(place / MODEL), _sizes(place / CLIENTS)
     model = _network(config, place, len(sizes), shape)
-    classes = len(summary_of(place)["classes"])
+    classes = _classes(place)
     method = recipes.recipe(config.method.name).make(
         setting(config, model, (1.0 / classes,) * classes), **config.method.options
     )
-    _check_names(place, model, parts)
+    _check_fit(place / MODEL, model, [parts.values()])
     server = {"params": parts["params"], "buffers": parts["buffers"], "table": {"n": sizes}}
-    return Router.of(method, server, _states(config, parts, sizes), prior)
+    states = _states(place / MODEL, config, parts, sizes)
+    router = Router.of(method, server, states, prior)
+    _check_fit(place / MODEL, model, router.served.values())
+    return router
 
 
 def _configured(folder: Path) -> Config:
@@ -69,50 +73,48 @@ def _configured(folder: Path) -> Config:
     return config
 
 
-def _parts(path: Path) -> Parts:
-    try:
-        return unflatten(load_file(path), ("params", "buffers"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: missing; the router is in it, train again") from None
-    except (OSError, safetensors.SafetensorError) as e:
-        raise DataError(f"{path}: cannot be read: {e}") from None
+def _classes(folder: Path) -> int:
+    names = summary_of(folder).get("classes")
+    if not isinstance(names, list) or not names:
+        raise DataError(f"{folder / SUMMARY}: damaged (it does not name the classes)")
+    return len(names)
 
 
 def _sizes(path: Path) -> Tensor:
     try:
         with path.open(encoding="utf-8", newline="") as f:
             n = [float(row["n"]) for row in csv.DictReader(f)]
-    except (OSError, KeyError, ValueError) as e:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as e:
         raise DataError(f"{path}: cannot be read: {e}; it has the clients' sizes") from None
+    if not n or not all(math.isfinite(v) and v >= 0 for v in n):
+        raise DataError(f"{path}: cannot be read: sizes of {n[:3]}; it has the clients' sizes")
     return torch.tensor(n, dtype=torch.float64)
 
 
 def _network(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
     if shape is None:
         return prepare(config).model
-    classes = len(summary_of(folder)["classes"])
+    classes = _classes(folder)
     return network(config.model, shape, classes, config.seeds.resolved().init, clients)
 
 
-def _check_names(folder: Path, model: Model, parts: Parts) -> None:
-    """What is stored must be this network's, in names and shapes."""
-    held = {k: tuple(v.shape) for tree in parts.values() for k, v in tree.items()}
-    own = {k: tuple(v.shape) for tree in model.init() for k, v in tree.items()}
-    odd = sorted(k for k in own.keys() | held.keys() if held.get(k) != own.get(k))
-    if odd:
-        raise DataError(
-            f'{folder / MODEL}: "{odd[0]}" is {held.get(odd[0], "missing")} and in the network of '
-            f"{CONFIG} {own.get(odd[0], 'missing')}; give the shape of one input as in training"
-        )
+def _check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:
+    """Each of these must be this network's trees, in names and shapes."""
+    for trees in many:
+        if odd := misfit(trees, model):
+            raise DataError(f"{path}: {odd}; give the shape of one input as in training")
 
 
-def _states(config: Config, parts: Parts, sizes: Tensor) -> dict[int, Parts]:
+def _states(path: Path, config: Config, parts: Parts, sizes: Tensor) -> dict[int, Parts]:
     """Client id -> its own parts, for those that took part."""
     states: dict[int, Parts] = {}
+    known = {f"client{i}": i for i in range(len(sizes))}
     for part, tree in parts.items():
         owner, _, name = part.partition(".")
-        if name:
-            states.setdefault(int(owner.removeprefix("client")), {})[name] = tree
+        if part not in ("params", "buffers"):
+            if owner not in known:
+                raise DataError(f'{path}: "{part}" is no part of one of {len(sizes)} clients')
+            states.setdefault(known[owner], {})[name] = tree
     if config.method.name == "feddrm_shared_head":
         states = {i: {} for i in range(len(sizes))}
     return {i: {"private": {}, "private_buffers": {}} | own for i, own in states.items()}

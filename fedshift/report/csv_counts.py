@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.errors import DataError, nearest
+from fedshift.errors import DataError, nearest, shown
 
 CLIENT_COLUMN = ("", "client", "clients", "client name", "name", "id")
 LABEL_COLUMN = ("label", "class")
@@ -105,7 +105,7 @@ def _in_order(
     for name, line, _ in entries:
         if name not in classes:
             raise DataError(
-                f'{path}, line {line}: label "{name}" is not among the labels of the counts '
+                f'{path}, line {line}: label "{shown(name)}" is not among the labels of the counts '
                 f"({_some(classes)}).{nearest(name, classes)} If no client holds it, give the "
                 "counts a column of zeros for it."
             )
@@ -114,8 +114,8 @@ def _in_order(
     absent = [c for c in classes if c not in given]
     if absent:
         raise DataError(
-            f'{path}: no value for label "{absent[0]}" ({len(absent)} of {len(classes)} labels '
-            "are missing); write 0 for a label that the target does not have"
+            f'{path}: no value for label "{shown(absent[0])}" ({len(absent)} of {len(classes)} '
+            "labels are missing); write 0 for a label that the target does not have"
         )
     return np.array([given[c] for c in classes], dtype=np.float64)
 
@@ -156,13 +156,13 @@ def _lines(path: Path) -> list[_Line]:
 
 def _number(path: Path, row: _Line, column: int, name: str) -> float:
     cell = row.cells[column]
-    where = f'{path}, line {row.number}, column {column + 1} ("{name}")'
+    where = f'{path}, line {row.number}, column {column + 1} ("{shown(name)}")'
     if not _NUMBER.fullmatch(cell):
         hint = ' If this column holds client names, call it "client".' if column == 0 else ""
-        raise DataError(f'{where}: "{cell}" is not a number; a number >= 0 is needed.{hint}')
+        raise DataError(f'{where}: "{shown(cell)}" is not a number; a number >= 0 is needed.{hint}')
     value = float(cell)
     if value < 0 or not np.isfinite(value):
-        raise DataError(f"{where}: {cell} is out of range; a finite number >= 0 is needed")
+        raise DataError(f"{where}: {shown(cell)} is out of range; a finite number >= 0 is needed")
     return value
 
 
@@ -172,8 +172,10 @@ def _refuse_doubled(path: Path, what: str, names: Sequence[str], lines: Sequence
         if not name:
             raise DataError(f"{path}, line {line}: a {what} without a name")
         if seen[name] > 1:
-            raise DataError(f'{path}, line {line}: {what} "{name}" is given {seen[name]} times')
+            raise DataError(
+                f'{path}, line {line}: {what} "{shown(name)}" is given {seen[name]} times'
+            )
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return ", ".join(shown(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")

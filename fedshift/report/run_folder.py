@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedshift.errors import DataError, nearest
+from fedshift.errors import DataError, nearest, shown
 from fedshift.report.difference_fields import Differences, Importance, lengths
 from fedshift.report.label_set_fields import LabelSets
 from fedshift.report.serving_fields import Last, Serving
@@ -291,6 +291,8 @@ def _lock(path: Path) -> Mapping[str, Any]:
         lock = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: {error.msg}; {_REDO}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: {error}; {_REDO}") from error
     if not isinstance(lock, dict):
         raise DataError(f"{path}: an object of versions is needed; {_REDO}")
     return lock
@@ -299,18 +301,21 @@ def _lock(path: Path) -> Mapping[str, Any]:
 def _rows(path: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     """(line number, column -> cell) of every row, after checking that all needed columns exist."""
     reader = csv.reader(io.StringIO(_text(path), newline=""))
-    header = next(reader, [])
+    try:
+        lines = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}; {_REDO}") from error
+    header = lines[0][1] if lines else []
     for name in needed:
         if name not in header:
             raise DataError(f'{path}: no column "{name}".{nearest(name, header)} {_REDO}')
     rows = []
-    for cells in reader:
+    for line, cells in lines[1:]:
         if len(cells) != len(header):
             raise DataError(
-                f"{path}, line {reader.line_num}: {len(cells)} cells; the header has "
-                f"{len(header)}; {_REDO}"
+                f"{path}, line {line}: {len(cells)} cells; the header has {len(header)}; {_REDO}"
             )
-        rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+        rows.append((line, dict(zip(header, cells, strict=True))))
     return rows
 
 
@@ -322,7 +327,7 @@ def _value(path: Path, line: int, column: str, cell: str) -> float | None:
         value = float(cell)
     except ValueError:
         raise DataError(
-            f'{path}, line {line}, column "{column}": "{cell}" is not a number; {_REDO}'
+            f'{path}, line {line}, column "{column}": "{shown(cell)}" is not a number; {_REDO}'
         ) from None
     return value if math.isfinite(value) else None
 

@@ -198,7 +198,7 @@ def _name(update: Parts, row: Attack, source: torch.Generator) -> Parts:
     if row.to == "extra":
         tree |= {name: v, f"{name}.extra": v}
     elif row.to == "bloat":
-        tree |= {name: v} | {f"x{i}": torch.zeros(()) for i in range(10_000)}
+        tree |= {name: v} | dict.fromkeys(map("x{}".format, range(10_000)), torch.zeros(()))
     elif row.to in ("renamed", "upper"):
         tree[f"{name}_" if row.to == "renamed" else name.upper()] = v
     elif row.to != "missing":

@@ -1,0 +1,45 @@
+"""model.safetensors of a run folder, read back as parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedshift.engine.replies import finite
+from fedshift.errors import DataError
+from fedshift.model import Model
+from fedshift.tree import Params, Parts, flatten, unflatten
+
+
+def read_parts(path: Path) -> Parts:
+    """All parts in the file, "params" and "buffers" among them.
+
+    Raises DataError for a file that is missing, damaged, or holds numbers that are not finite.
+    """
+    try:
+        # A header may promise no more than is there, nor have more than 100 MB: safetensors looks.
+        parts = unflatten(load_file(path), ("params", "buffers"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing; train again") from None
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
+        raise DataError(f"{path}: cannot be read: {e}") from None
+    for name, v in flatten(parts).items():
+        if not (v.dtype.is_floating_point or v.dtype.itemsize == 8) or not finite(v):
+            raise DataError(f'{path}: "{name}" holds numbers that no training leaves ({v.dtype})')
+    return parts
+
+
+def misfit(trees: Iterable[Params], model: Model) -> str:
+    """What in these trees is not this network's, in a few words; empty if together they are it."""
+    held = {k: tuple(v.shape) for tree in trees for k, v in tree.items()}
+    own = {k: tuple(v.shape) for tree in model.init() for k, v in tree.items()}
+    odd = sorted(k for k in own.keys() | held.keys() if held.get(k) != own.get(k))
+    if not odd:
+        return ""
+    there, here = held.get(odd[0], "missing"), own.get(odd[0], "missing")
+    return f'"{odd[0]}" is {there} and in the network of config.resolved.toml {here}'

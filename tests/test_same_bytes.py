@@ -1,0 +1,76 @@
+"""One seed, the same bytes: whatever is measured on the way, and whoever is there and never drawn.
+
+Workers and their number: test_workers. The order of replies: test_contract. States on disk:
+test_shelf. Other engines: test_flower, test_stacked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SIZES, Setting, make_clients, make_federation
+from every_method import MAKE
+from test_resume import config_of
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.rounds import Federation, Round, play_round, start
+from fedshift.experiments.folder import record
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from fedshift.testing.fuzz import different
+
+TRAINING = {"rounds": 4, "steps": 2, "cohort": 3, "lr": 0.05}
+# Their server's state does not hold a share of all clients, as SCAFFOLD's |S|/N is one.
+COHORTS = ("fedavg", "fedprox", "fedpals", "ditto", "fedper", "fedrep", "moon", "median")
+
+
+def model_of(folder: Path, **training: Any) -> bytes:
+    config = config_of("scaffold", training=TRAINING | training)
+    record(folder, config, prepare(config), silent)
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_measuring_changes_nothing(tmp_path: Path) -> None:
+    """Every round, at the end, or in the last rounds; the seed is the control."""
+    seldom = model_of(tmp_path / "seldom", evaluate_every=100)
+    assert model_of(tmp_path / "often", evaluate_every=1) == seldom
+    assert model_of(tmp_path / "last", evaluate_every=100, evaluate_last=3) == seldom
+    rows = [
+        len((tmp_path / n / "metrics.csv").read_text().splitlines()) for n in ("seldom", "often")
+    ]
+    assert rows == [2, 5]
+    config = config_of("scaffold", training=TRAINING, seeds={"run": 1})
+    record(tmp_path / "other", config, prepare(config), silent)
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != seldom
+
+
+def after(algorithm: Algorithm, federation: Federation, cohorts: list[list[int]]) -> Round:
+    """The state after a round with each of these cohorts."""
+    current = start(algorithm, federation)
+    for t, ids in enumerate(cohorts, 1):
+        current = play_round(
+            algorithm, federation, current.server, current.states, torch.tensor(ids), t
+        )
+    return current
+
+
+@pytest.mark.parametrize("name", [n for n in COHORTS if n in MAKE])
+def test_who_is_never_drawn_changes_nothing(name: str, setting: Setting) -> None:
+    """Two more clients: the same model and states of those who took part, bit for bit."""
+    drawn = [[0, 2, 3], [1, 2, 5], [0, 4, 5]]
+    few = make_federation(setting.model)
+    clients = (*few.clients, *(c for c in make_clients(1, (11, 26))))
+    more = make_federation(setting.model, tuple(c._replace(id=torch.tensor(i))
+                                                for i, c in enumerate(clients)))  # fmt: skip
+    assert len(more.clients) == len(SIZES) + 2
+    ours, theirs = (after(MAKE[name](setting), f, drawn) for f in (few, more))
+    shared = ("params", "buffers")
+    assert different(*({p: r.server[p] for p in shared if p in r.server} for r in (ours, theirs))) \
+        == []  # fmt: skip
+    for i in ours.states:
+        assert different(ours.states[i], theirs.states[i]) == []
+    other = after(MAKE[name](setting), more, [*drawn[:2], [0, 4, 7]])
+    assert different(ours.server, other.server)  # the control
