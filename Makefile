@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export FEDSHIFT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format bench bench-qp clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
@@ -41,7 +41,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# All of them, for a quiet machine; `make bench BENCH=--quick` tries them out.
 bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/all.py $(BENCH)
+
+bench-qp: $(VENV)/.dev
 	$(BIN)/python benchmarks/qp.py
 
 clean:

@@ -5,15 +5,16 @@ Shapes: n examples of a client, K classes, S steps, B batch size, M training cli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
+from fedshift.layout import channels_last
 
 
 class ClientData(NamedTuple):
@@ -34,7 +35,7 @@ class Batch(NamedTuple):
 
     `size` is how many rows are not padding; losses divide by it, never by `len(x)`. `seed` is for
     layers that draw random numbers (dropout) in this step. `padded` says that some rows may be
-    padding; `stacked` is the plan's.
+    padding; `stacked` is the plan's. `even` says that w is known to be 1 throughout.
     """
 
     x: Tensor
@@ -45,6 +46,7 @@ class Batch(NamedTuple):
     seed: int = 0
     padded: bool = False
     stacked: bool = False
+    even: bool = False
 
 
 class Plan(NamedTuple):
@@ -55,7 +57,8 @@ class Plan(NamedTuple):
     `sizes` gives the rows of each step that are not padding where that is known outside of the
     tensors: steps are then cut to size and behave as in plain training, which BatchNorm needs.
     Without it (clients stacked to equal shapes) padding stays and is masked. `stacked` is for those
-    who work within `torch.func.vmap` over clients.
+    who work within `torch.func.vmap` over clients. `dense` asks a phase to train without autograd,
+    by `fedshift.client.dense`; `channels_last` to lay out its batches by `fedshift.layout`.
     """
 
     rows: Tensor
@@ -64,6 +67,8 @@ class Plan(NamedTuple):
     sizes: tuple[int, ...] | None = None
     seed: int = 0
     stacked: bool = False
+    dense: bool = False
+    channels_last: bool = False
 
     @property
     def steps(self) -> int:
@@ -122,6 +127,27 @@ def _check_labels(y: Tensor, client: int) -> None:
         raise InputError(f"client {client} has label {int(y.min())}; labels are 0, 1, ..., K-1")
 
 
+@runtime_checkable
+class Surveyed(Protocol):
+    """Clients that were checked when they were put together, and are not gone through one by one.
+
+    See `fedshift.pooled.Pooled`, which makes clients on demand.
+    """
+
+    def register(self, classes: int) -> dict[str, Tensor]:
+        """n [M] and labels [M, K], float64; InputError for a label that is not below K."""
+
+    def largest_label(self) -> int:
+        """The largest label that a client holds; -1 without examples."""
+
+
+def largest_label(clients: Sequence[ClientData]) -> int:
+    """The largest label that a client holds; -1 without examples."""
+    if isinstance(clients, Surveyed):
+        return clients.largest_label()
+    return max((int(c.y.max()) for c in clients if len(c.y)), default=-1)
+
+
 def check_clients(clients: Sequence[ClientData]) -> None:
     """Refuse, with InputError, clients that cannot be one federation.
 
@@ -130,6 +156,8 @@ def check_clients(clients: Sequence[ClientData]) -> None:
     """
     if not clients:
         raise InputError("no clients; give at least one, made by fedshift.data.client_data")
+    if isinstance(clients, Surveyed):
+        return
     ids = [int(c.id) for c in clients]
     if ids != list(range(len(ids))):
         raise InputError(
@@ -173,21 +201,19 @@ def plan_phase(
     """
     each = -(-n // batch)  # batches of an epoch, the last one shorter
     passes = (epochs or 0) if steps is None else -(-steps // each) if n else 0
-    rows = torch.zeros(passes, each * batch, dtype=torch.int64)
-    weight = torch.zeros(passes, each * batch)
-    weight[:, :n] = 1.0
-    for order in rows:
-        order[:n] = torch.randperm(n, generator=generator)
+    full = n == each * batch
+    rows = torch.zeros(passes * each, batch, dtype=torch.int64)
+    weight = torch.ones(passes * each, batch) if full else torch.zeros(passes, each * batch)
+    if not full:
+        weight[:, :n] = 1.0
+        weight = weight.view(passes * each, batch)
+    for start in range(0, rows.numel(), each * batch):
+        torch.randperm(n, generator=generator, out=rows.view(-1)[start : start + n])
     sizes = ((batch,) * (each - 1) + (n - (each - 1) * batch,)) * passes if n else ()
-    cut = slice(steps)
     seed = int(torch.randint(2**62, (), generator=generator))
-    return Plan(
-        rows.view(passes * each, batch)[cut],
-        weight.view(passes * each, batch)[cut],
-        torch.tensor(lr, dtype=torch.float64),
-        sizes[cut],
-        seed,
-    )
+    if steps is not None and steps < len(sizes):
+        rows, weight, sizes = rows[:steps], weight[:steps], sizes[:steps]
+    return Plan(rows, weight, torch.tensor(lr, dtype=torch.float64), sizes, seed)
 
 
 def take(data: ClientData, plan: Plan, step: int) -> Batch:
@@ -204,6 +230,23 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
     x = data.x[rows] if plan.stacked else data.x.index_select(0, rows)
     padded = plan.sizes is None
     return Batch(x, data.y[rows], w, rows, size, plan.seed + step, padded, plan.stacked)
+
+
+def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
+    """The examples of all steps in turn, as `take` gives them, with less to do in each step."""
+    if plan.sizes is None or plan.stacked:
+        yield from (take(data, plan, s) for s in range(plan.steps))
+        return
+    labels, importance = data.y[plan.rows], data.w[plan.rows]
+    even = bool((importance == 1.0).all())
+    counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}
+    steps = zip(plan.rows.unbind(), labels.unbind(), importance.unbind(), plan.sizes, strict=True)
+    for s, (rows, y, w, size) in enumerate(steps):
+        if size < len(rows):
+            rows, y, w = rows[:size], y[:size], w[:size]
+        x = data.x.index_select(0, rows)
+        x = channels_last(x) if plan.channels_last else x
+        yield Batch(x, y, w, rows, counts[size], plan.seed + s, even=even)
 
 
 @dataclass(frozen=True)
@@ -271,6 +314,8 @@ def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     """
     if not clients:
         raise InputError("no clients to register; give at least one")
+    if isinstance(clients, Surveyed):
+        return clients.register(classes)
     for i, c in enumerate(clients):
         if len(c.y) and int(c.y.max()) >= classes:
             raise InputError(

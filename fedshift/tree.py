@@ -33,6 +33,8 @@ def map_(f: Callable[..., Tensor], *trees: Params) -> Params:
 
 def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
     """a + scale * b."""
+    if isinstance(scale, float) and scale == 1.0:  # the same bits without a copy of b
+        return map_(torch.add, a, b)
     return map_(lambda x, y: x + scale * y, a, b)
 
 
@@ -95,14 +97,23 @@ def weighted_sum(weights: Tensor, stacked: Params) -> Params:
     def total(leaf: Tensor) -> Tensor:
         flat = leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
         out = torch.zeros(flat.shape[1], dtype=torch.float64, device=leaf.device)
-        for columns, sums in zip(
-            torch.split(flat, COLUMNS, dim=1), torch.split(out, COLUMNS), strict=True
-        ):
-            for i in rows:
-                sums.add_(columns[i].double() * w[i])
+        accumulate(out, [flat[i] for i in rows], [w[i] for i in rows])
         return out.to(leaf.dtype).view(leaf.shape[1:])
 
     return map_(total, stacked)
+
+
+def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    """total [n] float64 += w_i v_i, row after row; rows [n], weights [].
+
+    Row by row within a block of columns: the bits are those of whole rows added in turn, and the
+    block's sums are read and written once for all rows.
+    """
+    for start in range(0, len(total), COLUMNS):
+        block = slice(start, start + COLUMNS)
+        sums = total[block]
+        for row, w in zip(rows, weights, strict=True):
+            sums.add_(row[block].double() * w)
 
 
 def flatten(parts: Parts) -> Params:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 
+import poison  # noqa: F401 - first, see there
 import pytest
 import torch
 from torch import Tensor, nn

@@ -14,7 +14,8 @@ CORE = {"tree", "seeds", "errors"}
 MAY = {
     "tree": {"errors"},
     "seeds": set(),
-    "data": CORE,
+    "layout": {"errors"},
+    "data": CORE | {"layout"},
     "stateless": {"tree"},
     "model": CORE | {"stateless"},
     "estimate": {"errors"},

@@ -118,6 +118,27 @@ def test_a_damaged_one_is_passed_over(name: str, spoil: Any, tmp_path: Path, pla
     assert saved.facts == {"which": 3}
 
 
+def test_every_flipped_bit_of_the_facts_is_found(tmp_path: Path, played: Round) -> None:
+    """`round.json` holds what was measured; a digit that changed must not pass for another."""
+    about = write_checkpoint(tmp_path, played, {"metrics": [0.125, 0.25]}) / "round.json"
+    whole = about.read_bytes()
+    for place in range(0, len(whole), 3):
+        spoilt = bytearray(whole)
+        spoilt[place] ^= 1 << place % 7
+        about.write_bytes(spoilt)
+        with pytest.raises(DataError):
+            read_checkpoint(tmp_path)
+
+
+def test_one_of_the_first_format_is_read(tmp_path: Path, played: Round) -> None:
+    about = write_checkpoint(tmp_path, played, {"which": 1}) / "round.json"
+    held = json.loads(about.read_text()) | {"format": 1}
+    about.write_text(json.dumps({k: v for k, v in held.items() if k != "checksum"}))
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert equal(saved.round, played)
+
+
 def test_a_half_written_one_does_not_count(tmp_path: Path, played: Round) -> None:
     whole = write_checkpoint(tmp_path, played, {})
     whole.rename(tmp_path / "round-00000007.part")
@@ -128,8 +149,8 @@ def test_a_half_written_one_does_not_count(tmp_path: Path, played: Round) -> Non
 
 def test_a_newer_format_is_not_guessed_at(tmp_path: Path, played: Round) -> None:
     about = write_checkpoint(tmp_path, played, {}) / "round.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"format": 2}))
-    with pytest.raises(DataError, match="format 2, and this version of fedshift reads up to 1"):
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"format": 3}))
+    with pytest.raises(DataError, match="format 3, and this version of fedshift reads up to 2"):
         read_checkpoint(tmp_path)
 
 

@@ -187,7 +187,7 @@ ORPHANS = """
     from conftest import make_clients
     from fedshift.engine.workers import workers
     with workers(make_clients(), 2) as backend:
-        print(*[w.process.pid for w in backend.__closure__[0].cell_contents], flush=True)
+        print(*[w.process.pid for w in backend.__closure__[0].cell_contents.members], flush=True)
         sys.stdin.read()
 """
 

@@ -11,16 +11,24 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import (
+    averaged,
+    context_of,
+    fold,
+    revealed,
+    train_locally,
+    update_of,
+)
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.simplex import NO_CAP, allocate
 from fedshift.server.weights import BySize
-from fedshift.tree import Params, Parts, weighted_sum
+from fedshift.tree import Params, Parts
 
 # Rows per pass when losses are measured; large, because no gradient is kept.
 RISK = Local(epochs=1, batch=1000)
@@ -158,8 +166,12 @@ class Afl:
         update = update_of(params, end, after, loss, data)
         return update | {"risk": {"loss": risk}}, self.objective.remember(end, after, data)
 
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Changes and buffers."""
+        return averaged(cohort)
+
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
+        delta = total(updates, "delta", updates["cohort"]["weight"])
         return {
             **fold(server, updates, delta, self.server),
             "mixture": {"mass": self._ascend(server, updates)},

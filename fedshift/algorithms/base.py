@@ -24,7 +24,7 @@ class Algorithm(Protocol):
     3. Only parts that changed are returned; the caller merges (`state | changed`).
     4. Shapes are fixed and `client_update` has no Python that depends on tensor values.
     5. `updates` arrive stacked, leaves [C, ...], in ascending client id, with the server's own part
-       "cohort": id [C] and weight [C] (float64, on the simplex).
+       "cohort": id [C] and weight [C] (float64, on the simplex); see `Summing` for sums instead.
     6. Branch on hyper-parameters; do not multiply by zero.
 
     `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
@@ -69,6 +69,18 @@ class Algorithm(Protocol):
 
     def at(self, t: int) -> Algorithm:
         """The method of round t; itself unless it has stages."""
+
+
+@runtime_checkable
+class Summing(Protocol):
+    """What a method says besides, if its server needs no more of some parts than their sums."""
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Part of the update -> weights w [C]; `server` as before the round, cohort id, weight [C].
+
+        Such a part may reach `server_update` as sum_i w_i v_i, leaves [...], summed while replies
+        came in; `fedshift.server.combine.total` reads both forms.
+        """
 
 
 @runtime_checkable

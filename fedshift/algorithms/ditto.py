@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.base import Algorithm, Summing, numbered
 from fedshift.algorithms.steps import context_of, train_phases
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
@@ -85,6 +85,10 @@ class Ditto:
         own = state["personal"], state["personal_buffers"]
         end, after, _ = train_phases(self.model, objective, self._own(), *own, context, data, plans)
         return update, {**changed, "personal": end, "personal_buffers": after}
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Those of `inner`."""
+        return self.inner.sums(server, cohort) if isinstance(self.inner, Summing) else {}
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         return self.inner.server_update(server, updates, seed)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
-from fedshift.server.combine import Combine, Mean
+from fedshift.server.combine import Combine, Mean, combined
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts
 
@@ -94,8 +94,12 @@ class FedAvg:
             **self.objective.remember(end, after, data),
         }
 
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Changes and buffers, unless `combine` must see each client's."""
+        return averaged(cohort) if isinstance(self.combine, Mean) else {}
+
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
+        delta = combined(self.combine, updates, seed)
         return fold(server, updates, delta, self.server)
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:

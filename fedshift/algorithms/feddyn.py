@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.weights import Uniform
-from fedshift.tree import Params, Parts, add, map_, sub, weighted_sum, zeros
+from fedshift.tree import Params, Parts, add, map_, sub, zeros
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,13 @@ class FedDyn:
         memory = add(state["memory"], sub(end, start), -self.alpha)
         return update, {"memory": memory, **self.objective.remember(end, after, data)}
 
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Changes and buffers."""
+        return averaged(cohort)
+
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         weights = updates["cohort"]["weight"]
-        mean = weighted_sum(weights, updates["delta"])
+        mean = total(updates, "delta", weights)
         share = len(weights) / len(server["table"]["n"])
         memory = add(server["memory"], mean, -self.alpha * share)
         step = add(mean, memory, -1.0 / self.alpha)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.prototypes import (
@@ -24,7 +24,7 @@ from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.server.combine import Combine, Mean
+from fedshift.server.combine import Combine, Mean, combined
 from fedshift.server.heads import head_weights, pooled_prototypes
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_, weighted_sum
@@ -131,8 +131,12 @@ class FedPac:
             "statistics": {"variance": variance, "means": means.to(like.dtype)},
         }, self.objective.remember(end, after, data)
 
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Changes and buffers, unless `combine` must see each client's; heads are never summed."""
+        return averaged(cohort) if isinstance(self.combine, Mean) else {}
+
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
+        delta = combined(self.combine, updates, seed)
         ids, new = updates["cohort"]["id"], updates["head"]
         if self.collaborate:
             told, held = updates["statistics"], server["table"]["n"][ids] > 0

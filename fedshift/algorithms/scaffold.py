@@ -9,7 +9,14 @@ from typing import Literal
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import (
+    averaged,
+    context_of,
+    fold,
+    revealed,
+    train_locally,
+    update_of,
+)
 from fedshift.client.gradients import pass_gradient, travelled_gradient
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -17,10 +24,10 @@ from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
-from fedshift.server.combine import Mean
+from fedshift.server.combine import Mean, total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.weights import Uniform
-from fedshift.tree import Params, Parts, add, sub, weighted_sum, zeros
+from fedshift.tree import Params, Parts, add, sub, zeros
 
 Option = Literal["I", "II"]
 
@@ -106,10 +113,14 @@ class Scaffold:
         update = update_of(start, end, after, loss, data) | {"control": sub(new, old)}
         return update, {"control": new, **self.objective.remember(end, after, data)}
 
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Changes and buffers by the cohort's weights, controls by the population's."""
+        return averaged(cohort) | {"control": server["population"]["weight"][cohort["id"]]}
+
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
-        delta = self.combine(cohort["weight"], updates["delta"], seed)
-        moved = weighted_sum(server["population"]["weight"][cohort["id"]], updates["control"])
+        delta = total(updates, "delta", cohort["weight"])
+        moved = total(updates, "control", server["population"]["weight"][cohort["id"]])
         control = add(server["control"], moved)
         return fold(server, updates, delta, self.server) | {"control": control}
 

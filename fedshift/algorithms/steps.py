@@ -11,9 +11,9 @@ from fedshift.client.local import Local, Oracle, Trained
 from fedshift.client.objectives import Term
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model, split_buffers
-from fedshift.server.combine import combine_counters
+from fedshift.server.combine import combine_counters, total
 from fedshift.server.optimizers import ServerOptimizer
-from fedshift.tree import Params, Parts, sub, weighted_sum
+from fedshift.tree import Params, Parts, sub
 
 REVEALED = {
     "delta": "the change of the shared parameters",
@@ -70,7 +70,8 @@ def train_phases(
         done = phase(model, objective, end, after, context, data, plans[name], *extra)
         end, after = done.params, done.buffers
         losses.append(done.loss)
-    return Trained(end, after, torch.stack(losses).mean())
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    return Trained(end, after, loss)
 
 
 def update_of(start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData) -> Parts:
@@ -84,10 +85,15 @@ def update_of(start: Params, end: Params, buffers: Params, loss: Tensor, data: C
     }
 
 
+def averaged(cohort: Params) -> dict[str, Tensor]:
+    """What `fold` needs of a plain mean of changes: sums by the cohort's weights."""
+    return dict.fromkeys(("delta", "buffers"), cohort["weight"])
+
+
 def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimizer) -> Parts:
     """The server's step along `delta`, with the buffers combined by the cohort's weights."""
     weights = updates["cohort"]["weight"]
     params, state = optimizer(server["params"], delta, server["optimizer"])
-    buffers = weighted_sum(weights, updates["buffers"])
+    buffers = total(updates, "buffers", weights)
     counters = combine_counters(weights, updates["counters"])
     return {"params": params, "optimizer": state, "buffers": buffers | counters}

@@ -48,6 +48,8 @@ class How(StrEnum):
     loop = "loop"
     workers = "workers"
     stacked = "stacked"
+    dense = "dense"
+    channels_last = "channels-last"
     auto = "auto"
 
 
@@ -66,6 +68,7 @@ Overrides = Annotated[
     typer.Option("-c", "--config", metavar="SECTION.KEY=VALUE", help="Set one key of the file."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results (new or empty).")]
+Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
 def _version(wanted: bool) -> None:
@@ -114,9 +117,7 @@ def run(
     file: Annotated[Path | None, typer.Argument(metavar="[FILE.toml]")] = None,
     out: Out = None,
     config: Overrides = [],  # noqa: B006
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run that was interrupted in this folder.")
-    ] = None,
+    resume: Resume = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Rounds; default: whenever a minute has passed.")
     ] = None,
@@ -126,6 +127,11 @@ def run(
     backend: Annotated[
         How | None, typer.Option(help="How clients train; auto tries all and takes the fastest.")
     ] = None,
+    state_memory: Annotated[
+        float | None,
+        typer.Option(metavar="MIB", help="For what clients keep; the rest on disk. Default: all."),
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say what the time went to.")] = False,
     engine: Annotated[
         Where, typer.Option("--engine", help="flower-sim: Flower's simulation (extra flower).")
     ] = Where.in_process,
@@ -142,7 +148,10 @@ def run(
         from fedshift.cli.running import Asked, run_asked
 
     how = None if backend is None else backend.value
-    asked = Asked(file, resume, out, config, engine.value, actors, workers, checkpoint_every, how)
+    asked = Asked(
+        file, resume, out, config, engine.value, actors, workers, checkpoint_every, how,
+        state_memory, profile,
+    )  # fmt: skip
     run_asked(asked, as_json=format is Format.json)
 
 
@@ -299,30 +308,38 @@ def deploy_init(
 def deploy_server(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
     out: Out = None,
+    resume: Resume = None,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0: everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that a client has for a round.")
     ] = 3600.0,
+    patience: Annotated[
+        float, typer.Option(min=1.0, help="Seconds to wait for all clients before round 1.")
+    ] = 600.0,
     format: FormatOption = Format.table,
 ) -> None:
     """Run a federation's experiment once all its clients have joined."""
     with loading():
         from fedshift.cli.deploy import server
 
-    server(folder, out, host, port, timeout, as_json=format is Format.json)
+    waits = {"timeout": timeout, "patience": patience}
+    server(folder, out, resume, host, port, waits, as_json=format is Format.json)
 
 
 @deploy_app.command("client")
 def deploy_client(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
     server: Annotated[str, typer.Option(help="HOST:PORT of the federation's server.")],
+    patience: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to wait for a server that lets this client in.")
+    ] = 600.0,
 ) -> None:
     """Be a client, with the folder that `fedshift deploy init` made for it."""
     with loading():
         from fedshift.cli.deploy import client
 
-    client(folder, server)
+    client(folder, server, patience)
 
 
 def main() -> None:

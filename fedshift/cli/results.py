@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from fedshift.cli.console import percent, say, show_table
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Experiment
-from fedshift.experiments.folder import summary_of
+from fedshift.experiments.folder import PROFILE, summary_of
 from fedshift.experiments.selection import Choice
 from fedshift.files import check_page, clean, write
 from fedshift.report.figures import save_figures
@@ -157,6 +158,23 @@ def show_run(
     print(f"Report: {page_path}")
 
 
+def show_profile(folder: Path) -> None:
+    """What the time of a run went to, where its folder says so."""
+    found = _profile(folder)
+    if found is not None:
+        seconds, shares = found["seconds"], found["shares"]
+        rows = [(k, f"{s:.2f}", percent(shares.get(k))) for k, s in seconds.items()]
+        show_table("What the time went to", ("", "seconds", "%"), rows)
+
+
+def _profile(folder: Path) -> dict[str, Any] | None:
+    path = folder / PROFILE
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
     """The demo as one JSON object."""
     names = ("fedavg", "oracle")
@@ -171,5 +189,7 @@ def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
 
 
 def run_json(folder: Path, page_path: Path) -> dict[str, Any]:
-    """A run's summary with its folder and page."""
-    return summary_of(folder) | {"folder": str(folder), "report": str(page_path)}
+    """A run's summary with its folder and page, and its profile if it has one."""
+    found = _profile(folder)
+    profiled = {} if found is None else {"profile": found}
+    return summary_of(folder) | profiled | {"folder": str(folder), "report": str(page_path)}

@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.cli import console
 from fedshift.cli.engines import engine_of
-from fedshift.cli.results import draw, run_json, show_run
+from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
+from fedshift.engine.clock import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import check_unused, kept_in, record, reserved
 from fedshift.experiments.load import load_config
 from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.resume import configured, reopened
+from fedshift.experiments.shelved import shelf_in, shelved
 from fedshift.experiments.task import Prepared, prepare
 
 
@@ -34,6 +36,8 @@ class Asked:
     workers: int | None
     every: int | None
     backend: str | None = None
+    state_memory: float | None = None
+    profile: bool = False
 
 
 def run_asked(asked: Asked, *, as_json: bool) -> None:
@@ -46,6 +50,11 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
             "a run on Flower keeps no checkpoints, since its clients' states end with it; leave "
             "out --resume and --checkpoint-every, or use the engine in-process"
         )
+    if not keeps and (asked.state_memory is not None or asked.profile):
+        raise InputError(
+            "--state-memory and --profile are for the engine in-process; leave them out"
+        )
+    clock: Clock = Stopwatch() if asked.profile else Idle()
     console.warn_of_data_folders()
     check_unused(asked.out)
     prepared = prepare(config)
@@ -54,9 +63,10 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
         print(f"note: {grey}", file=sys.stderr)
     with _folder(asked, config, prepared) as folder, console.progress() as listen:
         if keeps:
-            with asked_to_stop() as stop:
-                keeper = kept_in(folder, config, prepared, asked.every, stop)
-                experiment = record(folder, config, prepared, listen, engine, keeper)
+            with asked_to_stop() as stop, shelf_in(folder, asked.state_memory) as shelf:
+                keeper = replace(kept_in(folder, config, prepared, asked.every, stop), shelf=shelf)
+                there = shelved(engine, shelf)
+                experiment = record(folder, config, prepared, listen, there, keeper, clock)
         else:
             experiment = record(folder, config, prepared, listen, engine)
     page = draw([folder], None)
@@ -65,6 +75,7 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
     else:
         cohort = config.training.cohort is not None
         show_run(folder, page, cohort=cohort, choice=experiment.choice)
+        show_profile(folder)
 
 
 def _configured(asked: Asked) -> Config:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.slopes import slope
-from fedshift.data import Batch, ClientData, Plan, plan_phase, take
+from fedshift.data import Batch, ClientData, Plan, batches, plan_phase
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.seeds import generator
@@ -161,6 +161,35 @@ class Local:
         *extra: Oracle,
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
+        moving, frozen = self._checked_parts(params)
+        if plan.dense:
+            # It knows the oracles, and they know this module.
+            from fedshift.client.dense import train_dense
+
+            oracles = (*self.oracles, *extra)
+            end, loss = train_dense(self, model, objective, params, context, data, plan, oracles)
+            return Trained(end, buffers, loss)
+        descent = self._descent()
+        moments = descent.start(moving)
+        losses: list[Tensor] = []
+        for s, batch in enumerate(batches(data, plan)):
+            oracle = gradient_of(model, objective, frozen, buffers, batch, context)
+            for wrap in (*self.oracles, *extra):
+                oracle = wrap(oracle)
+            step = _taken(oracle, moving, batch, data, plan)
+            live = None if plan.sizes is not None else plan.weight[s].sum() > 0
+            # From the second step on, the parameters are this phase's own.
+            own = s > 0 and live is None and not plan.stacked
+            grad = self._decayed(moving, step.grad)
+            moved, after = descent(moving, grad, moments, plan.lr, own=own)
+            moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
+            moments = {part: _keep(live, after[part], moments[part]) for part in after}
+            losses.append(step.loss)
+        # A padding step has an empty batch, so its loss is the objective without data: masked.
+        nothing = next(iter(params.values())).new_zeros(())
+        return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
+
+    def _checked_parts(self, params: Params) -> tuple[Params, Params]:
         moving, frozen = self.parts(params)
         if not moving:
             # Which of the two leaves nothing: prefixes that match none, or all that they match.
@@ -169,23 +198,7 @@ class Local:
                 f"only={self.only} {why or f'and frozen={self.frozen} leave no parameter'}; there "
                 "is nothing to train"
             )
-        descent = self._descent()
-        moments = descent.start(moving)
-        losses: list[Tensor] = []
-        for s in range(plan.steps):
-            batch = take(data, plan, s)
-            oracle = gradient_of(model, objective, frozen, buffers, batch, context)
-            for wrap in (*self.oracles, *extra):
-                oracle = wrap(oracle)
-            step = _taken(oracle, moving, batch, data, plan)
-            moved, after = descent(moving, self._decayed(moving, step.grad), moments, plan.lr)
-            live = None if plan.sizes is not None else plan.weight[s].sum() > 0
-            moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
-            moments = {part: _keep(live, after[part], moments[part]) for part in after}
-            losses.append(step.loss)
-        # A padding step has an empty batch, so its loss is the objective without data: masked.
-        nothing = next(iter(params.values())).new_zeros(())
-        return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
+        return moving, frozen
 
     def _descent(self) -> Descent:
         return Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
@@ -234,7 +247,7 @@ def plan_all(
     A stream is named by (seed, round, client, phase), so a client's batches depend neither on who
     else takes part nor on where it runs.
     """
-    n = int((data.w != 0).sum())
+    n = int(torch.count_nonzero(data.w))
     return {
         name: phase.plan(n, t, generator(seed, "batch", t, client, name))
         for name, phase in phases.items()

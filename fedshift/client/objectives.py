@@ -38,6 +38,8 @@ def batch_mean(per_example: Tensor, batch: Batch) -> Tensor:
     Divides by the number of rows and not by sum_b w_b: importance weights have mean 1 over a
     client, and dividing by their sum in each batch would bias the estimate.
     """
+    if batch.even and per_example.dtype == batch.w.dtype:
+        return per_example.mean()  # the same bits, in one operation of three
     return (per_example * batch.w).sum() / batch.size
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from fedshift.data import ClientData, Plan
-from fedshift.errors import TrainingError
+from fedshift.errors import TrainingError, UnfitError
 from fedshift.tree import Parts
 
 ClientUpdate = Callable[[Parts, Parts, ClientData, Mapping[str, Plan]], tuple[Parts, Parts]]
@@ -51,9 +51,14 @@ def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
 
 
 def work(update: ClientUpdate, job: Job) -> Reply:
-    """One client's work. Raises TrainingError, with the client's id, where torch refuses it."""
+    """One client's work. Raises TrainingError, with the client's id, where torch refuses it.
+
+    A backend that was asked for what it is not for raises UnfitError: no client is to blame.
+    """
     try:
         result = update(job.message, job.state, job.data, job.plans)
+    except UnfitError:
+        raise
     except (RuntimeError, ValueError, IndexError) as e:
         raise TrainingError(f"client {job.client} failed: {e}") from e
     return Reply(job.client, *result, job.t)
@@ -73,6 +78,8 @@ class Forgiving:
     ) -> tuple[Parts, Parts]:
         try:
             return self.update(message, state, data, plans)
+        except UnfitError:
+            raise
         except (RuntimeError, ValueError, IndexError) as e:
             said = (str(e) or type(e).__name__).encode()
             return {FAILED: {"reason": torch.frombuffer(bytearray(said), dtype=torch.uint8)}}, {}

@@ -1,8 +1,9 @@
 """Checkpoints: a round on disk, whole or not at all, so that a run goes on where it was killed.
 
 A folder per round holds `state.safetensors` (the server's parts, every client's, the cohort and its
-weights) and `round.json` (everything else, and the checksum of the former). Both are written and
-flushed under a temporary name first; the rename is the moment at which the checkpoint exists.
+weights) and `round.json` (everything else, the checksum of the former, and its own). Both are
+written and flushed under a temporary name first; the rename is the moment at which the checkpoint
+exists.
 Nothing is pickled. Random streams have no state to keep: they derive from (seed, round, client).
 """
 
@@ -14,19 +15,22 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fedshift.engine.gate import Dropped
 from fedshift.engine.one_round import Round
+from fedshift.engine.shelf import Shelf
+from fedshift.engine.tensor_file import write_tensors
 from fedshift.errors import DataError, InputError
-from fedshift.tree import Params, Parts, flatten, unflatten
+from fedshift.tree import Parts, flatten, unflatten
 
-FORMAT = 1
+# 1: round.json without a checksum of its own.
+FORMAT = 2
 KEEP = 2
 STATE, ABOUT = "state.safetensors", "round.json"
 PREFIX, PARTIAL = "round-", ".part"
@@ -46,15 +50,16 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
     """
     place = folder / f"{PREFIX}{current.t:08d}"
     partial = place.with_name(place.name + PARTIAL)
-    state = save(_tensors(current))
-    about = _about(current) | {"sha256": hashlib.sha256(state).hexdigest(), "facts": facts}
-    text = json.dumps(about, allow_nan=False).encode()
+    about = _about(current) | {"facts": dict(facts)}
+    _checksum(about)  # what JSON cannot hold is refused before anything is written
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        _write(partial / STATE, state)
-        _write(partial / ABOUT, text)
+        written = write_tensors(partial / STATE, lambda: _tensors(current), os.fsync)
+        about |= {"sha256": written.sha256}
+        text = json.dumps(about | {"checksum": _checksum(about)}, allow_nan=False)
+        _write(partial / ABOUT, text.encode())
         _sync(partial)
         if place.exists():  # a damaged one of the same round, from which nothing could be resumed
             shutil.rmtree(place)
@@ -69,17 +74,18 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
     return place
 
 
-def read_checkpoint(folder: Path) -> Saved | None:
+def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
     """The newest checkpoint in `folder` that is whole; None where there is none.
 
-    A damaged one is passed over for the one before it. Raises DataError where all are damaged, with
-    what is wrong with the newest, and for checkpoints of a newer format.
+    A damaged one is passed over for the one before it. shelf: where the clients' states go. Raises
+    DataError where all are damaged, with what is wrong with the newest, and for checkpoints of a
+    newer format.
     """
     places = _places(folder)
     wrong: list[DataError] = []
     for place in places:
         try:
-            return _read(place)
+            return _read(place, shelf)
         except DataError as e:
             wrong.append(e)
     if wrong:
@@ -89,16 +95,15 @@ def read_checkpoint(folder: Path) -> Saved | None:
     return None
 
 
-def _tensors(current: Round) -> Params:
-    """All tensors of a round under names of their own, copied, since parts may share memory."""
-    states = {
-        f"client.{i}/{path}": v
-        for i, state in current.states.items()
-        for path, v in flatten(state).items()
-    }
-    server = {f"server/{path}": v for path, v in flatten(current.server).items()}
-    drawn = {"round/cohort": current.cohort, "round/weights": current.weights}
-    return {k: v.contiguous().clone() for k, v in (server | states | drawn).items()}
+def _tensors(current: Round) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a round under names of their own, one client's at a time."""
+    for path, v in flatten(current.server).items():
+        yield f"server/{path}", v
+    for i, state in current.states.items():
+        for path, v in flatten(state).items():
+            yield f"client.{i}/{path}", v
+    yield "round/cohort", current.cohort
+    yield "round/weights", current.weights
 
 
 def _about(current: Round) -> dict[str, Any]:
@@ -114,6 +119,12 @@ def _about(current: Round) -> dict[str, Any]:
     }
 
 
+def _checksum(about: Mapping[str, Any]) -> str:
+    """Of the values, whatever their order and the spaces between them."""
+    text = json.dumps(about, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _places(folder: Path) -> list[Path]:
     """The checkpoints' folders, the newest first."""
     try:
@@ -123,46 +134,61 @@ def _places(folder: Path) -> list[Path]:
     return sorted((p for p in found if not p.name.endswith(PARTIAL)), reverse=True)
 
 
-def _read(place: Path) -> Saved:
+def _read(place: Path, shelf: Shelf) -> Saved:
     try:
         about = json.loads((place / ABOUT).read_bytes())
-        state = (place / STATE).read_bytes()
         if about["format"] > FORMAT:
             raise DataError(
                 f"{place}: a checkpoint of format {about['format']}, and this version of fedshift "
                 f"reads up to {FORMAT}; use the version that wrote it"
             )
-        if hashlib.sha256(state).hexdigest() != about["sha256"]:
+        if about["format"] > 1 and about.pop("checksum") != _checksum(about):
+            raise DataError(f"{place / ABOUT}: damaged (its checksum differs)")
+        if _digest(place / STATE) != about["sha256"]:
             raise DataError(f"{place / STATE}: damaged (its checksum differs)")
-        return Saved(_round(about, load(state)), about["facts"])
+        with safe_open(place / STATE, "pt") as tensors:
+            return Saved(_round(about, tensors, shelf), about["facts"])
+    except DataError:
+        raise
     except OSError as e:
         raise DataError(f"{e.filename}: cannot be read: {e.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as e:
-        raise DataError(f"{place}: damaged ({type(e).__name__}: {e})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        raise DataError(f"{place / ABOUT}: damaged ({type(e).__name__}: {e})") from None
+    except SafetensorError as e:
+        raise DataError(f"{place / STATE}: damaged ({e})") from None
 
 
-def _round(about: Mapping[str, Any], tensors: Params) -> Round:
+def _digest(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _round(about: Mapping[str, Any], tensors: Any, shelf: Shelf) -> Round:
     # One pass over all names: there are as many as clients times parts.
-    of: dict[str, Params] = {}
-    for path, v in tensors.items():
-        owner, _, rest = path.partition("/")
-        of.setdefault(owner, {})[rest] = v
-    states = {int(i): _parts(of, f"client.{i}", names) for i, names in about["states"].items()}
+    of: dict[str, list[str]] = {}
+    for path in tensors.keys():  # noqa: SIM118 (a file, not a dictionary)
+        of.setdefault(path.partition("/")[0], []).append(path)
+
+    def parts(owner: str, names: list[str]) -> Parts:
+        # Copies, because tensors start anywhere in the file, and kernels may round otherwise there.
+        held = {p.partition("/")[2]: tensors.get_tensor(p).clone() for p in of.get(owner, [])}
+        return unflatten(held, names)
+
+    states = shelf.draft({})
+    for i, names in about["states"].items():
+        states.put(int(i), parts(f"client.{i}", names))
+    drawn = parts("round", [])
     return Round(
         about["round"],
-        _parts(of, "server", about["server"]),
-        states,
-        of["round"]["cohort"],
-        of["round"]["weights"],
+        parts("server", about["server"]),
+        states.whole(),
+        drawn["cohort"][""],
+        drawn["weights"][""],
         tuple(about["trained"]),
         math.nan if about["loss"] is None else about["loss"],
         tuple(Dropped(*one) for one in about["dropped"]),
         *about.get("skipped", ("", 0)),
     )
-
-
-def _parts(of: Mapping[str, Params], owner: str, names: list[str]) -> Parts:
-    return unflatten(of.get(owner, {}), names)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData
 from fedshift.engine.backends import Job, Reply
+from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray
 from fedshift.errors import InputError, TrainingError
 from fedshift.seeds import key
@@ -19,6 +20,8 @@ from fedshift.server.combine import check_weights
 from fedshift.tree import Params, Parts, stack
 
 States = Mapping[int, Parts]
+# Clients whose batches are drawn together.
+AHEAD = 16
 
 
 class Round(NamedTuple):
@@ -106,15 +109,41 @@ def job_of(
     return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client), t)
 
 
+def jobs_of(
+    opened: Opened, clients: Sequence[ClientData], state_of: Callable[[int], Parts], seed: int
+) -> Iterator[Job]:
+    """The work of those who are asked, in ascending client id, each with its state when it comes.
+
+    Batches are drawn for `AHEAD` clients at a time: in turns with training, both would push each
+    other's code and data out of the processor's cache. They are `job_of`'s.
+    """
+    asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
+    for start in range(0, len(asked), AHEAD):
+        group = [(i, clients[i]) for i in asked[start : start + AHEAD]]
+        plans = [plan_all(phases, data, opened.t, seed, i) for i, data in group]
+        for (i, data), drawn in zip(group, plans, strict=True):
+            yield Job(i, opened.message(i), state_of(i), data, drawn, opened.t)
+
+
+def fold_of(opened: Opened, server: Parts) -> Fold:
+    """The sums that the method's server asks for over those who were asked."""
+    return Fold.of(opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked])
+
+
 def close_round(
-    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int
+    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int, fold: Fold | None = None
 ) -> tuple[Parts, float]:
     """(the server's parts after the round, the clients' mean training loss by their weights).
 
     replies: one of each client that was asked, in any order, as the gate lets them through.
+    fold: holds what was summed of them already; None: nothing was.
     """
     replies = sorted(replies, key=lambda reply: reply.client)
+    if fold is None:
+        fold = fold_of(opened, server)
+        replies = fold.take(replies)
     updates, weights = stack([reply.update for reply in replies]), opened.weights[opened.asked]
+    updates |= fold.parts()
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
     changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
     return server | changed, float(weights @ updates["report"]["loss"].double())
@@ -134,13 +163,15 @@ def settle(
     gate: Gate,
     table: Params,
     seed: int,
+    fold: Fold | None = None,
 ) -> Round:
     """The round over those whose replies can be used, weighed anew where others are missing.
 
     It has no states; `dropped` are all who were drawn and are missing. Where nobody is left, no
     weights exist, a limit of the gate is passed, or the server's step fails or leaves numbers that
     are not finite, the round is skipped and the server's parts stay; with `on_bad` "stop"
-    TrainingError (or what the step raised) ends the run instead.
+    TrainingError (or what the step raised) ends the run instead. fold: as in `close_round`, for a
+    gate that stops, so that nobody is missing.
     """
     told = tuple(sorted(dropped))
     left = opened
@@ -150,7 +181,7 @@ def settle(
         if admitted.bad:
             left = among(opened, server, [reply.client for reply in admitted.good])
         _check_limits(left, gate, table, len(admitted.good))
-        after, loss = close_round(left, server, admitted.good, seed)
+        after, loss = close_round(left, server, admitted.good, seed, fold)
         if odd := astray(after):
             raise TrainingError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '

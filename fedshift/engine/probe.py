@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.one_round import job_of, open_round
+from fedshift.engine.one_round import jobs_of, open_round
 from fedshift.engine.rounds import Federation, draw_cohort, first_state, start
 from fedshift.engine.stacked import shortened
 from fedshift.errors import InputError
-from fedshift.tree import Params, flatten
+from fedshift.tree import Params, Parts, flatten
 
 # Seconds of the loop that decide how many clients take part; steps of the longer of two trials.
 BUDGET, STEPS = 0.2, 5
@@ -84,12 +84,12 @@ def _first_round(
     total, seed = len(federation.clients), federation.seeds
     ids = draw_cohort(total, cohort or total, 1, seed.cohort)
     opened = open_round(algorithm, start(algorithm, federation).server, ids, 1)
-    stage, clients = opened.stage, federation.clients
-    return stage.client_update, [
-        job_of(stage, opened.message(i), first_state(algorithm, federation, i), clients[i], i, 1,
-               seed.batch)
-        for i in ids[opened.asked].tolist()
-    ]  # fmt: skip
+
+    def state_of(i: int) -> Parts:
+        return first_state(algorithm, federation, i)
+
+    jobs = jobs_of(opened, federation.clients, state_of, seed.batch)
+    return opened.stage.client_update, list(jobs)
 
 
 def _reckoned(

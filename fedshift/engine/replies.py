@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from fedshift.errors import TrainingError
 from fedshift.model import split_buffers
 from fedshift.tree import Parts, flatten
 
-Form = tuple[tuple[str, tuple[int, ...], str], ...]
+Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 # By how much counters (batches that running statistics have seen) may grow in one round.
 MOST_BATCHES = 1_000_000
 
@@ -46,7 +47,7 @@ def expected_update(
 
 def _form(reply: Reply) -> Form:
     flat = flatten(reply.update).items()
-    return tuple(sorted((k, tuple(v.shape), str(v.dtype)) for k, v in flat))
+    return tuple((k, tuple(v.shape), v.dtype) for k, v in sorted(flat, key=itemgetter(0)))
 
 
 def _mirrors(message: Callable[[int], Parts], reply: Reply) -> Parts:
@@ -124,4 +125,6 @@ def finite(v: Tensor) -> bool:
     """Whether all entries are finite."""
     # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
     # sum of finite numbers may overflow, then each is looked at.
+    if not (v.is_floating_point() or v.is_complex()):
+        return True
     return math.isfinite(v.sum().item()) or bool(torch.isfinite(v).all())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Routes
 from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, check_clients
-from fedshift.engine.backends import Backend, Forgiving, Job, loop
+from fedshift.data import ClientData, check_clients, largest_label
+from fedshift.engine.arrivals import in_turn
+from fedshift.engine.backends import Backend, Forgiving, Reply, loop
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
 from fedshift.engine.one_round import Round as Round
@@ -19,12 +20,14 @@ from fedshift.engine.one_round import States as States
 from fedshift.engine.one_round import (
     before_rounds,
     count_skips,
-    job_of,
+    fold_of,
+    jobs_of,
     open_round,
     question,
     settle,
 )
-from fedshift.errors import InputError, TrainingError
+from fedshift.engine.shelf import Shelf
+from fedshift.errors import InputError
 from fedshift.model import Model, check_columns, dry_logits, dry_pass
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params, Parts
@@ -35,7 +38,7 @@ class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
-    says which replies are let through.
+    says which replies are let through, `shelf` where clients' states lie.
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
     table of other clients.
     """
@@ -46,6 +49,7 @@ class Federation:
     table: Params
     seeds: Seeds
     gate: Gate = Gate()
+    shelf: Shelf = Shelf()
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -82,26 +86,38 @@ def play_round(
     t: int,
     backend: Backend = loop,
 ) -> Round:
-    """One round over the cohort `ids` (ascending): weigh, train those that count, fold."""
+    """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
+
+    Where the first bad reply ends the run, replies are summed and let go as they come, as far as
+    the method needs no more than their sums.
+    """
     opened, clients = open_round(algorithm, server, ids, t), federation.clients
     stage, seed = opened.stage, federation.seeds.batch
 
     def state_of(i: int) -> Parts:
         return states[i] if i in states else first_state(algorithm, federation, i)
 
-    def jobs() -> Iterator[Job]:
-        for i in ids[opened.asked].tolist():
-            yield job_of(stage, opened.message(i), state_of(i), clients[i], i, t, seed)
+    def keep(reply: Reply) -> None:
+        draft.put(reply.client, state_of(reply.client) | reply.changed)
 
-    stops = federation.gate.on_bad == "stop"
-    work = stage.client_update if stops else Forgiving(stage.client_update)
-    admitted = federation.gate.admit(backend(work, jobs()), question(opened))
-    if stops and admitted.bad:
-        raise TrainingError(admitted.bad[0].reason)
-    played = settle(opened, server, admitted, admitted.bad, federation.gate, federation.table, seed)
-    used = () if played.skipped else admitted.good
-    kept = {r.client: state_of(r.client) | r.changed for r in used}
-    return played._replace(states={**states, **kept})
+    jobs = jobs_of(opened, clients, state_of, seed)
+    gate, asked, draft = federation.gate, question(opened), federation.shelf.draft(states)
+    if gate.on_bad == "stop":
+        fold = fold_of(opened, server)
+
+        def take(replies: Sequence[Reply]) -> Iterable[Reply]:
+            for reply in replies:
+                keep(reply)
+            return [r._replace(changed={}) for r in fold.take(replies)]
+
+        admitted = in_turn(gate, backend(stage.client_update, jobs), asked, take)
+        played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
+        return played._replace(states=draft.whole())
+    admitted = gate.admit(backend(Forgiving(stage.client_update), jobs), asked)
+    played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
+    for reply in () if played.skipped else admitted.good:
+        keep(reply)
+    return played._replace(states=draft.whole())
 
 
 def check_model(model: Model, federation: Federation) -> None:
@@ -111,11 +127,11 @@ def check_model(model: Model, federation: Federation) -> None:
     must be at least. A network of one output is let through where all labels are 0: then they are
     no classes, and the objective is not a classifier's.
     """
-    held = [c for c in federation.clients if len(c.y)]
-    if not held:
+    held = _first_with_examples(federation)
+    if held is None:
         return
-    logits = dry_logits(model, federation.params, federation.buffers, held[0].x[:2])
-    largest, columns = max(int(c.y.max()) for c in held), logits.shape[1]
+    logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
+    largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
         check_columns(logits, federation.table["labels"].shape[1])
     if columns <= largest:
@@ -127,10 +143,16 @@ def check_model(model: Model, federation: Federation) -> None:
 
 def check_router(algorithm: Algorithm, federation: Federation) -> None:
     """Try the network: InputError unless it has N client logits, where the method learns them."""
-    held = [c for c in federation.clients if len(c.y)]
-    if held and isinstance(algorithm, Routes) and algorithm.trains_router():
-        found = dry_pass(algorithm.model, federation.params, federation.buffers, held[0].x[:2])
+    if not (isinstance(algorithm, Routes) and algorithm.trains_router()):
+        return
+    held = _first_with_examples(federation)
+    if held is not None:
+        found = dry_pass(algorithm.model, federation.params, federation.buffers, held.x[:2])
         client_logits(found, len(federation.clients))
+
+
+def _first_with_examples(federation: Federation) -> ClientData | None:
+    return next((c for c in federation.clients if len(c.y)), None)
 
 
 def start(algorithm: Algorithm, federation: Federation) -> Round:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, work
-from fedshift.errors import InputError
+from fedshift.errors import InputError, UnfitError
 from fedshift.tree import Parts, size_in_bytes
 
 # Bytes that a block may take, unless told otherwise.
@@ -43,9 +43,13 @@ class Stacked:
     mode), random layers, recurrent layers, BatchNorm where batches have different sizes. Networks
     and terms of one's own must not mix the examples of a batch by other means. The stacked data of
     a cohort are kept for the next round, if they fit in `memory`, too.
+
+    dense: phases are trained by `fedshift.client.dense`, which is several times faster and takes
+    chains of linear layers and ReLUs alone, trained by plain SGD; InputError says what else it met.
     """
 
     memory: int = ROOM
+    dense: bool = False
     _kept: dict[tuple[int, ...], _Kept] = field(default_factory=dict, repr=False)
     _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
 
@@ -58,15 +62,16 @@ class Stacked:
         before, self._kept = self._kept, {}
         replies: list[Reply] = []
         for block in blocks:
-            replies += _trained(update, block, self._data(block, before))
+            replies += _trained(update, block, self._data(block, before), self.dense)
         yield from sorted(replies, key=lambda reply: reply.client)
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
         blocks: list[tuple[Job, ...]] = []
-        ordered = sorted(jobs, key=lambda job: (repr(_form(job)), len(job.data.y), job.client))
-        for _, group in groupby(ordered, key=_form):
-            alike = list(group)
+        formed = [((repr(_form(job)), len(job.data.y), job.client), job) for job in jobs]
+        formed.sort(key=lambda pair: pair[0])
+        for _, group in groupby(formed, key=lambda pair: pair[0][0]):
+            alike = [job for _, job in group]
             share = self._share(update, alike[-1])
             most = max(1, self.memory // share)
             # As equal as possible: 12 and 12 clients, not 23 and 1.
@@ -76,7 +81,9 @@ class Stacked:
 
     def _share(self, update: ClientUpdate, job: Job) -> int:
         """Bytes that a client like this one takes."""
-        if self._measured is None or self._measured[0] != update:
+        if self.dense:  # nothing is saved for a gradient
+            self._measured = update, 0
+        elif self._measured is None or self._measured[0] != update:
             self._measured = update, _saved(update, job)
         data = sum(v.numel() * v.element_size() for v in job.data)
         model = size_in_bytes(job.message) + size_in_bytes(job.state)
@@ -154,11 +161,13 @@ def _saved(update: ClientUpdate, job: Job) -> int:
     return sum(seen.values())
 
 
-def _trained(update: ClientUpdate, block: Sequence[Job], data: ClientData) -> list[Reply]:
+def _trained(
+    update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
+) -> list[Reply]:
     """The replies of one block. A client that fails alone, too, fails as it does in `loop`."""
     inner = update.update if isinstance(update, Forgiving) else update
     try:
-        return _together(inner, block, data)
+        return _together(inner, block, data, dense)
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
@@ -169,7 +178,9 @@ def _trained(update: ClientUpdate, block: Sequence[Job], data: ClientData) -> li
         _refuse(e)
 
 
-def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData) -> list[Reply]:
+def _together(
+    update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
+) -> list[Reply]:
     plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
     sizes = {name: _common(many) for name, many in plans.items()}
     tensors = {name: _stretched(many) for name, many in plans.items()}
@@ -178,8 +189,10 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData) -> l
     def one(
         message: Parts, state: Parts, data: ClientData, drawn: Mapping[str, dict[str, Tensor]]
     ) -> tuple[Parts, Parts]:
-        own = {name: Plan(**v, sizes=sizes[name], seed=no_seed, stacked=True)
-               for name, v in drawn.items()}  # fmt: skip
+        own = {
+            name: Plan(v["rows"], v["weight"], v["lr"], sizes[name], no_seed, True, dense)
+            for name, v in drawn.items()
+        }
         return update(message, state, data, own)
 
     messages = _stack([job.message for job in block])
@@ -199,6 +212,11 @@ def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:
 
 def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
     """rows and weight [C, S, B] with padding up to the most steps and rows, lr [C]."""
+    if any(plan.dense or plan.channels_last for plan in plans):
+        raise UnfitError(
+            "fedshift.engine.levers are for backends that take clients one by one; of stacked "
+            "clients there is Stacked(dense=True) besides"
+        )
     steps = max(plan.steps for plan in plans)
     # No further than the largest batch: a small client fills no batch of 256.
     wide = max((max(p.sizes or (p.rows.shape[1],), default=0) for p in plans), default=0)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.clock import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
 from fedshift.tree import size_in_bytes
 
 
@@ -22,14 +23,19 @@ class Traffic(NamedTuple):
 
 
 class Meter:
-    """A backend that runs clients as `backend` does; `last` is the traffic of the last round."""
+    """A backend that runs clients as `backend` does; `last` is the traffic of the last round.
 
-    def __init__(self, backend: Backend = loop) -> None:
-        self.backend, self.last = backend, Traffic()
+    clock: told when jobs are made, clients work, and the rest of the round begins.
+    """
+
+    def __init__(self, backend: Backend = loop, clock: Clock = Idle()) -> None:
+        self.backend, self.clock, self.last = backend, clock, Traffic()
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         self.last = Traffic()
-        for reply in self.backend(update, self._sent(jobs)):
+        self.clock.turn(AGGREGATION)
+        planned = self.clock.each(PLANNING, self._sent(jobs))
+        for reply in self.clock.each(COMPUTE, self.backend(update, planned)):
             self.last = self.last._replace(
                 clients=self.last.clients + 1, up=self.last.up + size_in_bytes(reply.update)
             )

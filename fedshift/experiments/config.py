@@ -119,8 +119,10 @@ class Training(Section):
 
     schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
-    rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and what follows:
-    see `fedshift.engine.gate.Gate`.
+    rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and the three that
+    follow: see `fedshift.engine.gate.Gate`. deadline: seconds for a round, after which clients that
+    have not answered drop out (with --workers and on Flower). retries: how often a client is asked
+    again whose process died (--workers), or that says it failed (Flower).
     """
 
     rounds: Count = 150
@@ -142,6 +144,14 @@ class Training(Section):
     max_norm: Positive | None = None
     min_clients: Count = 1
     max_gap: Positive | None = None
+    deadline: Positive | None = None
+    retries: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _late(self) -> Training:
+        if self.on_bad_reply == "stop" and self.deadline is not None:
+            raise ValueError('deadline says when clients drop out; set on_bad_reply = "drop"')
+        return self
 
     @model_validator(mode="after")
     def _skips(self) -> Training:
@@ -165,7 +175,7 @@ class Training(Section):
 
     def unused(self) -> set[str]:
         """Keys that came after checkpoints were first written, where they say nothing."""
-        later = ("on_bad_reply", "max_norm", "min_clients", "max_gap")
+        later = ("on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries")
         return {k for k in later if getattr(self, k) == type(self).model_fields[k].default}
 
 

@@ -12,7 +12,9 @@ import torch
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
+from fedshift.engine.clock import Clock, Idle
 from fedshift.engine.rounds import Federation, run
+from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.progress import Keeper
 from fedshift.experiments.selection import Choice, candidates, choose
@@ -26,8 +28,18 @@ Engine = Callable[[Config, dict[str, Any]], Play]
 
 
 def in_process(config: Config, options: dict[str, Any]) -> Play:
-    """The engine that runs all clients in this process."""
+    """The engine that runs all clients in this process. Raises InputError for a deadline."""
+    check_deadline(config)
     return run
+
+
+def check_deadline(config: Config) -> None:
+    """Refuse, with InputError, a deadline where nothing can end a client that is at work."""
+    if config.training.deadline is not None:
+        raise InputError(
+            "training.deadline needs clients in processes of their own, which can be ended: "
+            "--workers N, or Flower"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +73,12 @@ def run_experiment(
     prepared: Prepared | None = None,
     engine: Engine = in_process,
     keeper: Keeper | None = None,
+    clock: Clock = Idle(),
 ) -> Experiment:
-    """Prepare (unless given), train, and where `ess = "auto"` choose among candidates."""
+    """Prepare (unless given), train, and where `ess = "auto"` choose among candidates.
+
+    clock: told what the time of all of them goes to.
+    """
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
     options, make = config.method.options, method_of(config, ready)
@@ -72,7 +88,7 @@ def run_experiment(
         algorithm = make(**given)
         trained = train(
             algorithm, federation, ready.task, config.training, label=label, listen=listen,
-            play=engine(config, given), keeper=keeper,
+            play=engine(config, given), keeper=keeper, clock=clock,
         )  # fmt: skip
         return algorithm, trained
 

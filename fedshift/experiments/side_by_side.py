@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
+from fedshift.engine.levers import channels_last, dense
 from fedshift.engine.probe import probe
 from fedshift.engine.rounds import Federation, Round, run
 from fedshift.engine.stacked import Stacked
@@ -18,10 +19,12 @@ from fedshift.engine.traffic import Meter
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import Engine
+from fedshift.experiments.experiment import Engine, check_deadline
 from fedshift.experiments.training import Play
 
-Name = Literal["loop", "workers", "stacked", "auto"]
+Name = Literal["loop", "workers", "stacked", "dense", "channels-last", "auto"]
+# Those that can train several clients at once, in processes.
+SPREAD = ("workers", "dense", "channels-last", "auto")
 Say = Callable[[str], None]
 
 
@@ -37,7 +40,8 @@ def processes(count: int) -> Engine:
 def backend_of(name: str, count: int | None = None, say: Say = lambda line: None) -> Engine:
     """The engine in this process by the backend of this name.
 
-    count   processes of "workers", and the most that "auto" may take; None: one per core
+    count   processes of "workers", and the most that "auto" may take, None being one per core;
+            "dense" and "channels-last" are one process unless it is given
     say     is told in one line what "auto" has chosen and why, once per experiment
 
     Raises InputError for a count below 1 or one that the backend has no use for, and for workers
@@ -47,35 +51,66 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
         raise unknown("backend", name, get_args(Name))
     if count is not None and count < 1:
         raise InputError(f"--workers {count}: give 1 or more")
-    if count is not None and name in ("loop", "stacked"):
+    if count is not None and name not in SPREAD:
         raise InputError(
-            f"--workers {count} is for the backends workers and auto; {name} is one process"
+            f"--workers {count} is for the backends {', '.join(SPREAD)}; {name} is one process"
         )
-    return partial(_play_of, _Chosen(name, count or os.cpu_count() or 1, say))
+    if count is None:
+        count = (os.cpu_count() or 1) if name in ("workers", "auto") else 0
+    return partial(_play_of, _Chosen(Way(name, count), say))
+
+
+class Way(NamedTuple):
+    """A backend by name, and in how many processes; 0: in this one."""
+
+    name: str
+    processes: int = 0
+
+    def __str__(self) -> str:
+        many = f"{self.processes} workers"
+        if self.name == "workers":
+            return many
+        return f"{self.name} in {many}" if self.processes else self.name
+
+    def alone(self) -> Backend:
+        """Without processes."""
+        if self.name in ("stacked", "dense"):
+            return Stacked(dense=self.name == "dense")
+        return channels_last(loop) if self.name == "channels-last" else loop
+
+    def over(self, team: Backend) -> Backend:
+        """In processes that take clients one by one."""
+        levers = {"dense": dense, "channels-last": channels_last}
+        return levers[self.name](team) if self.name in levers else team
 
 
 @dataclass
 class _Chosen:
-    """A backend's name, or "auto" until the first run of an experiment has chosen one."""
+    """A way, or "auto" until the first run of an experiment has chosen one."""
 
-    name: str
-    count: int
+    way: Way
     say: Say = field(repr=False)
 
 
 def _play_of(chosen: _Chosen, config: Config, options: dict[str, Any]) -> Play:
     threads = config.training.threads
-    if threads != 1 and chosen.name == "workers":
+    auto = chosen.way.name == "auto"
+    spread = chosen.way.processes > 0 and not auto
+    if threads != 1 and spread:
         raise InputError(
             f"training.threads = {threads}, and workers have one thread each; set it to 1, or "
             "leave out --workers"
         )
-    return partial(_play, chosen, threads == 1)
+    if not spread:
+        check_deadline(config)
+    limits = {"deadline": config.training.deadline, "retries": config.training.retries}
+    return partial(_play, chosen, threads == 1, limits)
 
 
 def _play(
     chosen: _Chosen,
     forks: bool,
+    limits: dict[str, Any],
     algorithm: Algorithm,
     federation: Federation,
     rounds: int,
@@ -86,27 +121,34 @@ def _play(
 ) -> Iterator[Round]:
     """As `engine.rounds.run`; of `backend`, only a meter is used, which counts for the others."""
     with contextlib.ExitStack() as held:
-        if chosen.name == "auto":
-            with _opened(federation, chosen.count if forks else 1) as contenders:
-                found = probe(contenders, algorithm, federation, cohort)
-            chosen.name = found.fastest.rpartition(" ")[2]
+        if chosen.way.name == "auto":
+            count = chosen.way.processes if forks else 0
+            with _opened(federation, count) as contenders:
+                named = {str(way): contender for way, contender in contenders.items()}
+                found = probe(named, algorithm, federation, cohort)
+            chosen.way = next((w for w in contenders if str(w) == found.fastest), Way("loop"))
             chosen.say(found.line())
-        own: Backend = Stacked() if chosen.name == "stacked" else loop
-        if chosen.name == "workers":
-            own = held.enter_context(workers(federation.clients, chosen.count))
+        own = chosen.way.alone()
+        if chosen.way.processes:
+            team = held.enter_context(workers(federation.clients, chosen.way.processes, **limits))
+            own = chosen.way.over(team)
         if isinstance(backend, Meter):
             backend.backend, own = own, backend
         yield from run(algorithm, federation, rounds, cohort=cohort, backend=own, after=after)
 
 
 @contextlib.contextmanager
-def _opened(federation: Federation, count: int) -> Iterator[Mapping[str, Backend]]:
+def _opened(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend]]:
     """All that may be faster than the loop; workers only if there are two or more."""
+    ways = [Way("stacked"), Way("dense")]
+    if federation.clients[0].x.dim() == 4:
+        ways.append(Way("channels-last"))
     with contextlib.ExitStack() as held:
-        contenders: dict[str, Backend] = {"stacked": Stacked()}
+        contenders: dict[Way, Backend] = {way: way.alone() for way in ways}
         # Where processes cannot be forked there are none to choose.
         with contextlib.suppress(InputError):
             if count > 1:
                 team = held.enter_context(workers(federation.clients, count))
-                contenders[f"{count} workers"] = team
+                spread = [Way(name, count) for name in SPREAD if name != "auto"]
+                contenders |= {way: way.over(team) for way in spread}
         yield contenders

@@ -13,6 +13,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.backends import Backend, loop
+from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Idle
 from fedshift.engine.evaluate import Score, score
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
@@ -160,32 +161,37 @@ def train(
     listen: Listener = silent,
     play: Play = run,
     keeper: Keeper | None = None,
+    clock: Clock = Idle(),
 ) -> Outcome:
     """Run all rounds; evaluate as `training` says, and after the last.
 
     keeper: where to keep checkpoints, and to go on from where there are some. Raises
-    KeyboardInterrupt, with an exit code, where the keeper is asked to stop.
+    KeyboardInterrupt, with an exit code, where the keeper is asked to stop. clock: told what the
+    time goes to.
     """
     _check_first_round(algorithm, federation, training, task)
     saver = Saver(keeper, label, training.rounds)
-    done, meter, seen = saver.start(), Meter(), None
+    done, meter, seen = saver.start(), Meter(clock=clock), None
     listen(_begun(label, done, training.rounds))
     began = time.perf_counter()
-    for current in play(
+    played = play(
         algorithm, federation, training.rounds,
         cohort=training.cohort, backend=meter, after=done.after,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for current in clock.each(PLANNING, played):
         seconds = time.perf_counter() - began
         lost = _lost(current, federation, task)
         listen(_played(label, current, training.rounds, seconds) | lost)
         done.after, done.traffic = current, meter.last
         if training.evaluates(current.t):
-            seen = evaluate(algorithm, current, federation, task)
+            with clock.of(EVALUATION):
+                seen = evaluate(algorithm, current, federation, task)
             done.metrics.append(_metrics(current, seen, federation))
             done.served += [] if seen.served is None else [seen.served.metrics]
             done.sets += set_round(current)
             listen({"event": "evaluation", "run": label, **vars(done.metrics[-1]), **_own(seen)})
-        saver.played(done)
+        with clock.of(CHECKPOINTING):
+            saver.played(done)
         began = time.perf_counter()
     return _outcome(algorithm, federation, task, label, done, seen)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -29,6 +29,10 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         features = self.body(x)
         return {"features": features, "logits": self.head(features)}
+
+    def chain(self) -> Sequence[nn.Module]:
+        """The modules that give the logits in turn."""
+        return self.body, self.head
 
 
 def routed_mlp(

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from fedshift.server.weights import BySize, Weights
-from fedshift.tree import Params, weighted_sum
+from fedshift.tree import Params, Parts, weighted_sum
+
+# Of the updates: by which weights a part was summed while replies came in, part -> [C].
+SUMMED = "summed"
 
 
 class Combine(Protocol):
@@ -40,6 +43,28 @@ class Mean:
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         return weighted_sum(weights, stacked)
+
+
+def total(updates: Parts, part: str, weights: Tensor) -> Params:
+    """sum_i w_i v_i of a part of the updates, leaves [...]; weights [C].
+
+    Where the engine has summed the part already (`fedshift.algorithms.base.Summing`), its leaves
+    are that sum; else they are stacked, [C, ...]. Raises ValueError for a sum by other weights.
+    """
+    by = updates.get(SUMMED, {}).get(part)
+    if by is None:
+        return weighted_sum(weights, updates[part])
+    if not torch.equal(by, weights):
+        raise ValueError(f'"{part}" was summed by other weights than the server asks for')
+    return updates[part]
+
+
+def combined(combine: Combine, updates: Parts, seed: int) -> Params:
+    """The cohort's changes by a rule; for a `Mean`, their sum as in `total`."""
+    weights = updates["cohort"]["weight"]
+    if isinstance(combine, Mean):
+        return total(updates, "delta", weights)
+    return combine(weights, updates["delta"], seed)
 
 
 def combine_counters(weights: Tensor, stacked: Params) -> Params:

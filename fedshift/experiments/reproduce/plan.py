@@ -213,5 +213,5 @@ def read_tuned(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     try:
         records = json.loads(path.read_text(encoding="utf-8"))
         return {(r["column"], r["row"]): r for r in records}
-    except (OSError, ValueError, TypeError, KeyError) as e:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
         raise DataError(f"{path}: {e!r}. Delete it to tune again.") from None

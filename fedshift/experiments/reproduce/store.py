@@ -101,7 +101,7 @@ class Store:
         try:
             text = path.read_text(encoding="utf-8")
             trained = tomllib.loads(text)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             raise _damaged(path, e) from None
         changed = _changed(trained, tomllib.loads(dumps(run.config)))
         if changed:
@@ -141,7 +141,7 @@ class Store:
         path = self.path(run) / name
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, RecursionError) as e:
             raise _damaged(path, e) from None
         if not isinstance(value, dict):
             raise _damaged(path, ValueError("not a JSON object"))

@@ -1,0 +1,67 @@
+"""All benchmarks in turn, and the page of their figures: `python benchmarks/all.py [--quick]`.
+
+Each runs in a process of its own and leaves a JSON file in --out; the page is drawn from these
+files alone, so that --draw draws it again. Without --quick the page is docs/results/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import page
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "results" / "benchmarks.md"
+# In this order: the longest first, what needs most memory last.
+ORDER = ("engine", "methods", "growth", "registered", "startup", "aggregation", "states")
+
+
+def run(name: str, out: Path, quick: bool) -> None:
+    """One benchmark, with its figures in `out`. A failure ends it all."""
+    # engine.py takes a folder, and names its files itself.
+    place = out if name == "engine" else out / f"{name}.json"
+    command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(place)]
+    print(f"== {name}", flush=True)
+    began = time.perf_counter()
+    done = subprocess.run([*command, *(["--quick"] if quick else [])])
+    if done.returncode:
+        raise SystemExit(f"{name} ended with exit code {done.returncode}")
+    print(f"== {name} took {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def figures(out: Path) -> dict[str, Any]:
+    """What the benchmarks left, by name."""
+    found = {name: out / f"{name}.json" for name in ORDER}
+    return {k: json.loads(path.read_text()) for k, path in found.items() if path.exists()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller, to try it out")
+    parser.add_argument("--only", default="", help="as in registered,startup")
+    parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "benchmarks")
+    parser.add_argument("--page", type=Path, help="where to write the page")
+    given = parser.parse_args()
+    chosen = given.only.split(",") if given.only else ORDER
+    if odd := sorted(set(chosen) - set(ORDER)):
+        raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(ORDER)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name in () if given.draw else chosen:
+        run(name, given.out, given.quick)
+    found = figures(given.out)
+    # Numbers of a trial are nobody's results.
+    trial = given.quick or any(one.get("quick") for one in found.values() if isinstance(one, dict))
+    target = given.page or (given.out / "benchmarks.md" if trial else PAGE)
+    target.write_text(page.drawn(found))
+    print(f"page: {target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""docs/results/benchmarks.md, drawn from what the benchmarks left. No figure is typed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+MIB = 2**20
+# What each part is about, and where its figures to reach are said.
+ABOUT = {
+    "engine": "Seconds per round against a plain loop",
+    "methods": "What each method costs relative to FedAvg",
+    "growth": "How cost grows",
+    "registered": "Very many registered clients (W6)",
+    "startup": "How soon it is there",
+    "aggregation": "Folding a cohort",
+    "states": "Clients' states on disk",
+}
+
+
+def drawn(found: Mapping[str, Any]) -> str:
+    """The page over those benchmarks that have figures."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench` from the JSON files that its parts leave; "
+        "`python benchmarks/all.py --draw` draws it again. Ratios compare what ran in turn in one "
+        "process. Peers are measured apart, see `benchmarks/peers/`.",
+    ]
+    for name, about in ABOUT.items():
+        if name in found:
+            lines += ["", f"## {about}", "", *_part(name, found[name])]
+    return "\n".join(lines) + "\n"
+
+
+def _part(name: str, left: Any) -> Iterator[str]:
+    if not isinstance(left, dict):  # engine.py's rows, without the machine
+        yield from PARTS[name](left)
+        return
+    yield from PARTS[name](left["figures"])
+    yield ""
+    yield made_by(left)
+
+
+def made_by(left: Mapping[str, Any]) -> str:
+    """The command, the machine and the versions."""
+    machine = left["machine"]
+    packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items() if v)
+    trial = " A trial, not a result." if left["quick"] else ""
+    return (
+        f"`{left['command']}`; {machine['processor']}, {machine['cores']} cores, load "
+        f"{machine['load']} at the end, {machine['system']}, Python {machine['python']}, "
+        f"{packages}.{trial}"
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table in Markdown; columns after the first are right-aligned."""
+    yield f"| {' | '.join(header)} |"
+    yield f"| --- |{' ---: |' * (len(header) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def engine(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The plain loop's seconds, and everybody's speed relative to it."""
+    known = {"workload", "what", "apart", "weighing"}
+    names = {k: None for row in rows for k, v in row.items() if isinstance(v, float)}
+    others = [name for name in names if name not in known | {"plain"}]
+
+    def speed(row: Mapping[str, Any], name: str) -> str:
+        taken = row.get(name)
+        return f"{row['plain'] / taken:.2f}x" if taken else "–"
+
+    cells = [
+        [row["workload"], f"{row['plain']:.3f}", *(speed(row, name) for name in others)]
+        for row in rows
+    ]
+    yield from table(["workload", "plain loop, s", *others], cells)
+
+
+def methods(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Measured and demanded, as ratios to FedAvg."""
+    yield (
+        f"W2 with {figures['clients']} clients, one thread. Demanded: passes over examples by the "
+        "method's equations (forward 1, backward 2), over FedAvg's. Left out, since their first "
+        f"rounds do not train: {', '.join(figures['left_out'])}."
+    )
+    yield ""
+    rows = [
+        [f"`{row['method']}`", f"{row['ratio']:.2f}x", f"{row['demanded']:.2f}x",
+         f"{row['ratio'] / row['demanded']:.2f}"]
+        for row in figures["rows"]
+    ]  # fmt: skip
+    yield from table(["method", "measured", "demanded", "measured / demanded"], rows)
+
+
+def growth(figures: Mapping[str, Any]) -> Iterator[str]:
+    """A table for each of what grows."""
+    for axis, rows in figures.items():
+        field = "model" if axis == "parameters" else axis
+        cells = [
+            [f"{row[field]:,}", _seconds(row["seconds"]), f"{100 * row['beside']:.0f}",
+             _seconds(row["last_tenth"]), f"{row['peak'] / MIB:,.0f}"]
+            for row in rows
+        ]  # fmt: skip
+        header = [axis, "s a round", "% beside clients' work", "s in the last tenth", "peak MiB"]
+        yield from table(header, cells)
+        yield ""
+
+
+def registered(figures: Mapping[str, Any]) -> Iterator[str]:
+    """W6 in one row."""
+    header = ["clients", "cohort", "start-up, s", "of it imports", "s a round", "bytes a client",
+              "peak MiB", "of it examples"]  # fmt: skip
+    row = [
+        f"{figures['clients']:,}", f"{figures['cohort']}", f"{figures['startup']:.2f}",
+        f"{figures['imports']:.2f}", _seconds(figures["round"]),
+        f"{figures['bytes_per_client']:.0f}", f"{figures['peak'] / MIB:,.0f}",
+        f"{figures['pool'] / MIB:,.0f}",
+    ]  # fmt: skip
+    yield from table(header, [row])
+
+
+def startup(figures: Mapping[str, Any]) -> Iterator[str]:
+    """New processes, beside `import torch`."""
+    torch = figures["import torch"]["wall"]
+    rows = [
+        [
+            f"`{name}`",
+            f"{row['wall']:.2f}",
+            f"{row['processor']:.2f}",
+            f"{row['wall'] / torch:.2f}x",
+        ]
+        for name, row in figures.items()
+    ]
+    yield from table(["new process", "s", "processor s", "of `import torch`"], rows)
+
+
+def aggregation(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Ours beside a plain float64 weighted sum."""
+    plain = figures["rows"]["plain"]["seconds"]
+    yield f"{figures['clients']} clients, {figures['parameters']:,} parameters, one thread."
+    yield ""
+    rows = [
+        [name, f"{row['seconds']:.2f}", f"{row['seconds'] / plain:.2f}x", f"{row['models']:.1f}"]
+        for name, row in figures["rows"].items()
+    ]
+    header = ["", "s", "of the plain sum", "models held beyond the replies"]
+    yield from table(header, rows)
+
+
+def states(figures: Mapping[str, Any]) -> Iterator[str]:
+    """SCAFFOLD's controls on disk."""
+    header = ["clients", "steps", "budget MiB", "peak MiB", "on disk MiB", "s a round"]
+    row = [
+        f"{figures['clients']:,}", f"{figures['steps']}", f"{figures['budget'] / MIB:.0f}",
+        f"{figures['peak'] / MIB:,.0f}", f"{figures['on_disk'] / MIB:,.0f}",
+        f"{figures['seconds']:.1f}",
+    ]  # fmt: skip
+    yield from table(header, [row])
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+
+
+PARTS = {
+    "engine": engine, "methods": methods, "growth": growth, "registered": registered,
+    "startup": startup, "aggregation": aggregation, "states": states,
+}  # fmt: skip

@@ -1,0 +1,179 @@
+"""W1 to W3 and the plain loop, for processes in which fedshift is not installed.
+
+The workloads are those of benchmarks/engine.py; tests/test_benchmarks.py compares the two.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before torch is imported, or it does nothing
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import torch
+from torch import Tensor, nn
+
+CLASSES, RATE = 10, 0.05
+Params = dict[str, Tensor]
+Client = tuple[Tensor, Tensor]
+
+
+def cnn() -> nn.Module:
+    """conv5x5x32 - pool - conv5x5x64 - pool - fc512 - fc10, of McMahan et al. 2017."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, CLASSES),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    """784 - 200 - 10."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+
+
+def linear() -> nn.Module:
+    """Softmax regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, CLASSES))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients of equal size; `steps` local steps, or one epoch; `cohort` of them in each round."""
+
+    name: str
+    net: Callable[[], nn.Module]
+    clients: int
+    examples: int
+    batch: int
+    steps: int | None = None
+    cohort: int | None = None
+
+    @property
+    def asked(self) -> int:
+        """Clients of a round."""
+        return self.cohort or self.clients
+
+    @property
+    def local_steps(self) -> int:
+        """Steps of a client's round."""
+        return self.steps or -(-self.examples // self.batch)
+
+    def tiny(self) -> Workload:
+        """To try a script out."""
+        size = self.batch if self.steps is None else self.batch * self.steps
+        return replace(self, clients=4, examples=2 * size, cohort=2 if self.cohort else None)
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("W1", cnn, 10, 6000, 32),
+        Workload("W2", mlp, 100, 600, 32, steps=10),
+        Workload("W3", linear, 1000, 60, 20, steps=3, cohort=100),
+    )
+}
+
+
+def data(workload: Workload) -> list[Client]:
+    """Random images: time does not depend on what they show."""
+    source = torch.Generator().manual_seed(0)
+    return [
+        (
+            torch.randn(workload.examples, 1, 28, 28, generator=source),
+            torch.randint(CLASSES, (workload.examples,), generator=source),
+        )
+        for _ in range(workload.clients)
+    ]
+
+
+def plain_round(
+    net: nn.Module, params: Params, clients: Sequence[Client], work: Workload
+) -> Params:
+    """A round of FedAvg as one writes it by hand."""
+    total = sum(len(y) for _, y in clients)
+    mixed: Params = {}
+    for x, y in clients:
+        with torch.no_grad():
+            for k, p in net.named_parameters():
+                p.copy_(params[k])
+        optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+        for rows in drawn(len(y), work):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            optimizer.step()
+        for k, p in net.named_parameters():
+            mixed[k] = mixed.get(k, 0.0) + len(y) / total * p.detach()
+    return mixed
+
+
+def drawn(n: int, work: Workload) -> list[Tensor]:
+    """One epoch's batches, or a fixed number of steps."""
+    found: list[Tensor] = []
+    while len(found) < work.local_steps:
+        found += torch.randperm(n).split(work.batch)
+    return found[: work.local_steps]
+
+
+class Turns:
+    """Rounds of a peer and of the plain loop in turn. The peer calls `tick` after each of its own.
+
+    The first round is left out: it holds whatever happens once.
+    """
+
+    def __init__(self, plain: Callable[[int], object]) -> None:
+        self._plain, self._began = plain, float("nan")
+        self.theirs: list[float] = []
+        self.plain: list[float] = []
+
+    def tick(self) -> None:
+        """A round of the peer is over."""
+        now = time.perf_counter()
+        if self._began == self._began:
+            self.theirs.append(now - self._began)
+        self._plain(len(self.plain))
+        self.plain.append(time.perf_counter() - now)
+        self._began = time.perf_counter()
+
+
+# Plays so many rounds of a workload over these clients, with a tick after each.
+Play = Callable[[Workload, Sequence[Client], int, Callable[[], None]], object]
+
+
+def compare(name: str, package: str, play: Play) -> None:
+    """Time a peer and the plain loop in turn, and print one line of JSON."""
+    parser = argparse.ArgumentParser(description=f"{name} against the plain loop")
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    work = WORKLOADS[given.workload].tiny() if given.tiny else WORKLOADS[given.workload]
+    clients, net = data(work), work.net()
+    params = {k: v.detach().clone() for k, v in net.named_parameters()}
+
+    def plain(t: int) -> Params:
+        first = t * work.asked % work.clients
+        return plain_round(net, params, clients[first : first + work.asked], work)
+
+    turns = Turns(plain)
+    play(work, clients, given.rounds + 1, turns.tick)
+    if len(turns.theirs) != given.rounds:
+        raise SystemExit(f"{name} played {len(turns.theirs) + 1} rounds, not {given.rounds + 1}")
+    found = {
+        "peer": name, "version": version(package), "workload": work.name,
+        "plain": statistics.median(turns.plain), "seconds": statistics.median(turns.theirs),
+        "rounds": given.rounds, "tiny": given.tiny, "torch": torch.__version__,
+        "python": platform.python_version(),
+    }  # fmt: skip
+    print(json.dumps(found), flush=True)

@@ -1,0 +1,281 @@
+"""A phase of SGD on a chain of linear layers, without autograd, for many clients at a time.
+
+With a_0 = x, z_l = a_(l-1) W_l^T + b_l, a_l = relu(z_l) and softmax cross-entropy at the end,
+
+    delta_L = diag(w / size) (softmax(z_L) - onehot(y))
+    delta_(l-1) = (delta_l W_l) 1[a_(l-1) > 0]
+    dW_l = delta_l^T a_(l-1),   db_l = sum_b delta_l[b]
+
+and each step adds -lr dW_l to W_l in the multiplication that gives it. Clients are taken together
+as far as their parameters fit in the processor's cache. What a client gets is what
+`client.local.Local` gives it but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedshift.client.chains import Layer, layers_of, not_dense
+from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
+from fedshift.client.oracles import Shift
+from fedshift.data import ClientData, Plan
+from fedshift.model import Model
+from fedshift.tree import Params, Parts
+
+if TYPE_CHECKING:
+    from fedshift.client.local import Local, Oracle
+
+# Bytes of parameters that are trained together: they stay in a processor's second-level cache.
+import os
+
+CACHE = int(os.environ.get("CACHE", 1 << 19))
+
+
+class Pull(NamedTuple):
+    """mu (theta - anchor), added to the gradient of a parameter, and its part in the loss."""
+
+    mu: float
+    anchor: Tensor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is the same for all clients: layers, the names that move, and the optimiser's numbers.
+
+    pulled  names with a proximal term, and its mu; shifted: names with a constant correction
+    """
+
+    layers: tuple[Layer, ...]
+    moving: tuple[str, ...]
+    momentum: float
+    decay: float
+    pulled: Mapping[str, float]
+    shifted: tuple[str, ...]
+
+
+class Drawn(NamedTuple):
+    """Examples and plans of C clients: x [C, n, d], y and w [C, n], rows and weight [C, S, B],
+    lr [C]."""
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+    rows: Tensor
+    weight: Tensor
+    lr: Tensor
+
+
+def train_dense(
+    local: Local, model: Model, objective: Term, params: Params, context: Parts, data: ClientData,
+    plan: Plan, oracles: Sequence[Oracle],
+) -> tuple[Params, Tensor]:  # fmt: skip
+    """(parameters, mean loss []) after a phase. Raises UnfitError for what is not accepted:
+
+    chains as `client.chains.layers_of` has them; `CrossEntropy` alone or with `Proximal`; SGD, with
+    momentum and weight decay as they come; no oracle but `Shift`; inputs of the parameters' type.
+    """
+    layers = layers_of(model, data.x.dim())
+    mus = _proximal(objective)
+    if local.optimizer != "sgd":
+        raise not_dense(f"the local optimizer is {local.optimizer}")
+    if odd := [o for o in oracles if type(o) is not Shift]:
+        raise not_dense(f"gradients go through {type(odd[0]).__name__}")
+    if any(v.dtype != data.x.dtype for v in params.values()):
+        raise not_dense(f"inputs are {data.x.dtype}, and not all parameters are")
+    moving, _ = local.parts(params)
+    shifts = [o.by for o in oracles if isinstance(o, Shift)]
+    pulled = {k: mu for k in moving if (mu := sum(m for m, free in mus if not k.startswith(free)))}
+    recipe = Recipe(
+        layers, tuple(moving), local.momentum, local.decay, pulled, tuple(moving) if shifts else ()
+    )
+    named = {f"at {k}": v for k, v in params.items()}
+    named |= {f"anchor {k}": context["anchor"][k] for k in pulled}
+    named |= {f"shift {k}": sum((by[k] for by in shifts[1:]), shifts[0][k]) for k in recipe.shifted}
+    drawn = Drawn(data.x, data.y, data.w, plan.rows, plan.weight, plan.lr)
+    loss, *ends = _Phase.apply(recipe, tuple(named), *drawn, *named.values())  # type: ignore[no-untyped-call]
+    return params | dict(zip(moving, ends, strict=True)), loss
+
+
+def _proximal(objective: Term) -> list[tuple[float, tuple[str, ...]]]:
+    """(mu, free) of the proximal terms beside one cross-entropy."""
+    terms = objective.terms if type(objective) is Sum else (objective,)
+    kinds = [type(term) for term in terms]
+    if kinds.count(CrossEntropy) != 1 or set(kinds) - {CrossEntropy, Proximal}:
+        said = " + ".join(kind.__name__ for kind in kinds)
+        raise not_dense(f"the objective is {said}, not CrossEntropy, alone or with Proximal")
+    return [(t.mu, t.free) for t in terms if isinstance(t, Proximal)]
+
+
+class _Phase(torch.autograd.Function):
+    """The phase as one operation, which `torch.func.vmap` hands all clients at once."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(recipe: Recipe, names: tuple[str, ...], *given: Tensor) -> tuple[Tensor, ...]:
+        one = [v[None] for v in given]
+        losses, ends = descend(recipe, Drawn(*one[:6]), dict(zip(names, one[6:], strict=True)))
+        return losses[0], *(v[0] for v in ends.values())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], recipe: Recipe, names: tuple[str, ...],
+        *given: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+        many = [
+            v.expand(info.batch_size, *v.shape) if dim is None else v.movedim(dim, 0)
+            for v, dim in zip(given, in_dims[2:], strict=True)
+        ]
+        named = dict(zip(names, many[6:], strict=True))
+        losses, ends = descend(recipe, Drawn(*many[:6]), named)
+        return (losses, *ends.values()), (0,) * (1 + len(ends))
+
+
+def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[Tensor, Params]:
+    """(mean losses [C], parameters that move [C, ...]) of C clients, some at a time."""
+    clients = len(drawn.lr)
+    ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
+    bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
+    some = max(1, CACHE // max(1, bytes_each))
+    losses = []
+    for start in range(0, clients, some):
+        part = slice(start, start + some)
+        here = {k: v[part] for k, v in named.items()}
+        at = {k: here[f"at {k}"] for layer in recipe.layers for k in layer[:2] if k is not None}
+        at |= {k: v[part].copy_(at[k]) for k, v in ends.items()}
+        losses.append(_trained(recipe, Drawn(*(v[part] for v in drawn)), at, here))
+    return torch.cat(losses), ends
+
+
+def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tensor]) -> Tensor:
+    """Train `at` [c, ...] in place along the plans; the mean losses [c]."""
+    kind, (clients, n), steps = drawn.x.dtype, drawn.y.shape, drawn.rows.shape[1]
+    if not steps:
+        return torch.zeros(clients, dtype=kind)
+    # Rows among all clients' examples, [S, c, B]: one look-up serves all.
+    rows = (drawn.rows + torch.arange(clients)[:, None, None] * n).transpose(0, 1)
+    x, y = drawn.x.reshape(clients * n, -1), drawn.y.reshape(-1)[rows][..., None]
+    weight = drawn.weight.transpose(0, 1)
+    sizes = weight.sum(-1, keepdim=True)  # [S, c, 1]
+    share = (weight * drawn.w.reshape(-1)[rows] / sizes.clamp(min=1.0)).to(kind)[..., None]
+    live = (sizes > 0).to(kind)
+    rates = (drawn.lr.to(kind)[:, None] * live)[..., None]
+    # delta is linear in these, so that plain SGD's -lr need not be multiplied in layer by layer.
+    scale = share if recipe.momentum else share * -rates
+    wide = at[recipe.layers[-1].weight].shape[1]
+    truth = scale.new_zeros(*y.shape[:-1], wide).scatter_(-1, y, scale)
+    net = Nets.of(recipe, at, named)
+    picked, pulled = [], []
+    for s in range(steps):
+        batch = x.index_select(0, rows[s].reshape(-1)).view(clients, -1, x.shape[1])
+        inputs, logits = net.forward(batch)
+        log = F.log_softmax(logits, -1)
+        picked.append(log.gather(-1, y[s]))
+        pulled.append(net.pull())
+        net.backward(inputs, log.exp_().mul_(scale[s]).sub_(truth[s]), rates[s])
+    losses = -(torch.stack(picked) * share).sum((-1, -2)) + torch.stack(pulled)  # [S, c]
+    return (losses * live[..., 0]).sum(0) / live[..., 0].sum(0).clamp(min=1.0)
+
+
+class Nets(NamedTuple):
+    """The networks of c clients in one step after the other.
+
+    at      weights [c, h, d], biases [c, 1, h]; turned: weights [c, d, h]; velocity: where momentum
+    named   "anchor ..." and "shift ...", as biases are
+    """
+
+    recipe: Recipe
+    at: Params
+    turned: Params
+    velocity: Params
+    named: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(recipe: Recipe, at: Params, named: Mapping[str, Tensor]) -> Nets:
+        """Views of `at`, whose entries move with them."""
+
+        def wide(v: Tensor) -> Tensor:
+            return v if v.dim() == 3 else v[:, None]
+
+        views = {k: wide(v) for k, v in at.items()}
+        turned = {layer.weight: at[layer.weight].transpose(1, 2) for layer in recipe.layers}
+        velocity = {k: torch.zeros_like(views[k]) for k in recipe.moving if recipe.momentum}
+        return Nets(recipe, views, turned, velocity, {k: wide(v) for k, v in named.items()})
+
+    def forward(self, batch: Tensor) -> tuple[list[Tensor], Tensor]:
+        """(what each layer is given, the logits [c, B, K])."""
+        inputs, a = [], batch
+        for weight, bias, relu in self.recipe.layers:
+            inputs.append(a)
+            turned = self.turned[weight]
+            a = torch.bmm(a, turned) if bias is None else torch.baddbmm(self.at[bias], a, turned)
+            if relu:
+                a = a.relu_()
+        return inputs, a
+
+    def backward(self, inputs: Sequence[Tensor], delta: Tensor, lr: Tensor) -> None:
+        """One step of all layers, the last one first; delta [c, B, K] is the logits', lr [c, 1, 1].
+
+        Without momentum, delta holds the factor -lr. lr is 0 where a client has no batch left.
+        """
+        layers, moving = self.recipe.layers, self.recipe.moving
+        lowest = min(i for i, layer in enumerate(layers) if set(layer[:2]) & set(moving))
+        for i in range(len(layers) - 1, lowest - 1, -1):
+            weight, bias, _ = layers[i]
+            below = delta
+            if i > lowest:
+                below = torch.bmm(delta, self.at[weight])
+                if layers[i - 1].relu:
+                    below.masked_fill_(inputs[i] <= 0, 0.0)
+            if weight in moving:
+                into = self._begun(weight, lr)
+                into.baddbmm_(delta.transpose(1, 2), inputs[i])
+                self._ended(weight, lr)
+            if bias is not None and bias in moving:
+                self._begun(bias, lr).add_(delta.sum(1, keepdim=True))
+                self._ended(bias, lr)
+            delta = below
+
+    def _begun(self, name: str, lr: Tensor) -> Tensor:
+        """What the gradient is added to: the velocity, or theta, moved by all else already."""
+        theta = self.at[name]
+        if self.recipe.momentum:
+            v = self.velocity[name].mul_(self.recipe.momentum)
+            for c, u in self._else(name):
+                v.add_(u, alpha=c)
+            return v
+        for c, u in self._else(name):
+            theta.addcmul_(u, lr, value=-c)
+        return theta
+
+    def _ended(self, name: str, lr: Tensor) -> None:
+        if self.recipe.momentum:
+            self.at[name].addcmul_(self.velocity[name], lr, value=-1.0)
+
+    def _else(self, name: str) -> list[tuple[float, Tensor]]:
+        """c, v of the terms c v that the gradient has besides the batch's: decay, pull, shift.
+
+        theta's own first, because the others move it.
+        """
+        mu = self.recipe.pulled.get(name, 0.0)
+        terms = [(self.recipe.decay + mu, self.at[name])] if self.recipe.decay + mu else []
+        terms += [(-mu, self.named[f"anchor {name}"])] if mu else []
+        return terms + ([(1.0, self.named[f"shift {name}"])] if name in self.recipe.shifted else [])
+
+    def pull(self) -> Tensor:
+        """sum_k mu_k / 2 ||theta_k - anchor_k||^2, [c]."""
+        total = next(iter(self.at.values())).new_zeros(())
+        for k, mu in self.recipe.pulled.items():
+            apart = self.at[k] - self.named[f"anchor {k}"]
+            total = total + mu / 2 * apart.square().sum((1, 2))
+        return total.expand(len(next(iter(self.at.values()))))

@@ -1,0 +1,93 @@
+"""Where the time of a run goes, measured only when somebody asks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+COMPUTE, PLANNING, AGGREGATION = "client compute", "planning", "aggregation"
+EVALUATION, CHECKPOINTING, OTHER = "evaluation", "checkpointing", "other"
+PHASES = (COMPUTE, PLANNING, AGGREGATION, EVALUATION, CHECKPOINTING, OTHER)
+
+
+class Clock(Protocol):
+    """Told what is being done. Of nested work, only the innermost is counted."""
+
+    def of(self, name: str) -> AbstractContextManager[None]:
+        """The block is work of this name."""
+
+    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """The items; making each of them is work of this name, using them is not."""
+
+    def turn(self, name: str) -> None:
+        """What is being done is work of another name from here on."""
+
+
+class Idle:
+    """Measures nothing."""
+
+    def of(self, name: str) -> AbstractContextManager[None]:
+        """A block as it is."""
+        return contextlib.nullcontext()
+
+    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """The items as they are."""
+        return iter(items)
+
+    def turn(self, name: str) -> None:
+        """Nothing."""
+
+
+class Stopwatch:
+    """Seconds by name. Those of one name are counted once, whatever they are nested in."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._now, self._since = now, now()
+        self._open: list[str] = []
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """The block is work of this name."""
+        self._count()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._open.pop()
+
+    def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """The items; making each of them is work of this name."""
+        source = iter(items)
+        nothing = object()
+        while True:
+            with self.of(name):
+                item: Any = next(source, nothing)
+            if item is nothing:
+                return
+            yield item
+
+    def turn(self, name: str) -> None:
+        """What is being done is work of another name from here on."""
+        self._count()
+        if self._open:
+            self._open[-1] = name
+
+    def profile(self) -> dict[str, dict[str, float]]:
+        """Seconds and shares of their sum by name; no shares where nothing was done."""
+        total = sum(self.seconds.values())
+        shares = {k: v / total for k, v in self.seconds.items()} if total else {}
+        return {"seconds": dict(self.seconds), "shares": shares}
+
+    def _count(self) -> None:
+        now = self._now()
+        if self._open:
+            name = self._open[-1]
+            self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,113 @@
+"""Safetensors files, written tensor by tensor and mapped into memory as they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+from fedshift.tree import Params
+
+# Tensors start where torch's own allocator would put them: elsewhere kernels may round otherwise.
+ALIGN = 64
+# Bytes between tensors are tensors of their own, since the format allows no holes.
+PAD = "~pad."
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+# Names and tensors, gone through twice: for the header and for the bytes.
+Named = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a file, counted from its first byte, and what it is."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Written(NamedTuple):
+    """A file's SHA-256, and where its tensors lie."""
+
+    sha256: str
+    places: tuple[Place, ...]
+
+
+def write_tensors(
+    path: Path, named: Named, flush: Callable[[int], object] = lambda descriptor: None
+) -> Written:
+    """Write a safetensors file, holding one tensor at a time.
+
+    named: gives names and tensors, the same ones each time it is called. flush: what to do with the
+    open file's descriptor at the end, as `os.fsync`. Raises OSError where the file cannot be
+    written, and InputError for a type of tensor that the format does not have.
+    """
+    places = _places(named())
+    header = _header(places)
+    digest = hashlib.sha256()
+    with path.open("wb") as f:
+        for block in (header, *_blocks(places, named())):
+            digest.update(block)
+            f.write(block)
+        f.flush()
+        flush(f.fileno())
+    moved = (p._replace(start=len(header) + p.start, stop=len(header) + p.stop) for p in places)
+    return Written(digest.hexdigest(), tuple(moved))
+
+
+def map_tensors(path: Path, places: Sequence[Place]) -> Params:
+    """The tensors of a file as it lies on disk: bytes are read when they are used.
+
+    What is written to them stays in memory. The file may be removed while they live.
+    """
+    size = max((p.stop for p in places), default=0)
+    whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    return {p.name: whole[p.start : p.stop].view(p.dtype).view(p.shape) for p in places}
+
+
+def _places(named: Iterable[tuple[str, Tensor]]) -> list[Place]:
+    """Places counted from the end of the header, each a multiple of ALIGN."""
+    found: list[Place] = []
+    for name, v in named:
+        if v.dtype not in DTYPES:
+            raise InputError(f'"{name}" is {v.dtype}, which a safetensors file cannot hold')
+        start = -(-found[-1].stop // ALIGN) * ALIGN if found else 0
+        stop = start + v.numel() * v.element_size()
+        found.append(Place(name, v.dtype, tuple(v.shape), start, stop))
+    return found
+
+
+def _header(places: Sequence[Place]) -> bytes:
+    entries: dict[str, Any] = {}
+    end = 0
+    for i, p in enumerate(places):
+        if p.start > end:
+            gap = [end, p.start]
+            entries[f"{PAD}{i}"] = {"dtype": "U8", "shape": [p.start - end], "data_offsets": gap}
+        offsets = [p.start, p.stop]
+        entries[p.name] = {"dtype": DTYPES[p.dtype], "shape": p.shape, "data_offsets": offsets}
+        end = p.stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _blocks(places: Sequence[Place], named: Iterable[tuple[str, Tensor]]) -> Iterator[bytes]:
+    end = 0
+    for p, (_, v) in zip(places, named, strict=True):
+        yield bytes(p.start - end)
+        flat = v.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        yield flat.numpy().tobytes()
+        end = p.stop

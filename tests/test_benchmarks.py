@@ -1,0 +1,76 @@
+"""The benchmarks' own promises: the same workloads everywhere, and pages without typed figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """A benchmark's file as a module, beside the files that it imports."""
+
+    def loaded(path: str) -> ModuleType:
+        place = BENCHMARKS / path
+        monkeypatch.syspath_prepend(str(place.parent))
+        name = f"benchmark_{place.stem}"
+        spec = importlib.util.spec_from_file_location(name, place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return loaded
+
+
+def test_peers_play_the_same_workloads(load) -> None:  # type: ignore[no-untyped-def]
+    ours = {w.name: w for w in load("engine.py").WORKLOADS}
+    plain = load("peers/plain.py")
+    assert list(plain.WORKLOADS) == ["W1", "W2", "W3"]
+    for name, theirs in plain.WORKLOADS.items():
+        own = ours[name]
+        same = (own.clients, own.examples, own.cohort, own.local.batch, own.local.steps)
+        assert same == (theirs.clients, theirs.examples, theirs.cohort, theirs.batch, theirs.steps)
+        assert own.local.lr == plain.RATE
+        sizes = sorted(p.shape for p in own.net().parameters())
+        assert sizes == sorted(p.shape for p in theirs.net().parameters())
+
+
+def test_a_plain_round_takes_the_steps(load) -> None:  # type: ignore[no-untyped-def]
+    plain = load("peers/plain.py")
+    assert [w.local_steps for w in plain.WORKLOADS.values()] == [188, 10, 3]
+    work = plain.WORKLOADS["W3"].tiny()
+    net, clients = work.net(), plain.data(work)
+    params = {k: v.detach().clone() for k, v in net.named_parameters()}
+    mixed = plain.plain_round(net, params, clients[:2], work)
+    assert all(not torch.equal(v, params[k]) for k, v in mixed.items())
+
+
+def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    results, page = load("results.py"), load("page.py")
+    rows = {"plain": {"seconds": 8.0, "models": 4.25}, "ours": {"seconds": 2.0, "models": 1.75}}
+    figures = {"clients": 7, "parameters": 1234567, "rows": rows}
+    results.save(tmp_path / "a" / "aggregation.json", figures, quick=True)
+    left = json.loads((tmp_path / "a" / "aggregation.json").read_text())
+    drawn = page.drawn({"aggregation": left})
+    assert "| ours | 2.00 | 0.25x | 1.8 |" in drawn
+    assert "7 clients, 1,234,567 parameters" in drawn
+    assert f"torch {torch.__version__}" in drawn
+    assert "A trial, not a result." in drawn
+    one = {"workload": "W1", "apart": 1e-4, "plain": 3.0, "loop": 2.0, "stacked": 4.0}
+    assert "| W1 | 3.000 | 1.50x | 0.75x |" in page.drawn({"engine": [one]})
+
+
+def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped-def]
+    assert set(load("all.py").ORDER) == set(load("page.py").ABOUT) == set(load("page.py").PARTS)
