@@ -106,20 +106,30 @@ def main() -> None:
     todo = contenders(federation)
     models = {name: memory.taken_by(what) / (4 * size) for name, what in todo.items()}
     seconds: dict[str, list[float]] = {name: [] for name in todo}
+    worked: dict[str, list[float]] = {name: [] for name in todo}
     right = todo["plain"]()
     for _ in range(REPEAT):
         for name, what in todo.items():
-            began = time.perf_counter()
+            began, work = time.perf_counter(), time.process_time()
             found = what()
             seconds[name].append(time.perf_counter() - began)
+            worked[name].append(time.process_time() - work)
             if any(not torch.equal(v, right[k]) for k, v in found.items()):
                 raise SystemExit(f"{name} gives other parameters than the plain sum")
     rows = {
-        name: {"seconds": statistics.median(seconds[name]), "models": models[name]} for name in todo
+        name: {
+            "seconds": statistics.median(seconds[name]),
+            "processor": statistics.median(worked[name]),
+            "models": models[name],
+        }
+        for name in todo
     }
     for name, row in rows.items():
         ratio = row["seconds"] / rows["plain"]["seconds"]
-        print(f"{name:14} {row['seconds']:7.2f} s, {ratio:.2f}x, {row['models']:.2f} models")
+        print(
+            f"{name:14} {row['seconds']:7.2f} s, {ratio:.2f}x, processor "
+            f"{row['processor']:.2f} s, {row['models']:.2f} models"
+        )
     figures = {"clients": len(federation.clients), "parameters": size, "rows": rows}
     results.save(given.out, figures, quick=given.quick)
 

@@ -174,14 +174,14 @@ def memory(process: int) -> Memory:
 def below(process: int) -> dict[int, str]:
     """The commands of all processes that descend from this one."""
     listed = subprocess.run(
-        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
+        ["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True, check=True
     )
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()[1:]]
-    parents, found = {int(r[0]): int(r[1]) for r in rows}, {process: ""}
-    for pid, _, command in sorted(rows, key=lambda r: int(r[0])):
-        if parents[int(pid)] in found and not command.startswith("ps "):
-            found[int(pid)] = command
-    return {pid: command for pid, command in found.items() if pid != process}
+    parents = {int(pid): int(parent) for pid, parent, _ in rows}
+    found = {process}
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    return {int(pid): command for pid, _, command in rows if int(pid) in found - {process}}
 
 
 def of_actors() -> tuple[Memory, Memory]:

@@ -143,10 +143,11 @@ def aggregation(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{figures['clients']} clients, {figures['parameters']:,} parameters, one thread."
     yield ""
     rows = [
-        [name, f"{row['seconds']:.2f}", f"{row['seconds'] / plain:.2f}x", f"{row['models']:.1f}"]
+        [name, f"{row['seconds']:.2f}", f"{row['seconds'] / plain:.2f}x",
+         f"{row['processor']:.2f}", f"{row['models']:.1f}"]
         for name, row in figures["rows"].items()
-    ]
-    header = ["", "s", "of the plain sum", "models held beyond the replies"]
+    ]  # fmt: skip
+    header = ["", "s", "of the plain sum", "processor s", "models held beyond the replies"]
     yield from table(header, rows)
 
 

@@ -207,7 +207,7 @@ def plan_phase(
     if not full:
         weight[:, :n] = 1.0
         weight = weight.view(passes * each, batch)
-    for start in range(0, rows.numel(), each * batch):
+    for start in range(0, rows.numel(), max(1, each * batch)):  # no rows, no step
         torch.randperm(n, generator=generator, out=rows.view(-1)[start : start + n])
     sizes = ((batch,) * (each - 1) + (n - (each - 1) * batch,)) * passes if n else ()
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -237,8 +237,10 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     if plan.sizes is None or plan.stacked:
         yield from (take(data, plan, s) for s in range(plan.steps))
         return
-    labels, importance = data.y[plan.rows], data.w[plan.rows]
-    even = bool((importance == 1.0).all())
+    labels, importance = data.y[plan.rows], plan.weight
+    even = bool((data.w == 1.0).all()) and data.w.dtype == plan.weight.dtype
+    if not even:  # else the plan's own ones will do
+        importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}
     steps = zip(plan.rows.unbind(), labels.unbind(), importance.unbind(), plan.sizes, strict=True)
     for s, (rows, y, w, size) in enumerate(steps):

@@ -109,11 +109,17 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
     Row by row within a block of columns: the bits are those of whole rows added in turn, and the
     block's sums are read and written once for all rows.
     """
+    if len(total) <= COLUMNS:
+        for row, w in zip(rows, weights, strict=True):
+            total.add_(row.double() * w)
+        return
+    scratch = torch.empty(COLUMNS, dtype=torch.float64, device=total.device)
     for start in range(0, len(total), COLUMNS):
         block = slice(start, start + COLUMNS)
         sums = total[block]
+        part = scratch[: len(sums)]
         for row, w in zip(rows, weights, strict=True):
-            sums.add_(row[block].double() * w)
+            sums.add_(part.copy_(row[block]).mul_(w))
 
 
 def flatten(parts: Parts) -> Params:

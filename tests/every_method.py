@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from conftest import CLASSES, FEATURES, TARGET
@@ -27,6 +28,10 @@ PALS = Mean(Pals(TARGET, ess=0.6))
 def of_steps(setting: Setting, steps: int = 4) -> Setting:
     """The setting with steps in place of epochs and a known end, which some recipes need."""
     return replace(setting, rounds=ROUNDS, local=replace(setting.local, epochs=None, steps=steps))
+
+
+# One round of densities, of a range that the clients' inputs lie in.
+BEFORE: dict[str, Any] = {"density_rounds": 1, "hidden": (6,), "low": -8.0, "high": 8.0}
 
 
 def of_inputs(setting: Setting) -> Setting:
@@ -97,11 +102,11 @@ MAKE: dict[str, Make] = {
     "confree": recipes.confree,
     "confree of whole models": lambda s: recipes.confree(s, scope="model"),
     "confree_drm_repo": lambda s: recipes.confree_drm_repo(of_steps(s)),
-    "feddisk": lambda s: recipes.feddisk(of_inputs(s), density_rounds=1, hidden=(6,)),
+    "feddisk": lambda s: recipes.feddisk(of_inputs(s), **BEFORE),
     "feddisk, direct, by moon": lambda s: recipes.feddisk(
-        of_inputs(s), density_rounds=1, hidden=(6, 4), estimator="direct", mu=0.5
+        of_inputs(s), **(BEFORE | {"hidden": (6, 4)}), estimator="direct", mu=0.5
     ),
-    "made": lambda s: recipes.made(of_inputs(s), density_rounds=1, hidden=(6,)),
+    "made": lambda s: recipes.made(of_inputs(s), **BEFORE),
     "fedavg_uniform": recipes.fedavg_uniform,
     "moon_uniform": recipes.moon_uniform,
     "labelset_fedavg": recipes.labelset_fedavg,

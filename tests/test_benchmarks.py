@@ -59,12 +59,15 @@ def test_a_plain_round_takes_the_steps(load) -> None:  # type: ignore[no-untyped
 
 def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     results, page = load("results.py"), load("page.py")
-    rows = {"plain": {"seconds": 8.0, "models": 4.25}, "ours": {"seconds": 2.0, "models": 1.75}}
+    rows = {
+        "plain": {"seconds": 8.0, "processor": 7.5, "models": 4.25},
+        "ours": {"seconds": 2.0, "processor": 1.25, "models": 1.75},
+    }
     figures = {"clients": 7, "parameters": 1234567, "rows": rows}
     results.save(tmp_path / "a" / "aggregation.json", figures, quick=True)
     left = json.loads((tmp_path / "a" / "aggregation.json").read_text())
     drawn = page.drawn({"aggregation": left})
-    assert "| ours | 2.00 | 0.25x | 1.8 |" in drawn
+    assert "| ours | 2.00 | 0.25x | 1.25 | 1.8 |" in drawn
     assert "7 clients, 1,234,567 parameters" in drawn
     assert f"torch {torch.__version__}" in drawn
     assert "A trial, not a result." in drawn

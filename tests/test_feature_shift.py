@@ -220,6 +220,16 @@ def test_a_run_says_what_its_weights_are_worth(folder: Path) -> None:
     assert f"client {shares.index(min(shares))}: {min(shares):.0%}." in said
 
 
+def test_weights_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+    given = tables(DISK, noise=0.5, target="clients")
+    given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
+    config = validate(given)
+    record(tmp_path, config, prepare(config), silent)
+    data = json.loads((tmp_path / "summary.json").read_text())
+    assert data["serving"] is not None
+    assert sum(s.startswith("Example weights leave") for s in data["why"]) == 1
+
+
 def test_the_report_shows_both(folder: Path) -> None:
     run = read_run(folder)
     text = page([run])
@@ -229,6 +239,8 @@ def test_the_report_shows_both(folder: Path) -> None:
     assert 'id="differences"' in text
     assert 'id="importance"' in text
     assert "client 5: noise 0.5 against client 0: noise 0.083" in text
+    assert "can be told apart</title>" in text
+    assert "Too few examples" not in text
     assert f"{found.mean['domain_auc']:.3f}" in text
 
 
@@ -237,7 +249,9 @@ def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
     given = tables({k: v for k, v in DISK.items() if k != "ratio_epochs"} | direct, noise=0.5)
     given["training"]["rounds"] = 4
     config = validate(given)
-    with pytest.raises(TrainingError, match=r"less than least_ess = 0.95 allows.*lower temper"):
+    with pytest.raises(
+        TrainingError, match=r"less than least_ess = 0.95 allows.*feddisk lower temper"
+    ):
         record(tmp_path / "run", config, prepare(config), silent)
 
 
@@ -266,6 +280,23 @@ def test_clients_too_small_for_a_classifier_are_left_out() -> None:
     found = measured_shift(task, prepared.task.table()["labels"].numpy(), 0)
     assert found["clients"] == [1]
     assert found["mean"]["domain_auc"] is None
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, large: int) -> None:
+    config = validate(tables(noise=0.5, clients=3))
+    prepared = prepare(config)
+    few = [client_data(c.x[:4], c.y[:4], i) for i, c in enumerate(prepared.task.clients)]
+    task = replace(prepared.task, clients=(*prepared.task.clients[:large], *few[large:]))
+    record(tmp_path, config, replace(prepared, task=task), silent)
+    run = read_run(tmp_path)
+    found = run.summary.differences
+    assert found is not None
+    assert len(found.clients) == large
+    text = page([run])
+    assert "Too few examples: no two clients have enough training inputs" in text
+    assert "can be told apart</title>" not in text
+    assert f"{found.mean_all['js']:.3f}" in text
 
 
 def test_weights_that_are_not_there_are_not_told() -> None:

@@ -33,7 +33,7 @@ def inputs(setting: Setting) -> Setting:
 
 
 def direct(setting: Setting, **options: Any) -> FedDisk:
-    given = {"estimator": "direct", "density_rounds": 2, "hidden": (6,), "low": -3.0, "high": 3.0}
+    given = {"estimator": "direct", "density_rounds": 2, "hidden": (6,), "low": -8.0, "high": 8.0}
     return recipes.feddisk(setting, **(given | {"temper": 1.0} | options))
 
 
@@ -228,7 +228,7 @@ def test_who_is_not_drawn_to_weigh_trains_unweighted(inputs: Setting, federated:
 
 
 def test_the_made_of_the_report_averages_uniformly(inputs: Setting, federated: Any) -> None:
-    algorithm = recipes.made(inputs, density_rounds=1, hidden=(4,))
+    algorithm = recipes.made(inputs, density_rounds=1, hidden=(4,), low=-8.0, high=8.0)
     server = start(algorithm, federated()).server
     ids = torch.arange(len(SIZES))
     assert algorithm.weigh(server, ids).tolist() == [1 / 6] * 6
@@ -268,33 +268,70 @@ def test_what_leaves_a_client(inputs: Setting, federated: Any) -> None:
 
 
 def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None:
-    algorithm = fast(direct(inputs, density_epochs=4, least_ess=0.95))
+    narrow = direct(inputs, density_epochs=4, least_ess=0.95, low=-3.0, high=3.0)
+    algorithm = replace(fast(narrow), span=None)
     with pytest.raises(TrainingError) as caught:
         weighed(algorithm, federated())
     text = str(caught.value)
     assert text.startswith("client ")
     assert "importance weights of its" in text
     assert "less than least_ess = 0.95 allows" in text
-    assert "lower temper" in text
+    assert "(density_rounds), or lower least_ess" in text  # options of both methods, these first
+    assert "in feddisk lower temper or most" in text
+    assert "bounds" not in text
     assert weighed(replace(algorithm, least_ess=0.0), federated()).t == 3
+
+
+def test_inputs_that_the_density_would_clip_are_refused(inputs: Setting, federated: Any) -> None:
+    federation = federated()
+    x = federation.clients[0].x
+    outside = int((x.abs() > 1).sum()) / x.numel()
+    message = (
+        rf"client 0: {100 * outside:.0f} % of its inputs' values lie outside \[low, high\] = "
+        r"\[-1, 1\], where the density clips them; give low and high"
+    )
+    for recipe in (recipes.feddisk, recipes.made):
+        with pytest.raises(InputError, match=message):
+            final(recipe(inputs, density_rounds=1, hidden=(4,)), federation, 1)
+    algorithm = recipes.feddisk(inputs, density_rounds=1, hidden=(4,))
+    assert final(replace(algorithm, span=None), federation, 1).t == 1
+    for outliers, ones in ((40, 100), (41, 0)):  # of 800 values: up to 5 % are clipped
+        few = torch.where(torch.arange(800) < outliers, 2.0, 0.5).reshape(100, 8)
+        data = client_data(few, torch.zeros(100).long(), 2)
+        if ones:
+            state = algorithm.init_client(federation.params, {}, data)
+            assert state["importance"]["a"].sum() == ones
+            continue
+        with pytest.raises(InputError, match="client 2: 5 % of"):
+            algorithm.init_client(federation.params, {}, data)
+        padded = data._replace(w=(torch.arange(100) >= 6).to(data.w))
+        algorithm.init_client(federation.params, {}, padded)  # padding is not looked at
 
 
 def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> None:
     for options, message in (
-        ({"density_rounds": 0}, "FedDisk needs 1 or more rounds, got 0"),
-        ({"weighing_rounds": 0}, "FedDisk needs 1 or more weighing, got 0"),
-        ({"most": 1.0}, "the largest weight must be above 1, got most = 1.0"),
+        ({"density_rounds": 0}, "density_rounds must be a whole number of 1 or more, got 0"),
+        ({"weighing_rounds": 0}, "weighing_rounds must be a whole number of 1 or more, got 0"),
+        ({"density_epochs": 0}, "density_epochs must be a whole number of 1 or more, got 0"),
+        ({"ratio_epochs": 0}, "ratio_epochs must be a whole number of 1 or more, got 0"),
+        ({"hidden": (0,)}, r"hidden must be widths of layers.*such as \(500,\); got \(0,\)"),
+        ({"hidden": 8}, "hidden must be widths of layers.* got 8"),
+        ({"hidden": ("a",)}, "hidden must be widths of layers.* got .'a'"),
+        ({"most": 1.0}, "the largest weight must be finite and above 1, got most = 1.0"),
+        ({"most": float("inf")}, "must be finite and above 1, got most = inf"),
         ({"least_ess": 1.0}, r"least_ess is a share in \[0, 1\), got 1.0"),
         ({"temper": 0.0}, "temper must be above 0 and at most 1, got 0.0"),
         ({"temper": 1.5, "estimator": "classifier"}, "temper must be above 0 and at most 1, got"),
         ({"estimator": "clasifier"}, 'unknown estimator of feddisk.*Did you mean "classifier"'),
         ({"ordering": "reversed"}, "unknown ordering of MADE"),
         ({"low": 2.0, "high": 1.0}, "low must be below high"),
-        ({"mu": -1.0}, "Contrastive mu must be a positive number"),
+        ({"mu": -1.0}, "MOON's mu must be a number of 0 or more"),
     ):
         for setting in (inputs, replace(inputs, shape=None)):
             with pytest.raises(InputError, match=message):
                 direct(setting, **options)
+    with pytest.raises(InputError, match="FedDisk's weighing must be at least 1, got 0"):
+        replace(direct(inputs), weighing=0)
     with pytest.raises(InputError, match="the density has buffers; masks and the like"):
         replace(direct(inputs), density=normed)
 

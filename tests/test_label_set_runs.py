@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -100,9 +101,33 @@ def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None
     html = page([read_run(tmp_path)])
     assert "Clients that hold it" in html
     text = re.sub(r"(<[^>]*>\s*)+", "|", html)
+    sizes = [f"{found['final'][f'bytes_{k}']:,.0f}" for k in ("down", "up", "model")]
+    assert f"|private|pairwise, over all labels|{'|'.join(sizes)}|" in text
     for row in zip(found["classes"], sets["holders"], sets["absent_rounds"], strict=True):
         assert f"|{row[0]}|{row[1]}|{row[2]}|" in text
     assert "Mass on absent labels before" in html
+
+
+def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+    given = tables(shift={"cover": False, "target": "clients"}, training={"cohort": 1})
+    given.pop("server")
+    config = validate(given | {"method": {"name": "labelset_fedavg"}, "name": "own"})
+    record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    assert found["serving"] is not None
+    assert any("nobody of the cohort held a label" in s for s in found["why"])
+    html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
+    assert "|private|none|" in html
+    assert "averaged over nobody and stays as it was." in html
+    # Folders of versions that said neither mode nor bytes.
+    for key in ("mode", "tune", "tune_over"):
+        del found["label_sets"][key]
+    for key in ("bytes_down", "bytes_up", "bytes_model"):
+        del found["final"][key]
+    (tmp_path / "summary.json").write_text(json.dumps(found))
+    html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
+    assert "|–|–|–|–|–|" in html
+    assert "stays as it was (but for mode public and tuning over all labels)." in html
 
 
 def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
@@ -116,9 +141,26 @@ def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
     assert 'id="label-sets"' not in page([read_run(tmp_path)])
 
 
+@pytest.mark.parametrize(("validation", "told"), [(0.0, False), (0.001, True)])
+def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
+    tmp_path: Path, validation: float, told: bool
+) -> None:
+    """0.001 of a client's examples is none either, which is worth a sentence."""
+    given = tables(data={"validation": validation}, training={"rounds": 1})
+    config = validate(given | {"method": {"name": "fedavg"}, "name": "plain"})
+    record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    assert found["unmeasured_mass"] == pytest.approx(1.0)
+    assert any("The estimate leaves out 100 %" in s for s in found["why"]) == told
+    assert found["why"]
+
+
+PRIVATE = {"mode": "private", "tune": "mse", "tune_over": "union"}
+
+
 def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
     one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
-    found = {"holders": [1, 0, 2], "absent_rounds": [4, 9, 0], "rounds": [vars(one)]}
+    found = PRIVATE | {"holders": [1, 0, 2], "absent_rounds": [4, 9, 0], "rounds": [vars(one)]}
     said = sentences(found, ("cat", "dog", "cow"))
     assert said == [
         'No client holds "dog": the rows of the head stay as they began.',
@@ -126,8 +168,40 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
         "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
         "75.0%.",
     ]
-    calm = {"holders": [1], "absent_rounds": [0], "rounds": [vars(replace(one, absent=0))]}
+    calm = PRIVATE | {
+        "holders": [1],
+        "absent_rounds": [0],
+        "rounds": [vars(replace(one, absent=0))],
+    }
     assert sentences(calm, ("cat",)) == []
+
+
+@pytest.mark.parametrize("mode", ["private", "holders", "public"])
+@pytest.mark.parametrize("over", [None, "union", "all"])
+def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(
+    mode: str, over: str | None, tmp_path: Path
+) -> None:
+    options = {"tune_over": over} if over else {"tune": "none"}
+    given = tables(shift={"labels_per_client": 2, "cover": False, "clients": 3})
+    method = {"mode": mode} | given["method"] | options
+    if not over:
+        del method["tune_steps"]
+    config = validate(given | {"method": method, "name": "rows", "seeds": {"run": 1}})
+    experiment = record(tmp_path, config, prepare(config), silent)
+    found, last = summary_of(tmp_path), experiment.outcome.last.server
+    sets = found["label_sets"]
+    assert sets["mode"] == mode
+    assert (sets["tune"], sets["tune_over"]) == ("mse" if over else "none", over)
+    nobody = [k for k, n in enumerate(sets["holders"]) if not n]
+    assert nobody
+    first = experiment.prepared.federation(None).params
+    rows = [k for k, v in first.items() if k.startswith("head.")]
+    stay = all(torch.equal(first[k][nobody], last["params"][k][nobody]) for k in rows)
+    assert stay == (mode != "public" and over != "all")
+    said = next(s for s in found["why"] if s.startswith("No client holds"))
+    assert ("stay as they began" in said) == stay
+    assert ("softmax is over all labels" in said) == (mode == "public")
+    assert ("central tuning moves all rows" in said) == (over == "all")
 
 
 def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:

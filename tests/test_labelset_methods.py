@@ -197,6 +197,18 @@ def test_the_seed_is_that_of_the_slots(setting: Setting, federated: Any) -> None
     assert not torch.equal(one, three)
 
 
+def test_recipes_draw_slots_from_the_settings_seed(setting: Setting, federated: Any) -> None:
+    """Another seed is another order, and the same model bit for bit."""
+    federation = federated()
+    one, two = (
+        final(recipes.labelset_fedavg(replace(setting, seed=k), slots=5), federation, 2).server
+        for k in (0, 1)
+    )
+    assert not torch.equal(one["sets"]["slot"], two["sets"]["slot"])
+    assert apart(one["params"], two["params"]) == 0
+    assert apart(one["params"], federation.params) > 1e-3
+
+
 def test_one_label_alone(setting: Setting, federated: Any) -> None:
     """A client of one label is always right: it sends a change of exactly 0."""
     lonely = client_data(make_clients()[0].x, torch.full((9,), 4), 0)
@@ -228,11 +240,14 @@ def test_what_cannot_be_is_refused(setting: Setting, federated: Any) -> None:
         (lambda: LabelSets(replace(plain, combine=ConFree(0.5))), "give a Mean, not ConFree"),
         (lambda: LabelSets(replace(plain, share=Share(("body.",)))), r"\['body\.'\] stay on"),
         (lambda: LabelSets(plain, "public", slots=3), 'slots = 3 and mode = "public"'),
+        (lambda: LabelSets(plain, slots=2.5), "slots must be a whole number or left out, got 2.5"),
     ):
         with pytest.raises(InputError, match=message):
             make()
     refused(LabelSets(plain, head=("haed.",)), federation, r"\['haed\.'\] matches no parameter.*he")
     refused(LabelSets(plain, head=("body.",)), federation, r"body\.1\.weight is \(10, 8\)")
+    half = r"has head\.bias and not head\.weight of the same layer; give head=\(\"head\.\",\)"
+    refused(LabelSets(plain, head=("head.bias",)), federation, half)
     refused(LabelSets(plain, slots=2), federation, "client . holds 3 labels and slots = 2")
     bare = replace(federation, table={"n": federation.table["n"]})
     refused(LabelSets(plain), bare, 'label sets need the table\'s "labels"')

@@ -250,7 +250,7 @@ def test_a_model_without_features_is_refused() -> None:
 
 
 def test_moon_settings_out_of_range_are_refused(setting: Setting) -> None:
-    with pytest.raises(InputError, match=r"Contrastive mu must be a positive number, got -1"):
+    with pytest.raises(InputError, match=r"MOON's mu must be a number of 0 or more .*got -1"):
         recipes.moon(setting, mu=-1.0)
     with pytest.raises(InputError, match=r"Contrastive tau must be a positive number, got 0"):
         recipes.moon(setting, tau=0.0)

@@ -150,6 +150,28 @@ def test_empty_drawings_say_so() -> None:
     ET.fromstring(line_chart("t", [Series("s", (1.0,), (0.0,))], Axis("x"), Axis("y")))
 
 
+@pytest.mark.parametrize("value", [0.0, 0.031, 0.5, 0.98, 1.0])
+def test_an_axis_around_one_share_stays_close_and_within_0_and_1(value: float) -> None:
+    """One evaluated round, or several with the same accuracy."""
+
+    axis = Axis("y", percent=True)
+    chart = line_chart("t", [Series("s", (1.0,), (value,))], Axis("x"), axis)
+    words = [t.text or "" for t in ET.fromstring(chart).iter(f"{SVG}text")]
+    shown = [float(w.removesuffix(" %")) / 100 for w in words if w.endswith(" %")]
+    assert len(shown) >= 2
+    assert 0.0 <= min(shown) <= value <= max(shown) <= 1.0
+    assert max(shown) - min(shown) <= 0.13
+
+
+def test_an_axis_around_one_loss_stays_above_0() -> None:
+    def scale(value: float) -> list[str]:
+        chart = line_chart("t", [Series("s", (1.0,), (value,))], Axis("x"), Axis("loss"))
+        return [t.text or "" for t in ET.fromstring(chart).iter(f"{SVG}text")]
+
+    assert [w for w in scale(0.002) if w.startswith("-")] == []
+    assert "0.0018" in scale(0.002)
+
+
 def test_ticks_cover_the_range_in_round_steps() -> None:
     assert ticks(0.0, 1.0) == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     for low, high in ((0.0, 0.37), (3.0, 149.0), (-2.0, 5.0), (0.7, 0.7), (1e-7, 2e-7)):

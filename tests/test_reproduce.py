@@ -162,6 +162,17 @@ def test_nothing_is_trained_when_the_table_is_only_drawn(tmp_path: Path) -> None
     assert [len(c.values) for c in done.outcome.cells] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("place", ["out", "publish"])
+def test_a_table_of_another_paper_is_not_replaced(tmp_path: Path, place: str) -> None:
+    lies = tmp_path / place / "table1" / "results.json"
+    lies.parent.mkdir(parents=True)
+    lies.write_text('{"study": "made/table1"}')
+    asked = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
+    with pytest.raises(InputError, match=f"holds made/table1, not fedpals/table1; .* --{place}"):
+        reproduce(asked)
+    assert [p.name for p in lies.parent.iterdir()] == ["results.json"]
+
+
 # --------------------------------------------------------------------------- what is shown
 
 

@@ -153,7 +153,7 @@ def start_run(folder: Path, *options: str, wait_for: str = CHECKPOINTS) -> subpr
     job = subprocess.Popen(
         [SCRIPT, *args], cwd=folder, env=ENV, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c
     )
-    for _ in range(1200):
+    for _ in range(6000):
         if (folder / "o" / wait_for).exists() or job.poll() is not None:
             break
         time.sleep(0.02)
@@ -195,8 +195,10 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
         configured(tmp_path / "o")
     config = config_of("fedavg")
     record_until(tmp_path / "o", config, None)
+    (tmp_path / "o" / CHECKPOINTS / "run").mkdir(parents=True)  # killed at its very end
     with pytest.raises(InputError, match="this run is complete; `fedshift report .*o` draws it"):
         configured(tmp_path / "o")
+    assert not (tmp_path / "o" / CHECKPOINTS).exists()
     (tmp_path / "o" / "summary.json").unlink()
     assert (
         configured(tmp_path / "o") == config == load_config(tmp_path / "o" / "config.resolved.toml")

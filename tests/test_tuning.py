@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from by_hand import apart, final
@@ -311,6 +312,13 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
             tuned(plain, **options)
     with pytest.raises(InputError, match="central tuning has no inputs"):
         CentralTuning(plain, torch.zeros(0, FEATURES))
+    with pytest.raises(InputError, match=r"inputs is a ndarray; give torch\.as_tensor"):
+        CentralTuning(plain, np.zeros((3, FEATURES)))  # type: ignore[arg-type]
+    for bad in (float("nan"), float("inf")):
+        holed = torch.zeros(3, FEATURES)
+        holed[1, 2] = bad
+        with pytest.raises(InputError, match="central tuning: input 1 holds NaN or infinity"):
+            CentralTuning(plain, holed)
     for wrong, message in (
         (CentralTuning(plain, torch.zeros(3, FEATURES + 1)), "the model fails on inputs"),
         (CentralTuning(recipes.fedavg(setting), torch.zeros(3, FEATURES)), "give a LabelSets, not"),
@@ -320,3 +328,21 @@ def test_impossible_settings_are_refused(setting: Setting, federated: Any) -> No
             final(wrong, federated(), 1)
     with pytest.raises(TrainingError, match="central tuning diverged at lr = 1e"):
         final(tuned(plain, optimizer="sgd", lr=1e38, part="all"), federated(), 1)
+
+
+def test_a_diverged_client_is_named_and_not_the_tuning(setting: Setting, federated: Any) -> None:
+    """Finite weights whose outputs overflow pass the gate; tuning must not be blamed for them."""
+    algorithm, federation = tuned(recipes.labelset_fedavg(setting)), federated()
+    server = start(algorithm, federation).server
+
+    def spoilt(update: Any, jobs: Any) -> Any:
+        for reply in loop(update, jobs):
+            if reply.client == 2:
+                delta = {k: torch.full_like(v, 1e30) for k, v in reply.update["delta"].items()}
+                reply = reply._replace(update=reply.update | {"delta": delta})
+            yield reply
+
+    ids = torch.arange(len(federation.clients))
+    with pytest.raises(TrainingError, match=r"client 2: its model's outputs.*before any tuning"):
+        play_round(algorithm, federation, server, {}, ids, 1, spoilt)
+    assert play_round(algorithm, federation, server, {}, ids, 1, loop).t == 1

@@ -143,6 +143,24 @@ def test_emnist_has_upright_images_and_writers(tmp_path: Path, sub: str) -> None
         assert [int(known.sites[k]) for k in known.site] == WRITERS[part]
 
 
+def test_emnists_whole_numbers_may_be_floats(tmp_path: Path) -> None:
+    write_emnist(tmp_path)
+    known = writers.emnist(tmp_path)[0]
+    part = emnist_part("train")
+    held = {k: part[k].astype(np.float64) for k in ("labels", "writers")}
+    # Train and test have as many examples, so that one change fits both.
+    path = write_emnist(tmp_path, **emnist_part("train") | held)
+    found = writers.emnist(tmp_path)[0]
+    assert torch.equal(found.y, known.y)
+    assert torch.equal(found.site, known.site)
+    assert found.sites == known.sites
+    for bad in (2.5, np.nan, np.inf):
+        held["labels"][0] = bad
+        write_emnist(tmp_path, **emnist_part("train") | held)
+        with refuses(path, "train has images uint8 [6, 784], labels float64 [6]"):
+            writers.emnist(tmp_path)
+
+
 def test_an_emnist_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert writers.missing_emnist(tmp_path) == ("emnist-digits.mat",)
     with refuses(tmp_path / "emnist-digits.mat", "no such file"):
@@ -221,6 +239,7 @@ def test_a_femnist_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     for content, message in (
         ({"users": [user]}, "not in LEAF's layout (KeyError: 'num_samples')"),
         (good | {"num_samples": [1]}, f"user {user} has 3 images; num_samples says 1"),
+        (good | {"num_samples": []}, "num_samples has 0 entries for 1 users"),
         (other(x=[[0.5] * 783] * 3), f"user {user}: x is not 3 times 784 numbers"),
         (other(x=[[1.5] * 784] * 3), f"user {user}: values of x outside 0 to 1"),
         (other(y=[1, 2, 62]), f"user {user}: y from 1 to 62; allowed: 0 to 61"),

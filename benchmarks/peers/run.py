@@ -83,7 +83,9 @@ def called(command: list[str], failed: str, seconds: int) -> str:
     except subprocess.TimeoutExpired:
         raise Missing(f"{failed} within {seconds} s") from None
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no word"]
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in lines if not line.startswith("WARNING")]
+        lines = lines or [f"exit code {done.returncode}"]
         errors = [line for line in lines if "rror" in line]
         # pip says first what is wrong, and then how to read about it; a traceback ends with it.
         told = (errors or lines)[0 if "pip" in command else -1]

@@ -17,6 +17,9 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
+# Chosen: lets outliers of a range that fits through, and no range that does not: of standardised
+# inputs, a third is outside [-1, 1].
+MOST_OUTSIDE = 0.05
 LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
 
 
@@ -35,6 +38,7 @@ class FedDisk:
     local     one phase of training for p, and the same one for q_i
     most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
     least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is let through
+    span      (low, high) that the density takes, which clips what lies outside; None: not looked at
 
     A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
     weighing rounds as it takes, or a cohort of everybody. The server's part "importance" has each
@@ -44,8 +48,9 @@ class FedDisk:
     weights" (FedDisk), arXiv 2401.02586. The authors' code averages densities uniformly, whose
     masks differ between clients, and uses min-max scaled odds in place of a ratio.
 
-    Raises InputError for settings out of range, and without a density from `init` on; TrainingError
-    where a client's weights are worth less than least_ess of its examples.
+    Raises InputError for settings out of range, without a density from `init` on, and for a client
+    of which more than 5 % of all values lie outside `span`; TrainingError where a client's weights
+    are worth less than least_ess of its examples.
     """
 
     inner: Algorithm
@@ -56,13 +61,16 @@ class FedDisk:
     local: Local = LOCAL
     most: float = 10.0
     least_ess: float = 0.15
+    span: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for name, v in (("rounds", self.rounds), ("weighing", self.weighing)):
             if v < 1:
-                raise InputError(f"FedDisk needs 1 or more {name}, got {v}")
+                raise InputError(f"FedDisk's {name} must be at least 1, got {v}")
         if not 1.0 < self.most < float("inf"):
-            raise InputError(f"the largest weight must be above 1, got most = {self.most}")
+            raise InputError(
+                f"the largest weight must be finite and above 1, got most = {self.most}"
+            )
         if not 0.0 <= self.least_ess < 1.0:
             raise InputError(f"least_ess is a share in [0, 1), got {self.least_ess}")
         if self.density is not None and self.density.init()[1]:
@@ -93,6 +101,7 @@ class FedDisk:
         return self.inner.init(params, buffers, table) | rest
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
+        self._check_span(data)
         rest = {"density": self._first(params), "importance": {"a": live(data).double()}}
         return self.inner.init_client(params, buffers, data) | rest
 
@@ -135,6 +144,21 @@ class FedDisk:
             return Before(self, weighs)
         inner = self.inner.at(t - self.before)
         return self if inner is self.inner else replace(self, inner=inner)
+
+    def _check_span(self, data: ClientData) -> None:
+        """InputError where so much of a client's data is clipped that the density is of no data."""
+        x = data.x[live(data)]
+        if self.span is None or not x.numel():
+            return
+        low, high = self.span
+        outside = int(((x < low) | (x > high)).sum()) / x.numel()
+        if outside > MOST_OUTSIDE:
+            # Not from where to where: on Flower this goes to the server, and extremes are examples'.
+            raise InputError(
+                f"client {int(data.id)}: {100 * outside:.0f} % of its inputs' values lie outside "
+                f"[low, high] = [{low:g}, {high:g}], where the density clips them; give low "
+                "and high that span the inputs of all clients"
+            )
 
     def _first(self, like: Params) -> Params:
         """The density's first weights, in the type of the model's; the same for everybody."""

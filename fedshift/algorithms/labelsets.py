@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -76,6 +77,7 @@ class LabelSets:
     Ours: A_y empty, SCAFFOLD, Ditto, slots. Raises InputError for other methods, combinations that
     are no weighted mean, parameters kept private; before round 1 for heads not of one row per
     label; and in a client's first round for one registered with more or fewer labels than it has.
+    Numbers of labels alone are compared there, not which: names of labels do not travel.
     """
 
     inner: FedAvg | Scaffold | Ditto
@@ -87,6 +89,8 @@ class LabelSets:
     def __post_init__(self) -> None:
         if self.mode not in ("private", "public", "holders"):
             raise unknown("mode of label sets", str(self.mode), ("private", "public", "holders"))
+        if self.slots is not None and not isinstance(self.slots, Integral):
+            raise InputError(f"slots must be a whole number or left out, got {self.slots!r}")
         if self.slots is not None and self.mode != "private":
             raise InputError(
                 f'slots = {self.slots} and mode = "{self.mode}": whole models travel; drop slots'

@@ -120,11 +120,12 @@ class WeighExamples:
     def _check(self, client: int, ess: float, n: float, total: float) -> None:
         if ess < self.least_ess * n:
             raise TrainingError(
-                f"client {client}: the importance weights of its {n:.0f} examples are worth "
-                f"{ess:.1f} ({100 * ess / n:.0f} %), less than least_ess = {self.least_ess:g} "
-                f"allows; most lie at the bounds {n / total:.3g} and {self.most:g}. Its "
-                "density has nothing in common with everybody's, or is badly fitted: lower temper, "
-                "fit for more rounds, or lower `most` or least_ess if such weights are wanted"
+                f"client {client}: the importance weights of its {n:.0f} examples, each from "
+                f"{n / total:.3g} to {self.most:g}, are worth {ess:.1f} ({100 * ess / n:.0f} %), "
+                f"less than least_ess = {self.least_ess:g} allows. Its density may have little in "
+                "common with everybody's, or be badly fitted: fit for more rounds "
+                "(density_rounds), or lower least_ess if such weights are wanted; in feddisk "
+                "lower temper or most, too, for weights that differ less"
             )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
-from fedshift.data import ClientData, Plan, plan_phase
+from fedshift.data import ClientData, Plan, first_not_finite, plan_phase
 from fedshift.errors import InputError, TrainingError, unknown
 from fedshift.model import Model, check_columns, dry_logits
 from fedshift.seeds import generator
@@ -22,6 +22,21 @@ from fedshift.tree import Params, Parts, split
 
 Part = Literal["head", "all"]
 Over = Literal["all", "union"]
+
+
+def _check_inputs(inputs: Tensor) -> None:
+    """Raise InputError unless inputs [n, ...] are finite and at least one."""
+    if not isinstance(inputs, Tensor):
+        raise InputError(
+            f"central tuning: inputs is a {type(inputs).__name__}; give torch.as_tensor(inputs)"
+        )
+    if not inputs.ndim or not len(inputs):
+        raise InputError("central tuning has no inputs; give the server at least one")
+    if (row := first_not_finite(inputs)) is not None:
+        raise InputError(
+            f"central tuning: input {row} holds NaN or infinity; leave such inputs out, or fill "
+            "what is missing"
+        )
 
 
 class Opinions(NamedTuple):
@@ -60,9 +75,9 @@ class CentralTuning:
     cohort; both on the inputs drawn. Why to look at them: docs/methods/central_tuning.md. Our own
     choices: `part`, evaluation mode, Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
 
-    Raises InputError for values out of range, for inputs that the model does not take, and for an
-    `inner` without label sets or whose clients do not send a whole model; TrainingError when the
-    steps diverge.
+    Raises InputError for values out of range, for inputs that are not finite or that the model does
+    not take, and for an `inner` without label sets or whose clients do not send a whole model;
+    TrainingError when a client's model gives no finite answer, or the steps diverge.
     """
 
     inner: Algorithm
@@ -91,8 +106,7 @@ class CentralTuning:
             )
         if not 0.0 < self.lr < float("inf"):
             raise InputError(f"tuning lr must be a positive number, got {self.lr}")
-        if not len(self.inputs):
-            raise InputError("central tuning has no inputs; give the server at least one")
+        _check_inputs(self.inputs)
 
     @property
     def model(self) -> Model:
@@ -181,8 +195,13 @@ class CentralTuning:
             buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
             # Of a client without any label nothing is masked: 0/0 would survive its weight of 0.
             empty = (labels[j] < 0) & (labels[j] >= 0).any()
-            z = self._logits(params, buffers, x)
-            found.append(z.masked_fill(empty, -torch.inf).softmax(1))
+            p = self._logits(params, buffers, x).masked_fill(empty, -torch.inf).softmax(1)
+            if not bool(torch.isfinite(p).all()):
+                raise TrainingError(
+                    f"client {i}: its model's outputs on the server's inputs are not finite, "
+                    "before any tuning; its training diverged: lower the clients' lr"
+                )
+            found.append(p)
         return Opinions(x, torch.stack(found), labels, cohort["weight"], absent)
 
     def _logits(self, params: Params, buffers: Params, x: Tensor) -> Tensor:

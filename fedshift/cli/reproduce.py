@@ -90,6 +90,8 @@ def show(done: Reproduced, as_json: bool) -> None:
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
     for found in (*verdicts(study, outcome.cells), *without_value(outcome.cells)):
         say(found, indent=0)
+    if outcome.plan.overrides:
+        say(f"Changed from the protocol: {', '.join(outcome.plan.overrides)}.", indent=0)
     trained = counted(len(done.report.trained), "run")
     print(f"{trained} trained now. Chosen, tuned and changed: see the page.")
     print(f"Page: {done.page}")

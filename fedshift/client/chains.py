@@ -49,7 +49,8 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
         elif type(module) is nn.ReLU and layers:
             layers[-1] = layers[-1]._replace(relu=True)
         else:
-            raise not_dense(f"the network has {module} where only Flatten, Linear or ReLU may be")
+            kind = type(module).__name__
+            raise not_dense(f"the network has {kind} where only Flatten, Linear or ReLU may be")
     used = [name for layer in layers for name in layer[:2] if name is not None]
     if sorted(used) != sorted(names.values()):
         raise not_dense("layers share parameters, or the network has others beside its layers")

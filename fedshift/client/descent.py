@@ -17,6 +17,9 @@ class Descent(Protocol):
     def start(self, params: Params) -> Parts:
         """The state before the first step."""
 
+    def rate(self, params: Params, lr: Tensor) -> Tensor:
+        """lr [] as the steps need it: converted once, not in each step."""
+
     def __call__(
         self, params: Params, grad: Params, state: Parts, lr: Tensor, *, own: bool = False
     ) -> tuple[Params, Parts]:
@@ -35,6 +38,10 @@ class HeavyBall:
     def start(self, params: Params) -> Parts:
         return {"velocity": zeros(params)} if self.momentum else {}
 
+    def rate(self, params: Params, lr: Tensor) -> Tensor:
+        kinds = {p.dtype for p in params.values()}
+        return lr.to(kinds.pop()) if len(kinds) == 1 else lr
+
     def __call__(
         self, params: Params, grad: Params, state: Parts, lr: Tensor, *, own: bool = False
     ) -> tuple[Params, Parts]:
@@ -42,10 +49,9 @@ class HeavyBall:
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
         # One kernel, with lr as a tensor: a Python number would have to leave the graph of vmap.
-        rate = {kind: lr.to(kind) for kind in {p.dtype for p in params.values()}}
         # In place, a model's memory stays in the processor's cache from step to step.
         step = Tensor.addcmul_ if own else Tensor.addcmul
-        moved = map_(lambda p, u: step(p, u, rate[p.dtype], value=-1.0), params, v)
+        moved = map_(lambda p, u: step(p, u, _as(lr, p), value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
 
@@ -66,6 +72,9 @@ class Adam:
         steps = torch.zeros((), dtype=torch.float64)
         return {"first": zeros(params), "second": zeros(params), "count": {"steps": steps}}
 
+    def rate(self, params: Params, lr: Tensor) -> Tensor:
+        return lr
+
     def __call__(
         self, params: Params, grad: Params, state: Parts, lr: Tensor, *, own: bool = False
     ) -> tuple[Params, Parts]:
@@ -84,3 +93,7 @@ class Adam:
 
         after = {"first": first, "second": second, "count": {"steps": k}}
         return map_(moved, params, first, second), after
+
+
+def _as(lr: Tensor, p: Tensor) -> Tensor:
+    return lr if lr.dtype == p.dtype else lr.to(p.dtype)

@@ -170,7 +170,7 @@ class Local:
             end, loss = train_dense(self, model, objective, params, context, data, plan, oracles)
             return Trained(end, buffers, loss)
         descent = self._descent()
-        moments = descent.start(moving)
+        moments, lr = descent.start(moving), descent.rate(moving, plan.lr)
         losses: list[Tensor] = []
         for s, batch in enumerate(batches(data, plan)):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context)
@@ -181,7 +181,7 @@ class Local:
             # From the second step on, the parameters are this phase's own.
             own = s > 0 and live is None and not plan.stacked
             grad = self._decayed(moving, step.grad)
-            moved, after = descent(moving, grad, moments, plan.lr, own=own)
+            moved, after = descent(moving, grad, moments, lr, own=own)
             moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
             moments = {part: _keep(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)

@@ -85,8 +85,9 @@ def emnist(folder: Path) -> tuple[Sites, Sites]:
     """(train, test) of EMNIST Digits, from emnist-digits.mat of the publishers' matlab.zip.
 
     A version 5 file with a struct `dataset` of `train` and `test`, each with images [n, 784] in
-    bytes, column by column, labels [n, 1] and writers [n, 1]. The idx files of gzip.zip have no
-    writers, and their images lie on their side. Letters and other parts are not read.
+    bytes, column by column, labels [n, 1] and writers [n, 1], whole numbers of any type. The idx
+    files of gzip.zip have no writers, and their images lie on their side. Letters and other parts
+    are not read.
 
     Source: Cohen, Afshar, Tapson and van Schaik 2017, "EMNIST", arXiv 1702.05373. The layout is the
     one that public loaders read; no real copy was at hand.
@@ -110,9 +111,8 @@ def emnist(folder: Path) -> tuple[Sites, Sites]:
 
 def _emnist_part(path: Path, part: str, held: dict[str, NDArray[Any]]) -> Sites:
     images, labels, writers = (held[name] for name in _EMNIST_FIELDS)
-    n = labels.size
-    whole = (np.issubdtype(v.dtype, np.integer) for v in (labels, writers))
-    if images.dtype != np.uint8 or images.size != n * PIXELS or writers.size != n or not all(whole):
+    n, whole = labels.size, _whole(labels) and _whole(writers)
+    if images.dtype != np.uint8 or images.size != n * PIXELS or writers.size != n or not whole:
         raise damaged(
             path,
             f"{part} has images {images.dtype} {list(images.shape)}, labels {labels.dtype} "
@@ -121,9 +121,16 @@ def _emnist_part(path: Path, part: str, held: dict[str, NDArray[Any]]) -> Sites:
         )
     # Column by column: the first of the two pixel axes runs fastest.
     upright = images.reshape(n, 28, 28).transpose(0, 2, 1)
-    y = _labels(path, f"{part}.labels", labels.reshape(-1), len(DIGITS))
+    y = _labels(path, f"{part}.labels", labels.reshape(-1).astype(np.int64), len(DIGITS))
     x = torch.from_numpy(np.ascontiguousarray(upright)).unsqueeze(1)
     return _sites(x, y, writers.reshape(-1).astype(np.int64))
+
+
+def _whole(values: NDArray[Any]) -> bool:
+    """Whether all are whole numbers; Matlab's own numbers are floats."""
+    if np.issubdtype(values.dtype, np.floating):
+        return bool((np.abs(values) < 2**53).all() and (values == np.rint(values)).all())
+    return np.issubdtype(values.dtype, np.integer)
 
 
 def _emnist_places(folder: Path) -> tuple[Path, ...]:
@@ -167,7 +174,10 @@ def _leaf_file(path: Path) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any
     """(images, labels, ids) of each writer's digits."""
     try:
         content = json.loads(Folder(path.parent).read(path.name))
-        counts = dict(zip(content["users"], content["num_samples"], strict=True))
+        users, sizes = content["users"], content["num_samples"]
+        if len(users) != len(sizes):
+            raise damaged(path, f"num_samples has {len(sizes)} entries for {len(users)} users")
+        counts = dict(zip(users, sizes, strict=True))
         held = {user: content["user_data"][user] for user in counts}
         return [_leaf_user(path, user, held[user], counts[user]) for user in counts]
     except DataError:

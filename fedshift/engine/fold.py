@@ -66,9 +66,10 @@ class Fold:
             if _form(reply.update.get(part, {})) != form:
                 raise TrainingError(f'client {reply.client} sent an update with another "{part}"')
         used = [i for i, w in enumerate(weights.tolist()) if w != 0]
+        by = [weights[i] for i in used]
         for name, total in self._totals[part].items():
             rows = [replies[i].update[part][name].reshape(-1) for i in used]
-            accumulate(total, rows, [weights[i] for i in used])
+            accumulate(total, rows, by)
 
     def _begin(self, part: str, first: Params) -> None:
         self._totals[part] = {

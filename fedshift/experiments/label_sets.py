@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.labelsets import LabelSets
+from fedshift.algorithms.tuning import CentralTuning
 from fedshift.engine.rounds import Round
 from fedshift.tree import Parts
 
@@ -48,18 +51,34 @@ def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
     return {f"sets_{name}": value for name, value in last.items()}
 
 
-def described(server: Parts, rounds: Sequence[SetRound]) -> dict[str, Any] | None:
+def described(
+    algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]
+) -> dict[str, Any] | None:
     """The summary's "label_sets"; None for a method without.
 
+    mode, tune, tune_over: the method's; tune is "none" without steps, tune_over then None.
     holders [K]: clients that hold each label. absent_rounds [K]: in how many rounds nobody of the
     cohort held it. rounds: one `SetRound` per evaluated round.
     """
     if not rounds:
         return None
     return {
+        **_rules(algorithm),
         "holders": server["sets"]["held"].sum(0).tolist(),
         "absent_rounds": server["absent"]["rounds"].tolist(),
         "rounds": [asdict(one) for one in rounds],
+    }
+
+
+def _rules(algorithm: Algorithm) -> dict[str, str | None]:
+    """How the method treats labels: as in an experiment file."""
+    tuning = algorithm if isinstance(algorithm, CentralTuning) else None
+    inner = algorithm if tuning is None else tuning.inner
+    tuned = tuning is not None and tuning.steps > 0
+    return {
+        "mode": inner.mode if isinstance(inner, LabelSets) else None,
+        "tune": tuning.loss if tuning is not None and tuned else "none",
+        "tune_over": tuning.over if tuning is not None and tuned else None,
     }
 
 
@@ -68,7 +87,7 @@ def sentences(found: dict[str, Any], classes: Sequence[str]) -> list[str]:
     last, said = found["rounds"][-1], []
     nobody = [c for c, n in zip(classes, found["holders"], strict=True) if not n]
     if nobody:
-        said.append(f"No client holds {_named(nobody)}: the rows of the head stay as they began.")
+        said.append(f"No client holds {_named(nobody)}: {_unheld(found)}.")
     at_times = [
         f'"{c}" ({n})'
         for c, n, holders in zip(classes, found["absent_rounds"], found["holders"], strict=True)
@@ -86,6 +105,18 @@ def sentences(found: dict[str, Any], classes: Sequence[str]) -> list[str]:
             f"{last['outside_after']:.1%}."
         )
     return said
+
+
+def _unheld(found: dict[str, Any]) -> str:
+    """What becomes of the rows of labels that nobody holds."""
+    movers = []
+    if found["mode"] == "public":
+        movers.append('every client\'s softmax is over all labels (mode = "public")')
+    if found["tune_over"] == "all":
+        movers.append('central tuning moves all rows (tune_over = "all")')
+    if not movers:
+        return "the rows of the head stay as they began"
+    return f"no example trains them, yet the rows of the head move, as {' and '.join(movers)}"
 
 
 def _named(classes: Sequence[str]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CONFIG, LOCK, SUMMARY, closing, lock
+from fedshift.experiments.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY, closing, lock
 from fedshift.experiments.load import load_config
 from fedshift.experiments.task import Prepared
 from fedshift.files import read_object
@@ -21,6 +22,8 @@ def configured(folder: Path) -> Config:
     Raises InputError for a folder that is complete, or no run folder at all.
     """
     if (folder / SUMMARY).exists():
+        # A run that was killed at its very end may have left them.
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         raise InputError(f"{folder}: this run is complete; `fedshift report {folder}` draws it")
     if not (folder / CONFIG).is_file():
         raise InputError(

@@ -54,7 +54,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "best": None if outcome.best is None else vars(outcome.best),
         "last": _last(experiment),
         "serving": _serving(experiment),
-        "label_sets": label_sets.described(outcome.last.server, outcome.sets),
+        "label_sets": _label_sets(experiment),
         "differences": _differences(experiment, counts),
         "importance": importance(outcome.last.server),
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
@@ -68,12 +68,26 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
     if last is not None:
         grey = grey_note(experiment.config, task.clients[0].x)
         failed = outcome.at_end.notes if outcome.at_end else ()
-        return [*served.reasons(last), *failed, *([grey] if grey else [])]
+        own = [*served.reasons(last), *failed, *([grey] if grey else [])]
+        return [*own, *_of_method(experiment)]
     unmeasured = outcome.estimate.unmeasured_mass
+    if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
+        unmeasured = 0.0  # nobody asked for an estimate
     said = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
-    found = label_sets.described(outcome.last.server, outcome.sets)
-    said += [] if found is None else label_sets.sentences(found, task.classes)
-    return [*said, *sentence(importance(outcome.last.server))]
+    return [*said, *_of_method(experiment)]
+
+
+def _of_method(experiment: Experiment) -> list[str]:
+    """What the server knows of absent labels, and what weights of examples leave."""
+    found, server = _label_sets(experiment), experiment.outcome.last.server
+    classes = experiment.prepared.task.classes
+    sets = [] if found is None else label_sets.sentences(found, classes)
+    return [*sets, *sentence(importance(server))]
+
+
+def _label_sets(experiment: Experiment) -> dict[str, Any] | None:
+    outcome = experiment.outcome
+    return label_sets.described(experiment.algorithm, outcome.last.server, outcome.sets)
 
 
 def _differences(experiment: Experiment, counts: Floats) -> dict[str, Any] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Literal
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
@@ -53,6 +54,19 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs:
     return ratios[estimator]()
 
 
+def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
+    """InputError, by the option's name, for counts and widths that are not 1, 2, ..."""
+    for name, v in counts.items():
+        if not isinstance(v, Integral) or v < 1:
+            raise InputError(f"{name} must be a whole number of 1 or more, got {v!r}")
+    widths = hidden if isinstance(hidden, Sequence) else (None,)
+    if not all(isinstance(v, Integral) and v >= 1 for v in widths):
+        raise InputError(
+            "hidden must be widths of layers, whole numbers of 1 or more, such as (500,); "
+            f"got {hidden!r}"
+        )
+
+
 def _leaves_rounds(setting: Setting, before: int) -> None:
     """Raises InputError where a run as long as the setting says would train nothing."""
     if setting.rounds is not None and setting.rounds <= before:
@@ -88,12 +102,20 @@ def feddisk(
     Note: the run's rounds are density_rounds + weighing_rounds + those of training; inputs lie in
     [low, high]; ratios are raised to temper (1, or 0.02 if direct); mu > 0 trains by MOON.
     """
+    _check_counts(
+        hidden,
+        density_rounds=density_rounds,
+        density_epochs=density_epochs,
+        weighing_rounds=weighing_rounds,
+        ratio_epochs=ratio_epochs,
+    )
     _leaves_rounds(setting, density_rounds + weighing_rounds)
     density = _density(setting, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs)
     inner = one_model.moon(setting, mu=mu, tau=tau)
-    return FedDisk(inner, density, ratio, density_rounds, weighing_rounds, local, most, least_ess)
+    rounds = density_rounds, weighing_rounds
+    return FedDisk(inner, density, ratio, *rounds, local, most, least_ess, (low, high))
 
 
 def made(
@@ -103,6 +125,8 @@ def made(
     weighing_rounds: int = 1,
     hidden: tuple[int, ...] = (500,),
     least_ess: float = 0.15,
+    low: float = -1.0,
+    high: float = 1.0,
 ) -> FedDisk:
     """FedDisk with the classifier's ratio and clients' models averaged uniformly.
 
@@ -116,5 +140,7 @@ def made(
         weighing_rounds=weighing_rounds,
         hidden=hidden,
         least_ess=least_ess,
+        low=low,
+        high=high,
     )
     return replace(disk, inner=fedavg_uniform(setting))

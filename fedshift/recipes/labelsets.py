@@ -120,7 +120,7 @@ def _tuned(
     over: Over,
 ) -> Algorithm:
     """`inner` with label sets, and with central tuning where it is asked for."""
-    plain = LabelSets(inner, mode, setting.head, slots)
+    plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
     if tune == "none":
         return plain
     if tune not in ("mse", "pairwise"):

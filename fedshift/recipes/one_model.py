@@ -147,6 +147,8 @@ def moon(setting: Setting, *, mu: float = 1.0, tau: float = 0.5) -> FedAvg:
     Reference: Li, He and Song 2021, "Model-contrastive federated learning", arXiv 2103.16257.
     Note: needs a model that returns "features"; mu = 0 is FedAvg bit for bit.
     """
+    if not 0.0 <= mu < float("inf"):
+        raise InputError(f"MOON's mu must be a number of 0 or more (0 is FedAvg), got {mu}")
     plain = fedavg(setting)
     return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
 

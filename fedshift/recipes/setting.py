@@ -24,7 +24,8 @@ class Setting:
     clients  number of clients N, for methods that tell clients apart
     server_inputs  unlabeled inputs [n, ...] that the server holds, for methods that tune there
     shape    of one input, for methods that fit a network of their own to inputs
-    seed     of the first weights (and masks) of such networks, the same for everybody
+    seed     of the first weights (and masks) of such networks, the same for everybody; and, on the
+             server alone, of the orders of label sets' slots
     """
 
     model: Model

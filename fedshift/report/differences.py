@@ -27,7 +27,8 @@ def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     for split in splits(runs, labels):
         first = split.runs[0]
         if (d := first.summary.differences) is not None:
-            parts += [heading(split, runs), _told_apart(first, d), table(_means(d))]
+            apart = _told_apart(first, d) if len(d.clients) > 1 else _too_few(first)
+            parts += [heading(split, runs), apart, table(_means(d))]
     if not parts:
         return ""
     text = (
@@ -54,6 +55,14 @@ def _told_apart(run: RunResult, d: Differences) -> str:
     columns = [short[j] for j in d.clients]
     drawing = heat_map(title, rows, columns, d.domain_auc, notes=notes, shades=TOLD)
     return figure(drawing, f"Training inputs of {len(d.clients)} of {len(names)} clients.")
+
+
+def _too_few(run: RunResult) -> str:
+    return note(
+        "Too few examples: no two clients have enough training inputs (5 or more) for a classifier "
+        f"that tells them apart; the run has {len(run.clients)} client"
+        f"{'s' * (len(run.clients) != 1)}."
+    )
 
 
 def _means(d: Differences) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -26,8 +26,21 @@ class SetRow:
 
 @dataclass(frozen=True)
 class LabelSets:
-    """`summary.json`: clients that hold each label, rounds in which it was absent, both [K]."""
+    """`summary.json`: clients that hold each label, rounds in which it was absent, both [K].
+
+    mode, tune, tune_over are the method's; None in folders of versions that did not say them.
+    """
 
     holders: tuple[Whole, ...]
     absent_rounds: tuple[Whole, ...]
     rounds: tuple[SetRow, ...]
+    mode: str | None = None
+    tune: str | None = None
+    tune_over: Literal["all", "union"] | None = None
+
+    @property
+    def rows_move(self) -> bool | None:
+        """Whether the rows of an absent label change in its round; None where nobody knows."""
+        if self.mode is None or self.tune is None:
+            return None
+        return self.mode == "public" or self.tune_over == "all"

@@ -19,15 +19,49 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     ]
     if not found:
         return ""
-    parts = [table(_holders(run, label, sets)) for run, label, sets in found]
+    parts = [table(_runs(found))]
+    parts += [table(_holders(run, label, sets)) for run, label, sets in found]
     parts += [fold(_tuning(label, sets)) for _, label, sets in found if _tuned(sets)]
-    words = (
-        "A label that nobody of a round's cohort holds is absent: its row of the head is averaged "
-        "over nobody and stays as it was. Mass on absent labels is the mean probability that the "
-        "server's model gives to them on the server's own inputs; central tuning can move it "
-        "there, because no client's model speaks against it."
+    return section("label-sets", "Label sets", *parts, note(_words([sets for _, _, sets in found])))
+
+
+def _words(found: Sequence[LabelSets]) -> str:
+    """What absence means, as far as it does so in these runs."""
+    ways = {sets.rows_move for sets in found}
+    stays = (
+        "its row of the head is averaged over nobody and stays as it was"
+        + (" (but for mode public and tuning over all labels)" if ways != {False} else "")
+        + "."
     )
-    return section("label-sets", "Label sets", *parts, note(words))
+    moves = (
+        "its row of the head moves all the same: in mode public by every client's softmax over all "
+        "labels, in central tuning over all labels by the server's steps."
+    )
+    return (
+        "A label that nobody of a round's cohort holds is absent: "
+        f"{moves if ways == {True} else stays} Mass on absent labels is the mean probability that "
+        "the server's model gives to them on the server's own inputs; in mode private central "
+        "tuning over all labels can move it there, because no client's model speaks against it."
+    )
+
+
+def _runs(found: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
+    """What each run does with labels, and what its messages weigh."""
+    head = (
+        "Run", "Mode", "Central tuning", "Bytes down per client and round", "up",
+        "Bytes of the whole model",
+    )  # fmt: skip
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (label, sets.mode, _tuning_of(sets), end.bytes_down, end.bytes_up, end.bytes_model)
+        for run, label, sets in found
+        for end in (run.summary.final,)
+    )
+    return Table(head, rows, ("", "", "", ",.0f", ",.0f", ",.0f"))
+
+
+def _tuning_of(sets: LabelSets) -> str | None:
+    over = {"all": "all labels", "union": "labels that the cohort holds"}
+    return sets.tune if sets.tune_over is None else f"{sets.tune}, over {over[sets.tune_over]}"
 
 
 def _holders(run: RunResult, label: str, sets: LabelSets) -> Table:

@@ -26,15 +26,9 @@ Lambda = Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["inf"] | N
 
 LABEL = "label_"
 ROUND_COLUMNS = (
-    "round",
-    "train_loss",
-    "target_accuracy",
-    "target_loss",
-    "estimated_accuracy",
-    "estimated_se",
-    "clients_trained",
-    "ess",
-)
+    "round", "train_loss", "target_accuracy", "target_loss", "estimated_accuracy", "estimated_se",
+    "clients_trained", "ess",
+)  # fmt: skip
 SERVED_COLUMNS = (
     "round",
     "system_accuracy",
@@ -59,7 +53,8 @@ class CurvePoint:
 class Final:
     """The last evaluation: target and estimate, recall per class [K], accuracy per client [M].
 
-    target_macro_f1 is None in folders of versions that did not measure it.
+    target_macro_f1 is None in folders of versions that did not measure it. bytes_* are of the
+    tensors of the last round, the mean over its clients, and of the whole model.
     """
 
     round: int
@@ -71,6 +66,9 @@ class Final:
     estimated_se: Number | None
     client_accuracy: tuple[Share | None, ...]
     target_macro_f1: Share | None = None
+    bytes_down: Count | None = None
+    bytes_up: Count | None = None
+    bytes_model: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,8 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     if not xs or not ys:
         return _nothing(title)
     legend, top = _legend([(s.name, s.colour, s.dash, s.line) for s in series])
-    y_ticks = ticks(0.0 if y.zero else min(ys), max(ys))
-    x_ticks = [
-        t for t in ticks(0.0 if x.zero else min(xs), max(xs), 7) if x.percent or _whole(xs, t)
-    ]
+    y_ticks = ticks(*_range(ys, y))
+    x_ticks = [t for t in ticks(*_range(xs, x), 7) if x.percent or _whole(xs, t)]
     frame = _Frame(62, top + 8, WIDTH - 84, 260, _span([*x_ticks, *xs]), _span(y_ticks))
     marks = [_series(frame, s, y) for s in series]
     body = [legend, _y_axis(frame, y, y_ticks), _x_axis(frame, x, x_ticks), *marks]
@@ -243,6 +241,20 @@ def _legend(entries: Sequence[tuple[str, int, int, bool]]) -> tuple[str, float]:
 def _nothing(title: str) -> str:
     body = [text(WIDTH / 2, 24, "no values recorded", "middle", 12)]
     return document(title, WIDTH, 40, body)
+
+
+def _range(values: Sequence[float], axis: Axis) -> tuple[float, float]:
+    """What an axis must show; around a single value five points of a share, else a tenth of it.
+
+    Shares from 0 to 1 stay there: no axis goes below 0 % or above 100 % for their sake.
+    """
+    low, high = 0.0 if axis.zero else min(values), max(values)
+    if high - low >= 1e-12:
+        return low, high
+    if axis.percent:
+        return max(low - 0.05, min(low, 0.0)), min(low + 0.05, max(low, 1.0))
+    pad = 0.1 * abs(low) or 0.5
+    return low - pad, low + pad
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

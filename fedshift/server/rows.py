@@ -18,7 +18,8 @@ from fedshift.tree import Params, Parts, weighted_sum
 def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, ...]:
     """Names of the head's parameters, each of which must have a row per label.
 
-    Raises InputError where none starts with a prefix of `head`, or one has another number of rows.
+    Raises InputError where none starts with a prefix of `head`, one has another number of rows, or
+    only some of a layer's are named.
     """
     names = tuple(k for k in params if k.startswith(head)) if head else ()
     if not names:
@@ -34,7 +35,19 @@ def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, 
                 f"label sets cut the head into one row per label, {labels} of them; {name} is "
                 f"{tuple(params[name].shape)}. Name the last linear layer by Setting(head=...)"
             )
+    _check_layers(params, names)
     return names
+
+
+def _check_layers(params: Params, names: tuple[str, ...]) -> None:
+    """InputError where the head has some of a layer's parameters: their rows go together."""
+    for name in names:
+        layer = name.rpartition(".")[0] + "."
+        for other in params:
+            if other.rpartition(".")[0] + "." == layer and other not in names:
+                raise InputError(
+                    f'the head has {name} and not {other} of the same layer; give head=("{layer}",)'
+                )
 
 
 def slot_table(held: Tensor, slots: int | None, seed: int) -> Tensor:

@@ -27,7 +27,7 @@ class LabelSetSplit:
                      than there are or, with `cover`, has no client
     common = c       all clients share c labels, and the k - c others of each are nobody else's:
                      any two sets have c labels in common, all together c + M (k - c) labels.
-                     c = 0 is disjoint, c = k full overlap
+                     c = 0 is disjoint, c = k full overlap. `cover` is not looked at
 
     `InputError`: k < 1 or above the number of labels that have samples, n < k, c outside 0..k, too
     few labels for c, or draws that never fit.

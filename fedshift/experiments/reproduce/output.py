@@ -28,6 +28,7 @@ from fedshift.report.shapes import escape
 from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
 
 RUNS = "../runs"
+RESULTS = "results.json"
 BOOTSTRAP = (
     "Intervals: percentile bootstrap over seeds, 10,000 resamples, the same for all cells of "
     "equally many seeds. With three seeds that is the range of the seeds, which covers a mean in "
@@ -99,9 +100,18 @@ def write_outcome(folder: Path, outcome: Outcome, store: Store) -> Path:
     write(folder / "table.tex", _latex(outcome))
     write(folder / "table.csv", csv_text(numbers_table(cells)))
     write(folder / "seeds.csv", csv_text(seeds_table(cells)))
-    write(folder / "results.json", json.dumps(document(outcome), indent=1) + "\n")
+    write(folder / RESULTS, json.dumps(document(outcome), indent=1) + "\n")
     write(folder / "index.html", _html(outcome, drawn))
     return folder / "index.html"
+
+
+def study_of(folder: Path) -> str | None:
+    """The study whose table lies in a folder; None for none, or none that can be read."""
+    try:
+        found = json.loads((folder / RESULTS).read_text())
+    except (OSError, ValueError):
+        return None
+    return str(found["study"]) if isinstance(found, dict) and "study" in found else None
 
 
 def publish(folder: Path, outcome: Outcome, store: Store) -> Path:

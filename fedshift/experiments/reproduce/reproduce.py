@@ -12,7 +12,13 @@ from fedshift.errors import InputError
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
 from fedshift.experiments.reproduce.checks import check_grids, check_plan
 from fedshift.experiments.reproduce.execute import Report, execute
-from fedshift.experiments.reproduce.output import Outcome, notes_of, publish, write_outcome
+from fedshift.experiments.reproduce.output import (
+    Outcome,
+    notes_of,
+    publish,
+    study_of,
+    write_outcome,
+)
 from fedshift.experiments.reproduce.plan import Plan, check_overrides, read_tuned, wanted
 from fedshift.experiments.reproduce.results import collect
 from fedshift.experiments.reproduce.store import Run, Store
@@ -119,10 +125,19 @@ def make_plan(request: Request) -> Plan:
 
 
 def _check_places(request: Request, plan: Plan) -> None:
-    """Make the folders for results, so that one that cannot be is met before any training."""
+    """Make the folders for results, so that one that cannot be is met before any training.
+
+    Raises InputError where another paper's table of that name lies: fedpals/table1, made/table1.
+    """
     table = plan.study.name.rpartition("/")[2]
     for place in filter(None, (request.out, request.publish)):
         make_folder(place / table)
+        other = study_of(place / table)
+        if other not in (None, plan.study.name):
+            raise InputError(
+                f"{place / table} holds {other}, not {plan.study.name}; name another folder with "
+                f"{'--out' if place == request.out else '--publish'}"
+            )
         if request.train:
             make_folder(place / RUNS)
 
