@@ -153,7 +153,7 @@ class FedDisk:
         low, high = self.span
         outside = int(((x < low) | (x > high)).sum()) / x.numel()
         if outside > MOST_OUTSIDE:
-            # Not from where to where: on Flower this goes to the server, and extremes are examples'.
+            # Without the extremes, which are examples' own: on Flower this goes to the server.
             raise InputError(
                 f"client {int(data.id)}: {100 * outside:.0f} % of its inputs' values lie outside "
                 f"[low, high] = [{low:g}, {high:g}], where the density clips them; give low "

@@ -36,13 +36,6 @@ if TYPE_CHECKING:
 CACHE = 1 << 22
 
 
-class Pull(NamedTuple):
-    """mu (theta - anchor), added to the gradient of a parameter, and its part in the loss."""
-
-    mu: float
-    anchor: Tensor
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What is the same for all clients: layers, the names that move, and the optimiser's numbers.

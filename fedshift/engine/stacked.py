@@ -44,8 +44,8 @@ class Stacked:
     and terms of one's own must not mix the examples of a batch by other means. The stacked data of
     a cohort are kept for the next round, if they fit in `memory`, too.
 
-    dense: phases are trained by `fedshift.client.dense`, which is several times faster and takes
-    chains of linear layers and ReLUs alone, trained by plain SGD; InputError says what else it met.
+    dense: phases are trained by `fedshift.client.dense`, which takes chains of linear layers and
+    ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met.
     """
 
     memory: int = ROOM
