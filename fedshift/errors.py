@@ -55,5 +55,5 @@ def unknown(what: str, given: str, allowed: Iterable[str]) -> InputError:
     """The error for a name outside a fixed list, with the list and the nearest match."""
     names = sorted(allowed)
     return InputError(
-        f'unknown {what} "{given}"; allowed: {", ".join(names)}.{nearest(given, names)}'
+        f'unknown {what} "{shown(given)}"; allowed: {", ".join(names)}.{nearest(given, names)}'
     )

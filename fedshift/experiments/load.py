@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedshift import recipes
-from fedshift.errors import InputError, nearest
+from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import Problem, misfits
 
@@ -129,7 +129,7 @@ def _message(error: ErrorDetails) -> str:
     key = ".".join(_path(error))
     if kind == "extra_forbidden":
         allowed = _allowed_keys(_path(error)[:-1])
-        return f'unknown key "{key}"; allowed: {", ".join(allowed)}.' + nearest(
+        return f'unknown key "{shown(key)}"; allowed: {", ".join(allowed)}.' + nearest(
             _path(error)[-1], allowed
         )
     if kind == "value_error":
@@ -226,7 +226,8 @@ def _method_problems(config: Config) -> list[Problem]:
         option = recipe.options.get(key)
         if option is None:
             allowed = ["name", *recipe.options]
-            text = f'unknown key "method.{key}" for {method.name}; allowed: {", ".join(allowed)}.'
+            text = f'unknown key "method.{shown(key)}" for {method.name}; '
+            text += f"allowed: {', '.join(allowed)}."
             problems.append((("method", key), text + nearest(key, allowed)))
         elif not (key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)

@@ -278,9 +278,8 @@ def _agree(
         raise DataError(f"{path}: {len(clients)} clients; summary.json has {M}; {_REDO}")
     for client, row, expected in zip(clients, counts, summary.label_counts, strict=True):
         if row != expected:
-            raise DataError(
-                f'{path}: label counts of client "{client.name}" differ from summary.json; {_REDO}'
-            )
+            said = f'label counts of client "{shown(client.name)}" differ from summary.json'
+            raise DataError(f"{path}: {said}; {_REDO}")
 
 
 def _lock(path: Path) -> Mapping[str, Any]:
@@ -324,16 +323,16 @@ def _value(path: Path, line: int, column: str, cell: str) -> float | None:
     try:
         value = float(cell)
     except ValueError:
-        raise DataError(
-            f'{path}, line {line}, column "{column}": "{shown(cell)}" is not a number; {_REDO}'
-        ) from None
+        where = f'{path}, line {line}, column "{shown(column)}"'
+        raise DataError(f'{where}: "{shown(cell)}" is not a number; {_REDO}') from None
     return value if math.isfinite(value) else None
 
 
 def _given(path: Path, line: int, column: str, cell: str) -> float:
     value = _value(path, line, column, cell)
     if value is None:
-        raise DataError(f'{path}, line {line}, column "{column}": a number is needed; {_REDO}')
+        where = f'{path}, line {line}, column "{shown(column)}"'
+        raise DataError(f"{where}: a number is needed; {_REDO}")
     return value
 
 
