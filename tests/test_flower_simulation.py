@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import hears_ctrl_c
 
 pytest.importorskip("ray", reason="Ray is not installed (extra flower)")
 from fedshift.errors import FedshiftError, InputError
@@ -125,7 +126,7 @@ def test_an_interruption_ends_everything(number: int, code: int, tmp_path: Path)
     args = [SCRIPT, "run", "t.toml", "--out", "r", "--engine", "flower-sim", "--actors", "1"]
     events = tmp_path / "r" / "events.jsonl"
     with subprocess.Popen(
-        args, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
+        args, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=hears_ctrl_c
     ) as job:
         for _ in range(3600):
             if events.exists() and '"round": 2,' in events.read_text():
