@@ -197,5 +197,6 @@ def test_the_check_is_the_share_of_the_clients_own_examples() -> None:
         return weigh.fold(server, {"cohort": cohort, "report": {"ess": torch.tensor([ess])}})
 
     assert fold(15.0)["importance"]["ess"].tolist() == [0.0, 15.0]
-    with pytest.raises(TrainingError, match=r"client 1: .* 30 examples, .* are worth 14.9 \(50 %\)"):
+    words = r"client 1: .* 30 examples, .* are worth 14.9 \(50 %\)"
+    with pytest.raises(TrainingError, match=words):
         fold(14.9)
