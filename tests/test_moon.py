@@ -40,6 +40,17 @@ def test_mu_zero_is_fedavg(setting: Setting, federated: Any) -> None:
     assert same(recipes.moon(setting, mu=0.5), plain, federated()) > 1e-5
 
 
+def test_without_hidden_layers_it_is_fedavg(setting: Setting) -> None:
+    """The features are the inputs, which training does not move."""
+    gaps = []
+    for hidden in ((), (10,)):
+        model = build(lambda h=hidden: Mlp((FEATURES,), h, CLASSES), seed=1)
+        here = replace(setting, model=model)
+        gaps.append(same(recipes.moon(here, mu=5.0), recipes.fedavg(here), make_federation(model)))
+    assert gaps[0] == 0
+    assert gaps[1] > 1e-3
+
+
 def test_the_first_round_is_fedavg(setting: Setting, federated: Any, normed: Model) -> None:
     """The previous model is then the model received: the gradient is exactly 0."""
     plain, moon = recipes.fedavg(setting), recipes.moon(setting, mu=5.0)

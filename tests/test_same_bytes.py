@@ -16,13 +16,14 @@ from every_method import MAKE
 from test_resume import config_of
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.rounds import Federation, Round, play_round, start
+from fedshift.engine.rounds import Federation, Round, draw_cohort, play_round, start
 from fedshift.experiments.folder import record
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.testing.fuzz import different
 
 TRAINING = {"rounds": 4, "steps": 2, "cohort": 3, "lr": 0.05}
+SEED = 39  # of draws that leave out the two clients more, three rounds long
 # Their server's state does not hold a share of all clients, as SCAFFOLD's |S|/N is one.
 COHORTS = ("fedavg", "fedprox", "fedpals", "ditto", "fedper", "fedrep", "moon", "median")
 
@@ -57,10 +58,26 @@ def after(algorithm: Algorithm, federation: Federation, cohorts: list[list[int]]
     return current
 
 
+@pytest.mark.parametrize("clients", [5, 15, 16, 31, 100])
+def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
+    """Unless it is drawn itself, which it is as often as any other."""
+    size, rounds = 3, 2000
+    times = torch.zeros(clients + 1)
+    for t in range(rounds):
+        few, more = draw_cohort(clients, size, t, 0), draw_cohort(clients + 1, size, t, 0)
+        assert len(more.unique()) == size
+        assert clients in more.tolist() or few.equal(more)
+        times[more] += 1
+    expected = rounds * size / (clients + 1)
+    assert (times - expected).abs().max() < 5 * expected**0.5
+    assert not torch.stack([draw_cohort(40, 3, t, 0) for t in (1, 2)]).diff(dim=0).eq(0).all()
+
+
 @pytest.mark.parametrize("name", [n for n in COHORTS if n in MAKE])
 def test_who_is_never_drawn_changes_nothing(name: str, setting: Setting) -> None:
     """Two more clients: the same model and states of those who took part, bit for bit."""
-    drawn = [[0, 2, 3], [1, 2, 5], [0, 4, 5]]
+    drawn = [draw_cohort(len(SIZES), 3, t, SEED).tolist() for t in (1, 2, 3)]
+    assert drawn == [draw_cohort(len(SIZES) + 2, 3, t, SEED).tolist() for t in (1, 2, 3)]
     few = make_federation(setting.model)
     clients = (*few.clients, *(c for c in make_clients(1, (11, 26))))
     more = make_federation(setting.model, tuple(c._replace(id=torch.tensor(i))

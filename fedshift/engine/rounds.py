@@ -62,13 +62,17 @@ class Federation:
 
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
-    """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N."""
+    """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N.
+
+    Client i has the i-th of N uniform numbers of the round, and the smallest are drawn. Thus one
+    client more, at the end, leaves the draw as it is unless it is drawn itself.
+    """
     if not 1 <= size <= clients:
         raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
     if size == clients:
         return torch.arange(clients)
-    chosen = torch.randperm(clients, generator=generator(seed, "cohort", t))[:size]
-    return chosen.sort().values
+    numbers = torch.rand(clients, generator=generator(seed, "cohort", t), dtype=torch.float64)
+    return numbers.topk(size, largest=False, sorted=False).indices.sort().values
 
 
 def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
