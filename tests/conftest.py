@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import poison  # noqa: F401 - first, see there
 import pytest
@@ -107,6 +108,12 @@ def normed() -> Model:
 def setting(mlp: Model) -> Setting:
     """Two local epochs with batches that do not divide the clients' sizes."""
     return Setting(mlp, TARGET, Local(lr=0.1, epochs=2, batch=8))
+
+
+@pytest.fixture
+def inputs(setting: Setting) -> Setting:
+    """The setting with the shape of an input."""
+    return replace(setting, shape=(FEATURES,))
 
 
 @pytest.fixture
