@@ -138,6 +138,7 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
     clients = len(drawn.lr)
     ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
+    bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
     some = max(1, CACHE // max(1, bytes_each))
     losses = []
     for start in range(0, clients, some):
@@ -228,7 +229,7 @@ class Nets(NamedTuple):
             if i > lowest:
                 below = torch.bmm(delta, self.at[weight])
                 if layers[i - 1].relu:
-                    below.masked_fill_(inputs[i] <= 0, 0.0)
+                    below = torch.ops.aten.threshold_backward(below, inputs[i], 0.0)
             if weight in moving:
                 into = self._begun(weight, lr)
                 into.baddbmm_(delta.transpose(1, 2), inputs[i])

@@ -35,6 +35,15 @@ def inside(prefix: str, parts: Mapping[str, Params]) -> Parts:
     return {k.removeprefix(start): tree for k, tree in parts.items() if k.startswith(start)}
 
 
+def apart(parts: Mapping[str, Params], count: int) -> list[Parts]:
+    """The parts under "0", "1", ..., one after the other: all of `inside(str(i), parts)`."""
+    found: list[Parts] = [{} for _ in range(count)]
+    for name, tree in parts.items():
+        i, _, rest = name.partition("/")
+        found[int(i)][rest] = tree
+    return found
+
+
 def send(connection: Connection, about: Any, parts: Parts) -> None:
     """Send parts, and something small about them that can be pickled."""
     layout: dict[str, list[Piece]] = {part: [] for part in parts}

@@ -2,9 +2,10 @@
 
 Workers are forked, so that they share the clients' data with this process; messages and states go
 to them through pipes, updates come back. The result is that of `loop` on one thread bit for bit,
-whatever the number of workers and the order in which they finish.
+whatever the number of workers and the order in which they finish. `Team.blocks` hands each worker
+many clients at a time, for a backend that trains them together.
 
-A round may have a deadline. Whoever has not answered by then is ended, its client has no answer,
+A round may have a deadline. Whoever has not answered by then is ended, its clients have no answer,
 and another process takes its place.
 """
 
@@ -19,16 +20,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedshift.data import ClientData, Plan
 from fedshift.engine.allocator import keep_memory
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, work
-from fedshift.engine.wire import inside, receive, send, under
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.wire import apart, inside, receive, send, under
 from fedshift.errors import InputError, TrainingError
-from fedshift.tree import Parts
+from fedshift.tree import Params, Parts
+
+Jobs = tuple[Job, ...]
+
+
+class _Task(NamedTuple):
+    """What a worker does with jobs; `within` None: one after the other."""
+
+    update: ClientUpdate
+    within: Backend | None = None
 
 
 @dataclass(eq=False)
@@ -37,20 +47,38 @@ class _Worker:
 
     process: ForkProcess
     connection: Connection
-    job: Job | None = None
+    jobs: Jobs = ()
     attempt: int = 0
-    update: ClientUpdate | None = None
+    task: _Task | None = None
     message: Parts = field(default_factory=dict)
 
 
 @dataclass(eq=False)
-class _Team:
-    """All processes; replaced are those that died or were ended."""
+class Team:
+    """Processes that train clients; replaced are those that died or were ended.
+
+    As a `Backend`, each gets one client at a time: whoever is idle gets the next.
+    """
 
     clients: Sequence[ClientData]
     members: list[_Worker]
     deadline: float | None
     retries: int
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """The replies as they come."""
+        return _share_out(self, _Task(update), ((job,) for job in jobs))
+
+    def blocks(self, within: Backend) -> Backend:
+        """Each process trains an equal share of a round's clients by `within`, which is pickled."""
+
+        def spread(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+            todo = tuple(jobs)
+            each = max(1, -(-len(todo) // len(self.members)))
+            shares = (todo[i : i + each] for i in range(0, len(todo), each))
+            return _share_out(self, _Task(update, within), shares)
+
+        return spread
 
     def hire(self) -> _Worker:
         """A new process."""
@@ -62,8 +90,8 @@ class _Team:
         worker.process.join()
         worker.connection.close()
         fresh = _hire(self.clients, [w.connection for w in self.members if w is not worker])
-        worker.process, worker.connection, worker.job = fresh.process, fresh.connection, None
-        worker.update, worker.message = None, {}
+        worker.process, worker.connection, worker.jobs = fresh.process, fresh.connection, ()
+        worker.task, worker.message = None, {}
 
 
 @contextlib.contextmanager
@@ -73,7 +101,7 @@ def workers(
     *,
     deadline: float | None = None,
     retries: int = 0,
-) -> Iterator[Backend]:
+) -> Iterator[Team]:
     """A backend of `count` processes, to be used within the `with` block.
 
         with workers(federation.clients, 2) as backend:
@@ -95,11 +123,11 @@ def workers(
         )
     if "fork" not in multiprocessing.get_all_start_methods():
         raise InputError("workers need a system that can fork processes; leave them out")
-    team = _Team(clients, [], deadline, retries)
+    team = Team(clients, [], deadline, retries)
     try:
         for _ in range(count):
             team.members.append(team.hire())
-        yield lambda update, jobs: _share_out(team, update, jobs)
+        yield team
     finally:
         _dismiss(team.members)
 
@@ -116,30 +144,30 @@ def _hire(clients: Sequence[ClientData], others: Sequence[Connection]) -> _Worke
 def _dismiss(team: Sequence[_Worker]) -> None:
     for worker in team:
         worker.connection.close()
-        if worker.job is not None:  # at work for nobody; it would not notice for a while
+        if worker.jobs:  # at work for nobody; it would not notice for a while
             worker.process.terminate()
     for worker in team:
         worker.process.join()
 
 
-def _share_out(team: _Team, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-    """Whoever is idle gets the next client, until all are done or the time is over."""
-    waiting, end = iter(jobs), _end(team.deadline)
-    for worker, job in zip(
+def _share_out(team: Team, task: _Task, shares: Iterable[Jobs]) -> Iterator[Reply]:
+    """Whoever is idle gets the next share, until all are done or the time is over."""
+    waiting, end = iter(shares), _end(team.deadline)
+    for worker, jobs in zip(
         team.members, itertools.islice(waiting, len(team.members)), strict=False
     ):
-        _assign(team, worker, update, job)
-    while busy := [worker for worker in team.members if worker.job is not None]:
+        _assign(team, worker, task, jobs)
+    while busy := [worker for worker in team.members if worker.jobs]:
         ready = set(wait([w.connection for w in busy], None if end is None else end - _now()))
         if end is not None and _now() >= end:
             for worker in busy:
                 team.replace(worker)
             return
         for worker in busy:
-            if worker.connection in ready and (reply := _answer(team, worker, update)) is not None:
-                for job in itertools.islice(waiting, 1):
-                    _assign(team, worker, update, job)
-                yield reply
+            if worker.connection in ready and (replies := _answer(team, worker, task)) is not None:
+                for jobs in itertools.islice(waiting, 1):
+                    _assign(team, worker, task, jobs)
+                yield from replies
 
 
 _now = time.monotonic
@@ -149,60 +177,96 @@ def _end(deadline: float | None) -> float | None:
     return None if deadline is None else _now() + deadline
 
 
-def _assign(team: _Team, worker: _Worker, update: ClientUpdate, job: Job, attempt: int = 0) -> None:
-    """Send a job, but for what the last message to this worker held already."""
-    new = {k: v for k, v in job.message.items() if worker.message.get(k) is not v}
-    plans = {k: {"rows": p.rows, "weight": p.weight, "lr": p.lr} for k, p in job.plans.items()}
-    rest = {k: p[3:] for k, p in job.plans.items()}
-    about = job.client, job.t, None if worker.update == update else update, tuple(job.message), rest
-    parts = under("message", new) | under("state", job.state) | under("plan", plans)
-    worker.job, worker.attempt = job, attempt
+def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int = 0) -> None:
+    about, parts = _packed(jobs, worker.message)
+    worker.jobs, worker.attempt = jobs, attempt
     try:
-        send(worker.connection, about, parts)
+        send(worker.connection, (None if worker.task == task else task, about), parts)
     except OSError:
-        _died(team, worker, update)
+        _died(team, worker, task)
         return
     except Exception as e:  # pickle has a kind of error for each kind of object
-        worker.job = None
+        worker.jobs = ()
         raise InputError(
             f"this method cannot be sent to other processes ({e}); define its network's class in a "
             "module, not within a function, or use no workers"
         ) from None
-    worker.update, worker.message = update, job.message
+    worker.task, worker.message = task, jobs[-1].message
 
 
-def _answer(team: _Team, worker: _Worker, update: ClientUpdate) -> Reply | None:
-    """What came back; None where the process is gone and its client is trained again."""
-    assert worker.job is not None  # only busy workers are asked
+def _packed(jobs: Jobs, message: Parts) -> tuple[list[Any], Parts]:
+    """Jobs for a pipe, but for what the message before each, first this one, holds already."""
+    about, parts = [], dict[str, Params]()
+    for i, job in enumerate(jobs):
+        new = {k: v for k, v in job.message.items() if message.get(k) is not v}
+        plans = {k: {"rows": p.rows, "weight": p.weight, "lr": p.lr} for k, p in job.plans.items()}
+        parts |= under(f"{i}/message", new) | under(f"{i}/state", job.state)
+        parts |= under(f"{i}/plan", plans)
+        rest = {k: p[3:] for k, p in job.plans.items()}
+        about.append((job.client, job.t, tuple(job.message), rest))
+        message = job.message
+    return about, parts
+
+
+def _unpacked(
+    about: list[Any], parts: Parts, message: Parts, clients: Sequence[ClientData]
+) -> list[Job]:
+    """What `_packed` packed."""
+    jobs = []
+    for (client, t, names, rest), own in zip(about, apart(parts, len(about)), strict=True):
+        held = message | inside("message", own)
+        message = {name: held[name] for name in names}
+        plans = {
+            k: Plan(p["rows"], p["weight"], p["lr"], *rest[k])
+            for k, p in inside("plan", own).items()
+        }
+        jobs.append(Job(client, message, inside("state", own), clients[client], plans, t))
+    return jobs
+
+
+def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
+    """What came back; None where the process is gone and its clients are trained again."""
+    assert worker.jobs  # only busy workers are asked
     try:
-        (failure, t), parts = receive(worker.connection)
+        (failure, about), parts = receive(worker.connection)
     except (EOFError, OSError):
-        _died(team, worker, update)
+        _died(team, worker, task)
         return None
-    client, worker.job = worker.job.client, None
+    worker.jobs = ()
     if failure is not None:
         raise failure
+    each = apart(parts, len(about))
+    return [_reply_of(client, t, one) for (client, t), one in zip(about, each, strict=True)]
+
+
+def _reply_of(client: int, t: int, parts: Parts) -> Reply:
     # What a client keeps outlives the round; as views it would keep the update alive, too.
     changed = {k: {n: v.clone() for n, v in t.items()} for k, t in inside("changed", parts).items()}
     return Reply(client, inside("update", parts), changed, t)
 
 
-def _died(team: _Team, worker: _Worker, update: ClientUpdate) -> None:
-    """Train the client again in a new process, or end the run where that was done often enough."""
-    job, attempt = worker.job, worker.attempt
-    assert job is not None  # a worker that has nothing to do is not spoken to
+def _died(team: Team, worker: _Worker, task: _Task) -> None:
+    """Train the clients again in a new process, or end the run where that was done often enough."""
+    jobs, attempt = worker.jobs, worker.attempt
+    assert jobs  # a worker that has nothing to do is not spoken to
     worker.process.join()
     code = worker.process.exitcode
     if attempt < team.retries:
         team.replace(worker)
-        _assign(team, worker, update, job, attempt + 1)
+        _assign(team, worker, task, jobs, attempt + 1)
         return
-    worker.job = None
+    worker.jobs = ()
     lost = "; killed, perhaps for lack of memory: use fewer workers" if code == -9 else ""
     raise TrainingError(
-        f"the process that trained client {job.client} ended without an answer, exit code "
-        f"{code}{lost}"
+        f"the process that trained {_named(jobs)} ended without an answer, exit code {code}{lost}"
     )
+
+
+def _named(jobs: Jobs) -> str:
+    ids = [str(job.client) for job in jobs]
+    if len(ids) == 1:
+        return f"client {ids[0]}"
+    return f"clients {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}"
 
 
 def _serve(
@@ -216,28 +280,24 @@ def _serve(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     keep_memory()
-    update: Any = None
+    task: Any = None
     message: Parts = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
-            (client, t, fresh, names, rest), parts = receive(connection)
-            update = update if fresh is None else fresh
-            held = message | inside("message", parts)
-            message = {name: held[name] for name in names}
-            plans = {
-                k: Plan(p["rows"], p["weight"], p["lr"], *rest[k])
-                for k, p in inside("plan", parts).items()
-            }
-            job = Job(client, message, inside("state", parts), clients[client], plans, t)
-            _reply(connection, update, job)
+            (fresh, about), parts = receive(connection)
+            task = task if fresh is None else fresh
+            jobs = _unpacked(about, parts, message, clients)
+            message = jobs[-1].message
+            _reply(connection, task, jobs)
 
 
-def _reply(connection: Connection, update: ClientUpdate, job: Job) -> None:
+def _reply(connection: Connection, task: _Task, jobs: Sequence[Job]) -> None:
     try:
-        reply = work(update, job)
+        replies = list((task.within or loop)(task.update, jobs))
     except Exception as e:
-        send(connection, (e, job.t), {})
+        send(connection, (e, ()), {})
         return
-    send(
-        connection, (None, reply.t), under("update", reply.update) | under("changed", reply.changed)
-    )
+    parts: Parts = {}
+    for i, reply in enumerate(replies):
+        parts |= under(f"{i}/update", reply.update) | under(f"{i}/changed", reply.changed)
+    send(connection, (None, [(reply.client, reply.t) for reply in replies]), parts)

@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.levers import channels_last, dense
+from fedshift.engine.levers import channels_last
 from fedshift.engine.probe import probe
 from fedshift.engine.rounds import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.workers import workers
+from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, check_deadline
@@ -78,10 +78,11 @@ class Way(NamedTuple):
             return Stacked(dense=self.name == "dense")
         return channels_last(loop) if self.name == "channels-last" else loop
 
-    def over(self, team: Backend) -> Backend:
-        """In processes that take clients one by one."""
-        levers = {"dense": dense, "channels-last": channels_last}
-        return levers[self.name](team) if self.name in levers else team
+    def over(self, team: Team) -> Backend:
+        """In processes: whoever is idle gets the next client; "dense" gets its share at once."""
+        if self.name == "dense":
+            return team.blocks(Stacked(dense=True))
+        return channels_last(team) if self.name == "channels-last" else team
 
 
 @dataclass
