@@ -151,7 +151,7 @@ def _lines(path: Path) -> list[_Line]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+        raise DataError(f"{path}, line {reader.line_num}: {shown(str(error), 200)}") from error
 
 
 def _number(path: Path, row: _Line, column: int, name: str) -> float:
