@@ -193,7 +193,8 @@ def _died(team: _Team, worker: _Worker, update: ClientUpdate) -> None:
     assert job is not None  # a worker that has nothing to do is not spoken to
     worker.process.join()
     code = worker.process.exitcode
-    if attempt < team.retries:
+    # SIGTERM goes to whole groups of processes; whether the run ends is for the main one to say.
+    if attempt < team.retries + (code == -signal.SIGTERM):
         team.replace(worker)
         _assign(team, worker, update, job, attempt + 1)
         return

@@ -63,7 +63,9 @@ def _close(folder: Path, error: BaseException) -> None:
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
-            error.add_note(f"`fedshift run --resume {place}` goes on from here")
+            kept = (place / CHECKPOINTS).is_dir()
+            how = "goes on from here" if kept else "starts it again from round 1"
+            error.add_note(f"`fedshift run --resume {place}` {how}")
         said = "interrupted" if interrupted else str(error) or type(error).__name__
         code = {"exit_code": error.exit_code} if isinstance(error, FedshiftError) else {}
         EventLog(place)({"event": "failed", "error": said, **code})

@@ -10,8 +10,17 @@ from typing import Any
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY, closing, lock
+from fedshift.experiments.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    LOCK,
+    SUMMARY,
+    closing,
+    lock,
+    summary_of,
+)
 from fedshift.experiments.load import load_config
+from fedshift.experiments.progress import slug
 from fedshift.experiments.task import Prepared
 from fedshift.files import read_object
 
@@ -19,9 +28,11 @@ from fedshift.files import read_object
 def configured(folder: Path) -> Config:
     """The configuration of an unfinished run.
 
-    Raises InputError for a folder that is complete, or no run folder at all.
+    Raises InputError for a folder that is complete, or no run folder at all, and DataError where
+    summary.json or the configuration is damaged.
     """
     if (folder / SUMMARY).exists():
+        summary_of(folder)
         # A run that was killed at its very end may have left them.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         raise InputError(f"{folder}: this run is complete; `fedshift report {folder}` draws it")
@@ -29,7 +40,10 @@ def configured(folder: Path) -> Config:
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has begun"
         )
-    return load_config(folder / CONFIG)
+    try:
+        return load_config(folder / CONFIG)
+    except InputError as e:
+        raise DataError(str(e)) from None
 
 
 @contextlib.contextmanager
@@ -37,7 +51,7 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
     """(the run's folder, what is not as it was when it began: "" or a sentence).
 
     A failure is the last event, as for a new run. Raises DataError where data or split are others,
-    for a damaged lock.json, and for a folder with links in it.
+    for a damaged lock.json, for checkpoints of another name, and for a folder with links in it.
     """
     _check_links(folder)
     then, now = read_object(folder / LOCK), lock(config, prepared)
@@ -46,6 +60,7 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
             raise DataError(
                 f"{folder}: the {what} are not those with which the run began; start a new run"
             )
+    _check_names(folder, slug(config.name))
     with closing(folder):
         packages = then.get("packages")
         yield folder, _moved(packages if isinstance(packages, dict) else {}, now["packages"])
@@ -58,6 +73,16 @@ def _check_links(folder: Path) -> None:
             raise DataError(
                 f"{path}: a link to another place, and runs do not go on through links; put what "
                 "it stands for in its place"
+            )
+
+
+def _check_names(folder: Path, name: str) -> None:
+    """Checkpoints of another name mean that the configuration is not the one that was begun."""
+    for kept in sorted((folder / CHECKPOINTS).glob("*/")):
+        if kept.name != name and not kept.name.startswith(f"{name}_"):
+            raise DataError(
+                f"{folder / CONFIG}: does not belong to {kept}; put it back as it was, or delete "
+                f"{folder / CHECKPOINTS} to start from round 1"
             )
 
 
