@@ -272,7 +272,8 @@ def test_what_a_run_raised(tmp_path: Path) -> None:
     link = Link(tmp_path, {}, tmp_path / "log")
     for kind in (InputError, DataError, TrainingError):
         event = {"event": "failed", "error": "so", "exit_code": kind.exit_code}
-        (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+        lost = '{"event": "round", "rou\n'  # as a full disk leaves it
+        (tmp_path / "events.jsonl").write_text(lost + json.dumps(event) + "\n")
         with pytest.raises(FedshiftError, match="^so$") as error, PlainProgress() as listen:
             _follow("1", tmp_path, link, listen)
         assert type(error.value) is kind

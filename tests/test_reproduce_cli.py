@@ -44,6 +44,28 @@ def call(
     return run
 
 
+def test_a_run_does_not_go_on_through_a_link(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0", "--out", "r")
+    assert call(*args)[0] == 0
+    (run,) = (tmp_path / "r" / "runs").iterdir()
+    (run / "summary.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    code, out, err = call(*args)
+    assert code != 0
+    assert "checkpoints: a link to another place" in " ".join((out + err).split())
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (run / "checkpoints").unlink()
+    os.mkfifo(run / "checkpoints")
+    code, out, err = call(*args)
+    assert code != 0
+    assert "checkpoints: neither a file nor a folder" in " ".join((out + err).split())
+    (run / "checkpoints").unlink()
+    assert call(*args)[0] == 0
+
+
 def test_a_failed_run_does_not_stop_the_others(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

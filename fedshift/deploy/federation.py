@@ -159,7 +159,16 @@ def _events(out: Path) -> list[dict[str, Any]]:
         lines = (out / "events.jsonl").read_text(encoding="utf-8").split("\n")
     except OSError:
         return []
-    return [json.loads(line) for line in lines[:-1]]
+    return [found for line in lines[:-1] if (found := _event(line))]
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    """None for a line of which a part was lost, as on a full disk."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
 
 
 def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:

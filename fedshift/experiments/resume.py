@@ -53,7 +53,7 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
     A failure is the last event, as for a new run. Raises DataError where data or split are others,
     for a damaged lock.json, for checkpoints of another name, and for a folder with links in it.
     """
-    _check_links(folder)
+    check_links(folder)
     then, now = read_object(folder / LOCK), lock(config, prepared)
     for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
         if then.get(key) != now[key]:
@@ -66,14 +66,20 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
         yield folder, _moved(packages if isinstance(packages, dict) else {}, now["packages"])
 
 
-def _check_links(folder: Path) -> None:
-    """A folder that is written to again must be all here: a link may stand for anybody's file."""
+def check_links(folder: Path) -> None:
+    """A folder that is written to again must be all here: a link may stand for anybody's file.
+
+    Raises DataError for the first link in it, and for what is neither file nor folder: a pipe would
+    be read for ever.
+    """
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise DataError(
                 f"{path}: a link to another place, and runs do not go on through links; put what "
                 "it stands for in its place"
             )
+        if not (path.is_file() or path.is_dir()):
+            raise DataError(f"{path}: neither a file nor a folder; put what it was in its place")
 
 
 def _check_names(folder: Path, name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from fedshift.errors import FedshiftError
 from fedshift.experiments.folder import EventLog, kept_in, record
 from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.experiments.resume import check_links
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import Listener
 
@@ -18,6 +19,7 @@ def perform(run: Run, store: Store, tell: Listener) -> None:
     `tell` hears of each event. Whatever fails is raised.
     """
     folder = store.clear(run)
+    check_links(folder)
     try:
         prepared = prepare(run.config)
         record(folder, run.config, prepared, tell, keeper=kept_in(folder, run.config, prepared))
