@@ -200,7 +200,7 @@ def test_a_client_stays_for_the_next_server(
         join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
     assert said == [
         "the server has ended; waiting for the next one",
-        "the SuperNode failed (oh); what this client kept is lost, joining again",
+        "the SuperNode failed (oh); joining again",
     ]
 
 

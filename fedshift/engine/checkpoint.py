@@ -47,7 +47,7 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
 
     Raises InputError, naming the place, where it cannot be written; older checkpoints stay.
     """
-    place = folder / f"{PREFIX}{current.t:08d}"
+    place = _place(folder, current.t)
     partial = place.with_name(place.name + PARTIAL)
     about = _about(current) | {"facts": dict(facts)}
     _checksum(about)  # what JSON cannot hold is refused before anything is written
@@ -94,6 +94,26 @@ def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
             f"{wrong[0]}; no other checkpoint is whole. Delete {folder} to start from round 1"
         )
     return None
+
+
+def rounds_in(folder: Path) -> tuple[int, ...]:
+    """The rounds that `folder` has checkpoints of, the newest first."""
+    names = (place.name.removeprefix(PREFIX) for place in _places(folder))
+    return tuple(int(name) for name in names if name.isdecimal())
+
+
+def read_round(folder: Path, t: int, shelf: Shelf = Shelf()) -> Saved:
+    """The checkpoint of round t. Raises DataError where it is damaged."""
+    return _read(_place(folder, t), shelf)
+
+
+def remove_round(folder: Path, t: int) -> None:
+    """Remove the checkpoint of round t."""
+    shutil.rmtree(_place(folder, t), ignore_errors=True)
+
+
+def _place(folder: Path, t: int) -> Path:
+    return folder / f"{PREFIX}{t:08d}"
 
 
 def _tensors(current: Round) -> Iterator[tuple[str, Tensor]]:
