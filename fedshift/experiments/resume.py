@@ -19,6 +19,7 @@ from fedshift.experiments.folder import (
     lock,
     summary_of,
 )
+from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import slug
 from fedshift.experiments.task import Prepared
@@ -51,7 +52,8 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
     """(the run's folder, what is not as it was when it began: "" or a sentence).
 
     A failure is the last event, as for a new run. Raises DataError where data or split are others,
-    for a damaged lock.json, for checkpoints of another name, and for a folder with links in it.
+    for a damaged lock.json, for checkpoints of another name, and for a folder with links in it, and
+    InputError where another process is at work in it.
     """
     check_links(folder)
     then, now = read_object(folder / LOCK), lock(config, prepared)
@@ -61,9 +63,8 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
                 f"{folder}: the {what} are not those with which the run began; start a new run"
             )
     _check_names(folder, slug(config.name))
-    with closing(folder):
-        packages = then.get("packages")
-        yield folder, _moved(packages if isinstance(packages, dict) else {}, now["packages"])
+    with alone_in(folder), closing(folder):
+        yield folder, _moved(_versions(then), _versions(now))
 
 
 def check_links(folder: Path) -> None:
@@ -90,6 +91,12 @@ def _check_names(folder: Path, name: str) -> None:
                 f"{folder / CONFIG}: does not belong to {kept}; put it back as it was, or delete "
                 f"{folder / CHECKPOINTS} to start from round 1"
             )
+
+
+def _versions(lock: dict[str, Any]) -> dict[str, Any]:
+    packages = lock.get("packages")
+    own = packages if isinstance(packages, dict) else {}
+    return {**own, "python": lock.get("python"), "platform": lock.get("platform")}
 
 
 def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:
