@@ -41,14 +41,15 @@ class NetworkError(FedshiftError, OSError):
 
 
 def shown(text: str, most: int = 60) -> str:
-    """What was given, for a message: cut where it is longer."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    """What was given, for a message: in one line without control characters, cut where longer."""
+    text = text if len(text) <= most else f"{text[: most - 3]}..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """` Did you mean "x"?` for the closest allowed name, or an empty string when none is close."""
     close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
-    return f' Did you mean "{close[0]}"?' if close else ""
+    return f' Did you mean "{shown(close[0])}"?' if close else ""
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> InputError:

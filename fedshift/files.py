@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from fedshift.errors import DataError, InputError
+from fedshift.errors import DataError, InputError, shown
 
 # Not through a link that stands where a file of ours should be; Windows has no such flag.
 NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
@@ -66,7 +66,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise DataError(f"{path}: cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError) as e:
-        raise DataError(f"{path}: damaged ({e})") from None
+        raise DataError(f"{path}: damaged ({shown(str(e), 200)})") from None
     if not isinstance(held, dict):
         raise DataError(f"{path}: damaged (not a JSON object)")
     return held

@@ -294,7 +294,8 @@ CASES = (
         "bad name",
         '"good"',
         '"../../etc"',
-        'f.toml:1: name = "../../etc": may hold letters, digits, spaces and . _ + = - only',
+        'f.toml:1: name = "../../etc": may hold letters, digits, spaces and . _ + = - only, '
+        "and not only dots and spaces",
     ),
     config(
         "diverging",

@@ -13,8 +13,8 @@ from toy_claims import CLASSES, federation, lie
 from fedshift.audit import audit_marginals
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.errors import InputError
-from fedshift.experiments.claims import audit_task
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.claims import audit_task, claimed
 from fedshift.experiments.task import prepare
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
@@ -144,6 +144,25 @@ def test_a_configured_task() -> None:
     counts[2] = np.roll(counts[2], 3)
     told = audit_task(prepared, params, buffers, counts)
     assert told[2].verdict == "inconsistent"
+    counts[5] = 0.0
+    counts[5, 9] = 1e9  # a size that would pass for noise, and hide the other
+    told = audit_task(prepared, params, buffers, counts)
+    assert (told[2].verdict, told[5].verdict) == ("inconsistent", "inconsistent")
+
+
+def test_claims_by_label_and_client(tmp_path: Path) -> None:
+    """Not by their places: a table of another order would accuse everybody."""
+    path = tmp_path / "claims.csv"
+    path.write_text("client,owl,cat,dog\n1,6,4,5\n0,3,1,2\n")
+    assert claimed(path, ("cat", "dog", "owl")).tolist() == [[1, 2, 3], [4, 5, 6]]
+    path.write_text("client,dog,cat\nours,2,1\n0,5,4\n")
+    assert claimed(path, ("cat", "dog")).tolist() == [[1, 2], [4, 5]]
+    path.write_text("cat,dgo\n1,2\n")
+    with pytest.raises(DataError, match='claims.csv: label "dgo" is not in both.* cat, dog, in'):
+        claimed(path, ("cat", "dog"))
+    path.write_text("cat\n1\n")
+    with pytest.raises(DataError, match='label "dog" is not in both'):
+        claimed(path, ("cat", "dog"))
 
 
 def test_the_command(

@@ -287,7 +287,10 @@ def test_names_that_are_paths_stay_inside(tmp_path: Path) -> None:
     run_experiment(config, prepared=prepared, keeper=keeper)
     saved = keeper.progress(config.name)
     keeper.keep("../../x", saved)
-    assert sorted(p.name for p in (tmp_path / "o" / "checkpoints").iterdir()) == [".._.._x", "run"]
+    keeper.keep("..", saved)  # a configuration may be called that
+    kept = [p.name for p in (tmp_path / "o" / "checkpoints").iterdir()]
+    assert sorted(kept) == [".._.._x", "__", "run"]
+    assert [p.name for p in (tmp_path / "o").iterdir()] == ["checkpoints"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o"]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,12 @@ import pytest
 import torch
 from conftest import Setting, make_federation
 from every_method import MAKE
+from safetensors import SafetensorError, safe_open
 
 from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.rounds import Dropped, Round, run, start
 from fedshift.errors import DataError, InputError
+from fedshift.testing.fuzz import different
 from fedshift.tree import flatten
 
 
@@ -164,3 +170,119 @@ def test_facts_that_json_cannot_hold_leave_nothing(tmp_path: Path, played: Round
     with pytest.raises(ValueError, match="JSON"):
         write_checkpoint(tmp_path, played, {"loss": float("nan")})
     assert read_checkpoint(tmp_path) is None
+
+
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is written to disk from now on, in order: files and folders by name, and renames."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def sync(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        assert path.is_dir() or path.stat().st_size > 0  # not what is still in a buffer
+        done.append(path.name)
+        fsync(handle)
+
+    def move(self: Path, target: Any) -> Path:
+        done.append(f"{self.name} > {Path(target).name}")
+        return rename(self, target)
+
+    monkeypatch.setattr("os.fsync", sync)
+    monkeypatch.setattr(Path, "rename", move)
+    return done
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for names in /proc")
+def test_all_is_on_disk_before_its_name(
+    tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write-ahead order, without which a power cut leaves names of files that are empty."""
+    done = flushed(monkeypatch)
+    write_checkpoint(tmp_path / "run" / "checkpoints" / "x", played, {})
+    part = "round-00000002.part"
+    first = ["state.safetensors", "round.json", part]
+    assert done == [*first, f"{part} > round-00000002", "x", "checkpoints", "run"]
+
+
+def test_older_ones_stay_until_the_new_one_is_there(
+    tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up while one is written: two are left, and nothing in part."""
+    for t in (1, 2):
+        write_checkpoint(tmp_path, played._replace(t=t), {"which": t})
+
+    def full(self: Path, target: Any) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full)
+        with pytest.raises(InputError, match="round-00000003: cannot be written: No space left"):
+            write_checkpoint(tmp_path, played._replace(t=3), {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000001", "round-00000002"]
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.facts == {"which": 2}
+
+
+@pytest.mark.slow
+def test_more_tensors_than_safetensors_reads(tmp_path: Path, played: Round) -> None:
+    """Its header may have 100 MB; with one of 120 MB a checkpoint still comes back."""
+    named = {f"{k}" + "a" * 12_000_000: torch.full((2,), k) for k in range(10)}
+    place = write_checkpoint(tmp_path, played._replace(server={"params": named}), {})
+    with pytest.raises(SafetensorError, match="header too large"):
+        safe_open(place / "state.safetensors", "pt").__enter__()
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert different({"params": named}, saved.round.server) == []
+
+
+LIES = {
+    "longer than the file": lambda h: (1 << 60).to_bytes(8, "little") + h[8:],
+    "another type": lambda h: h.replace(b'"F32"', b'"F99"', 1),
+    "a type of other size": lambda h: h.replace(b'"F32"', b'"F64"', 1),
+    "a larger shape": lambda h: h.replace(b'"shape":[', b'"shape":[9', 1),
+    "a negative shape": lambda h: h.replace(b'"shape":[10,8]', b'"shape":[-10,-8]', 1),
+    "no offsets": lambda h: h.replace(b"data_offsets", b"data_ofsets_", 1),
+    "offsets in the header": lambda h: re.sub(rb'offsets":\[0', b'offsets":[-9', h, count=1),
+    "no JSON": lambda h: h[:8] + b"[" + h[9:],
+    "a list": lambda h: h[:8] + b"[]".ljust(len(h) - 8),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_headers_that_lie(lie: Any, tmp_path: Path, played: Round) -> None:
+    """With checksums that fit, so that only the look at the header is left."""
+    place = write_checkpoint(tmp_path, played, {})
+    data = (place / "state.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    spoilt = lie(data[:end]) + data[end:]
+    assert spoilt != data
+    (place / "state.safetensors").write_bytes(spoilt)
+    held = json.loads((place / "round.json").read_text()) | {"format": 1}
+    held["sha256"] = hashlib.sha256(spoilt).hexdigest()
+    (place / "round.json").write_text(json.dumps(held))
+    with pytest.raises(DataError, match=r"round-00000002: damaged \("):
+        read_checkpoint(tmp_path)
+
+
+def test_what_comes_back_lies_as_torch_would_put_it(tmp_path: Path, played: Round) -> None:
+    """Elsewhere kernels may round otherwise; safetensors' own buffers start anywhere."""
+    write_checkpoint(tmp_path, played, {})
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    kept = [saved.round.server, *saved.round.states.values()]
+    assert all(v.data_ptr() % 64 == 0 for one in kept for v in flatten(one).values())
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told(
+    tmp_path: Path, played: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not taken for one without checkpoints: the run would begin anew."""
+    write_checkpoint(tmp_path, played, {})
+
+    def refused(self: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(DataError, match="cannot be looked into: Permission denied"):
+        read_checkpoint(tmp_path)

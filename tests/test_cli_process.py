@@ -49,7 +49,8 @@ def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -
         job.send_signal(number)
         err = job.communicate(timeout=120)[1].decode()
     assert job.returncode == code
-    assert err.splitlines()[-1] == f"interrupted; `fedshift run --resume {place}` goes on from here"
+    again = f"`fedshift run --resume {place}` starts it again from round 1"
+    assert err.splitlines()[-1] == f"interrupted; {again}"
     assert "Traceback" not in err
     left = {path.name for path in (tmp_path / place).iterdir()}
     assert left == {"config.resolved.toml", "lock.json", "events.jsonl"}

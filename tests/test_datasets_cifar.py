@@ -87,10 +87,12 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int
         (b"cnumpy\ndtype\n(S'O8'\ntR.", "an array of type b'O8'; allowed: 'u1'"),
         (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\ndtype\ntR.", "other than numpy.ndarray"),
         (b"cnumpy\nndarray\n)R(K\x01K\x05S''\ntb.", "is not that of plain unsigned bytes"),
-        (b"(dp0\n", "not a complete pickle (EOFError"),
-        (b"\xff\xfe", "not a complete pickle (UnpicklingError"),
+        (b"(dp0\n", "not a complete pickle (ValueError: pickle exhausted"),
+        (b"\xff\xfe", r"not a complete pickle (ValueError: at position 0, opcode b'\xff' unknown"),
         (b"Ppersistent\n.", "not a complete pickle (UnpicklingError"),
-        (b"", "not a complete pickle (EOFError"),
+        (b"", "not a complete pickle (ValueError: pickle exhausted"),
+        (b"\x80\x05\x96\x01" + bytes(8) + b".", "opcode BYTEARRAY8 of pickle protocol 5 at byte 2"),
+        (b"\x80\x02\x96" + b"y" * 9 + b".", "not a complete pickle ("),
     ],
 )
 def test_forbidden_and_broken_pickles(tmp_path: Path, stream: bytes, message: str) -> None:

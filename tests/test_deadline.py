@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ def asleep() -> None:
 
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminated(flag: Path | None = None) -> None:
+    """And, where there is a flag, the next process just so."""
+    if flag is not None:
+        flag.unlink()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,21 @@ def test_a_process_that_dies_is_replaced(
     (tmp_path / "flag").unlink()
     with pytest.raises(TrainingError, match="trained client 3 ended without an answer, exit code"):
         played(federation, algorithm, once)
+
+
+def test_a_signal_to_all_processes_is_the_main_ones(
+    setting: Setting, federation: Federation, tmp_path: Path
+) -> None:
+    """As `systemctl stop` sends it: the round is finished by new processes, without retries."""
+    algorithm = recipes.fedavg(setting)
+    found = played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", terminated))
+    assert (tmp_path / "flag").exists()
+    assert found[0].dropped == ()
+    assert different(found[-1].server, list(run(algorithm, federation, 2))[-1].server) == []
+    (tmp_path / "flag").unlink()
+    again = partial(terminated, tmp_path / "flag")
+    with pytest.raises(TrainingError, match="trained client 3 ended without an answer"):
+        played(federation, algorithm, lambda u: Once(u, tmp_path / "flag", again))
 
 
 @pytest.mark.parametrize("limits", [{"deadline": 0.0}, {"retries": -1}])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
 import socket
-import ssl
 import subprocess
 import sys
-import threading
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +20,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from test_deploy_joining import tls_server
 
 from fedshift.cli.app import main
+from fedshift.cli.console import PlainProgress
 from fedshift.deploy.federation import Link, _follow
 from fedshift.deploy.joining import Ended, join
-from fedshift.deploy.keys import check_certificate, check_server, write_authority, write_client_key
+from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
 from fedshift.deploy.processes import asked, check_port, free_port, running, wait_for
-from fedshift.deploy.reaching import answers
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
 
 ROOT = Path(__file__).parents[1]
@@ -68,10 +65,10 @@ def test_a_clients_key_is_openssh_on_p384(tmp_path: Path) -> None:
 
 
 def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file or directory; make it with `fedshift depl"):
+    with pytest.raises(InputError, match="No such file or directory; take the one that `f"):
         check_certificate(tmp_path / "ca.crt")
     (tmp_path / "odd.crt").write_text("hello")
-    with pytest.raises(InputError, match="odd.crt: not a certificate; make it with"):
+    with pytest.raises(InputError, match="odd.crt: not a certificate; take the one"):
         check_certificate(tmp_path / "odd.crt")
     write_authority(tmp_path, ["localhost"], days=0)
     with pytest.raises(InputError, match=r"server.crt: valid from .* and today is 20"):
@@ -103,6 +100,8 @@ def test_a_port_in_use() -> None:
         port = s.getsockname()[1]
         with pytest.raises(InputError, match=rf"127.0.0.1:{port} cannot be opened: .*give --port"):
             check_port("127.0.0.1", port)
+    with pytest.raises(InputError, match="nowhere.invalid:8000 cannot be opened: .*give --host"):
+        check_port("nowhere.invalid", 8000)
     check_port("127.0.0.1", free_port())
 
 
@@ -167,102 +166,6 @@ def alive(pid: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@contextlib.contextmanager
-def tls_server(folder: Path | None) -> Iterator[str]:
-    """The address of something that shows the certificate of a folder, or speaks no TLS."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        s.listen()
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    one = s.accept()[0]
-                    with contextlib.suppress(OSError), one:
-                        if folder is None:
-                            one.sendall(b"220 welcome\r\n" * 9)
-                            continue
-                        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                        context.load_cert_chain(folder / "server.crt", folder / "server.key")
-                        context.wrap_socket(one, server_side=True).close()
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"127.0.0.1:{s.getsockname()[1]}"
-        s.shutdown(socket.SHUT_RDWR)
-
-
-def authority(folder: Path, *hosts: str, days: int = 30) -> Path:
-    folder.mkdir()
-    write_authority(folder, hosts or ["127.0.0.1"], days=days)
-    return folder
-
-
-def test_a_server_that_is_not_the_federations(tmp_path: Path) -> None:
-    ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
-    elsewhere = authority(tmp_path / "elsewhere", "fed.example.org")
-    late = authority(tmp_path / "late", days=0)
-    with tls_server(ours) as here:
-        assert answers(here, ours / "ca.crt") == ""
-        with pytest.raises(InputError, match=rf"^{here} shows a certificate that .*does not vouch"):
-            answers(here, other / "ca.crt")
-    with tls_server(elsewhere) as here, pytest.raises(InputError, match="IP address mismatch"):
-        answers(here, elsewhere / "ca.crt")
-    with tls_server(late) as here, pytest.raises(InputError, match="certificate has expired"):
-        answers(here, late / "ca.crt")
-    with tls_server(None) as here, pytest.raises(InputError, match="speaks no TLS"):
-        answers(here, ours / "ca.crt")
-    nobody = f"127.0.0.1:{free_port()}"
-    assert answers(nobody, ours / "ca.crt") == f"{nobody} cannot be reached: Connection refused"
-
-
-def test_a_server_without_usable_keys(tmp_path: Path) -> None:
-    folder, other = tmp_path / "f", authority(tmp_path / "other")
-    make_place(folder, "", 1, ["localhost"])
-    check_server(folder)
-    own = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
-    for change, told in (
-        ({"server.key": None}, "server.key: cannot be read: No such file"),
-        ({"server.key": (other / "server.key").read_bytes()}, "server.key: not the key of"),
-        ({"server.key": b"hello"}, "server.key: not the key of"),
-        ({n: (other / n).read_bytes() for n in own}, "server.crt: not signed by .*ca.crt; make it"),
-    ):
-        for name, held in change.items():
-            (folder / name).unlink() if held is None else (folder / name).write_bytes(held)
-        with pytest.raises(InputError, match=told):
-            clients_of(folder)
-        for name, held in own.items():
-            (folder / name).write_bytes(held)
-    (folder / "clients" / "client-0" / "key.pub").unlink()
-    with pytest.raises(InputError, match="key.pub: is missing; the server must know this key"):
-        clients_of(folder)
-    with pytest.raises(InputError, match="other: no federation's folder; make it with"):
-        clients_of(other)
-
-
-def test_clients_that_cannot_join(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no client's folder; give one of clients/client-0"):
-        join(tmp_path, "127.0.0.1:8000")
-    folder = tmp_path / "f"
-    make_place(folder, "", 1, ["localhost"])
-    place = folder / "clients" / "client-0"
-    with pytest.raises(InputError, match='server "here": write it as host:port'):
-        join(place, "here")
-    nobody, said = f"127.0.0.1:{free_port()}", []
-    with pytest.raises(InputError, match="cannot be reached: Connection refused, for 0 s now"):
-        join(place, nobody, patience=0.0, say=said.append)
-    (place / "key").write_text("hello")
-    with pytest.raises(InputError, match="key: not a private key without a password; make it with"):
-        join(place, nobody)
-    (place / "key").unlink()
-    with pytest.raises(InputError, match="key: cannot be read: No such file"):
-        join(place, nobody)
-    write_client_key(place / "key.2")
-    (place / "key.2").rename(place / "key")
-    (place / "ca.crt").unlink()
-    with pytest.raises(InputError, match=r"ca.crt: cannot be read"):
-        join(place, nobody)
-
-
 @pytest.mark.parametrize(
     ("ended", "told"),
     [
@@ -297,7 +200,7 @@ def test_a_client_stays_for_the_next_server(
         join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
     assert said == [
         "the server has ended; waiting for the next one",
-        "the SuperNode failed (oh); what this client kept is lost, joining again",
+        "the SuperNode failed (oh); joining again",
     ]
 
 
@@ -369,9 +272,10 @@ def test_what_a_run_raised(tmp_path: Path) -> None:
     link = Link(tmp_path, {}, tmp_path / "log")
     for kind in (InputError, DataError, TrainingError):
         event = {"event": "failed", "error": "so", "exit_code": kind.exit_code}
-        (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
-        with pytest.raises(FedshiftError, match="^so$") as error:
-            _follow("1", tmp_path, link, lambda event: None)
+        lost = '{"event": "round", "rou\n'  # as a full disk leaves it
+        (tmp_path / "events.jsonl").write_text(lost + json.dumps(event) + "\n")
+        with pytest.raises(FedshiftError, match="^so$") as error, PlainProgress() as listen:
+            _follow("1", tmp_path, link, listen)
         assert type(error.value) is kind
 
 

@@ -20,7 +20,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.rounds import Federation, check_model, run
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import InputError, TrainingError, shown, unknown
 from fedshift.experiments.load import load_config
 from fedshift.experiments.metrics import Metrics
 from fedshift.model import Model, dry_logits
@@ -102,6 +102,16 @@ class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += 1
         return self.head(x + torch.rand(x.shape))  # type: ignore[no-any-return]
+
+
+def test_what_was_given_is_shown_in_one_short_line() -> None:
+    """Quoted line breaks would take half of a message out of sight, escapes would colour it."""
+    assert shown("fedpals") == "fedpals"
+    assert shown("a\n\x1b[31mb") == r"a\n\x1b[31mb"
+    assert shown("Bär, 猫") == "Bär, 猫"
+    assert shown("x" * 61) == "x" * 57 + "..."
+    assert "\n" not in str(unknown("method", "fed\nadam", ["fedadam", "x" * 99]))
+    assert len(str(unknown("class", "y" * 99, ["y" * 98 + "z"]))) < 300
 
 
 def test_the_check_leaves_no_trace() -> None:

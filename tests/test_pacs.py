@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,19 @@ def test_archives_that_cannot_be_indexed_are_refused(tree: Path, tmp_path: Path)
         found.samples(np.arange(IMAGES), 8)
     with pytest.raises(DataError, match=r"no such folder or archive. Name a folder or a .tar"):
         pacs.scan(tmp_path / "nothing.tar")
+
+
+@pytest.mark.parametrize("size", [10**6, 2**62, 2**70])
+def test_archives_that_promise_too_much_are_refused(tmp_path: Path, size: int) -> None:
+    """The sizes of members in binary, as archives of large files have them."""
+    header = bytearray(tarfile.TarInfo("dog/a.png").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\x80" + size.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path = tmp_path / "pacs.tar"
+    path.write_bytes(bytes(header) + bytes(3 * 512))
+    with refuses(path, "not a complete, uncompressed tar archive"):
+        images.archive(path)
 
 
 def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:

@@ -163,6 +163,15 @@ def test_bad_targets_are_located(tmp_path: Path, text: str) -> None:
     assert "target.csv" in str(caught.value)
 
 
+def test_a_table_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = saved(tmp_path / "counts.csv", "cat,dog\n" + "1,2\n" * 10)
+    monkeypatch.setattr("fedshift.report.csv_counts.LARGEST", len(table.read_text()))
+    assert read_counts(table).counts.shape == (10, 2)
+    monkeypatch.setattr("fedshift.report.csv_counts.LARGEST", len(table.read_text()) - 1)
+    with pytest.raises(DataError, match="counts.csv: more than 0 MB; counts are one row"):
+        read_counts(table)
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*none.csv: No such file"):
         read_counts(tmp_path / "none.csv")

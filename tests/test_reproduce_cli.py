@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,28 @@ def call(
         return code, *capsys.readouterr()
 
     return run
+
+
+def test_a_run_does_not_go_on_through_a_link(
+    call: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0", "--out", "r")
+    assert call(*args)[0] == 0
+    (run,) = (tmp_path / "r" / "runs").iterdir()
+    (run / "summary.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    code, out, err = call(*args)
+    assert code != 0
+    assert "checkpoints: a link to another place" in " ".join((out + err).split())
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (run / "checkpoints").unlink()
+    os.mkfifo(run / "checkpoints")
+    code, out, err = call(*args)
+    assert code != 0
+    assert "checkpoints: neither a file nor a folder" in " ".join((out + err).split())
+    (run / "checkpoints").unlink()
+    assert call(*args)[0] == 0
 
 
 def test_a_failed_run_does_not_stop_the_others(
@@ -155,16 +176,18 @@ def test_terminating_is_code_143_as_for_other_commands(
 ) -> None:
     def stop(config: Any, **more: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)  # the signal arrives here
+        return plain(config, **more)
 
+    plain = folder.run_experiment
     monkeypatch.setattr(folder, "run_experiment", stop)
-    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0", "--format", "json")
+    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0-1", "--format", "json")
     code, out, err = call(*args)
     assert code == 143
     assert json.loads(err.splitlines()[-1]) == {
         "error": "interrupted; the same command goes on from here", "exit_code": 143,
     }  # fmt: skip
-    assert json.loads(out)["trained"] == []
+    # A run's last round is its end: the first is complete, and the second was not begun.
+    assert len(json.loads(out)["trained"]) == 1
 
 
 def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +211,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that would have been trained, each of which fails."""
     begun: list[str] = []
 
-    def fails(run: Any, store: Any, tell: Any) -> None:
+    def fails(run: Any, store: Any, tell: Any, asked: Any) -> None:
         begun.append(run.name)
         raise TrainingError("not trained here")
 

@@ -15,7 +15,10 @@ import pytest
 from broken_inputs import GOOD
 from conftest import hears_ctrl_c
 
+from fedshift.cli.console import PlainProgress
 from fedshift.cli.running import Asked, run_asked
+from fedshift.cli.stopping import asked_to_stop
+from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.experiment import in_process, run_experiment
@@ -134,6 +137,43 @@ def test_another_configurations_checkpoints_are_refused(tmp_path: Path) -> None:
             tmp_path / "cut", other, prepare(other), lambda event: None,
             keeper=kept_in(tmp_path / "cut", other, prepare(other)),
         )  # fmt: skip
+
+
+def test_another_versions_measurements_are_told(tmp_path: Path) -> None:
+    """Whole by its checksums, and of other columns than this version's."""
+    config = config_of("fedavg")
+    record_until(tmp_path / "cut", config, 3)
+    keeper = kept_in(tmp_path / "cut", config, prepare(config))
+    saved = read_checkpoint(tmp_path / "cut" / CHECKPOINTS / "run")
+    assert saved is not None
+    facts = saved.facts | {"metrics": [{"round": 2, "accuracy": 0.5}]}
+    write_checkpoint(tmp_path / "cut" / CHECKPOINTS / "run", saved.round._replace(t=4), facts)
+    with pytest.raises(DataError, match="checkpoints: measured by another version of fedshift"):
+        keeper.progress("run")
+
+
+def test_a_run_goes_on_when_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of stderr is gone: neither progress nor a signal's word ends the run."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as gone, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", gone)
+        with pytest.raises(BrokenPipeError):  # the control
+            os.write(writes, b"x")
+        tell = PlainProgress()
+        for name in ("one", "two"):
+            tell({"event": "start", "run": name, "rounds": 3})
+
+    def deaf(handle: int, data: bytes) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("os.write", deaf)
+    with asked_to_stop() as stop:
+        assert stop() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop() == 143
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_facts_come_back() -> None:

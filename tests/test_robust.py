@@ -84,10 +84,12 @@ def test_without_cutting_it_is_the_mean() -> None:
     assert not np.allclose(flat(combined(Trimmed(0.3), stacked)), plain, rtol=1e-9)
 
 
-def test_a_share_of_ten_clients_is_not_lost_to_rounding() -> None:
-    """0.3 * 10 is 2.9999999999999996 in floating point."""
-    stacked = {"b": torch.arange(10.0)[:, None] ** 2}
-    assert float(combined(Trimmed(0.3), stacked)["b"]) == (9 + 16 + 25 + 36) / 4
+def test_a_share_of_a_hundred_clients_is_not_lost_to_rounding() -> None:
+    """0.29 * 100 is 28.999999999999996 in floating point, and still 29 clients at either end."""
+    assert int(0.29 * 100) == 28
+    squares = torch.arange(100, dtype=torch.float64)[:, None] ** 2
+    expected = float(squares[29:71].mean())
+    assert float(combined(Trimmed(0.29), {"b": squares})["b"]) == pytest.approx(expected, rel=1e-14)
 
 
 def test_scores_of_krum_by_hand() -> None:
@@ -189,6 +191,8 @@ def test_clients_alike_give_their_change(rule: Any) -> None:
 def test_a_cohort_too_small_for_krum_is_refused() -> None:
     with pytest.raises(InputError, match="5 clients' changes are too few for byzantine=2 and "):
         combined(Krum(2), changes(5))
+    with pytest.raises(InputError, match="take at least 7 clients"):
+        combined(Krum(2), changes(6))  # 2 f + 2
     with pytest.raises(InputError, match="take at least 8 clients"):
         combined(Krum(1, 7), changes(7))
     combined(Krum(2), changes(7))

@@ -32,10 +32,12 @@ def free_port() -> int:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a client and what it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    process.wait(60)
+    """End a command and what it has started; nothing, where it has ended."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def main() -> int:
@@ -44,13 +46,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="folder of the run")
     given = parser.parse_args()
     changes = [word for change in given.c for word in ("-c", change)]
+    # Whoever ends this script ends what it has started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with (
         tempfile.TemporaryDirectory(prefix="fedshift-loopback-") as made,
         contextlib.ExitStack() as s,
     ):
         folder, port = Path(made) / "federation", free_port()
         init = [FEDSHIFT, "deploy", "init", str(HERE / "experiment.toml"), str(folder), *changes]
-        subprocess.run(init, check=True, stdout=subprocess.DEVNULL)
+        if code := subprocess.run(init, check=False, stdout=subprocess.DEVNULL).returncode:
+            return code
         for i in range(CLIENTS):
             place = folder / "clients" / f"client-{i}"
             join = [FEDSHIFT, "deploy", "client", str(place), "--server", f"127.0.0.1:{port}"]
@@ -58,8 +63,13 @@ def main() -> int:
             s.callback(stop, client)
         serve = [FEDSHIFT, "deploy", "server", str(folder), "--port", str(port)]
         out = ["--out", str(given.out or Path(os.getcwd()) / "loopback")]
-        return subprocess.run([*serve, *out], check=False).returncode
+        server = subprocess.Popen([*serve, *out])
+        s.callback(stop, server)
+        return server.wait()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

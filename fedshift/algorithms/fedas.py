@@ -140,7 +140,8 @@ class FedAs:
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         if self.fisher:
-            traces = updates["fisher"]["trace"].double()
+            # A sum of squares, by the client's word; a weight is not negative.
+            traces = updates["fisher"]["trace"].double().clamp(min=0)
             # Clients that nothing can be learned from: as if there were no Fisher information.
             weight = traces / traces.sum() if bool(traces.any()) else cohort["weight"]
             updates = updates | {"cohort": {**cohort, "weight": weight}}

@@ -98,7 +98,9 @@ class FedNova:
         return update, self.objective.remember(end, after, data)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        weights, norm = updates["cohort"]["weight"], updates["normaliser"]["a"]
+        weights = updates["cohort"]["weight"]
+        # A claim of the client's; below 0 it would turn the others' changes round.
+        norm = updates["normaliser"]["a"].clamp(min=0)
         # A client without a step has moved nowhere; its change is 0 whatever it is divided by.
         scale = (weights @ norm) / norm.where(norm > 0, 1.0)
 

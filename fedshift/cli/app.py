@@ -192,7 +192,7 @@ def diagnose(
         bool, typer.Option("--normalise", help="Divide the target by its sum.")
     ] = False,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Draws for an interval of the hull distance; 0: none.")
+        int, typer.Option(min=0, max=100_000, help="Draws for the hull distance's interval.")
     ] = 0,
     report: Annotated[Path | None, typer.Option("--report", help="Write NAME.html.")] = None,
     format: FormatOption = Format.table,

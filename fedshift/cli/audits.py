@@ -36,16 +36,15 @@ def marginals(
     with loading():
         from fedshift.cli import console
         from fedshift.errors import unknown
-        from fedshift.experiments.claims import audit_task, model_of, source
+        from fedshift.experiments.claims import audit_task, claimed, model_of, source
         from fedshift.experiments.task import prepare
         from fedshift.files import clean
-        from fedshift.report.csv_counts import read_counts
 
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
     config, model = source(place)
     prepared = prepare(config)
-    told = None if claims is None else read_counts(claims).counts
+    told = None if claims is None else claimed(claims, prepared.task.classes)
     found = audit_task(prepared, *model_of(prepared, model), told, level=level)
     if format == "json":
         console.show_json({"level": level, "clients": [clean(asdict(one)) for one in found]})

@@ -106,7 +106,11 @@ class PlainProgress:
             self._line("  ".join([where, *filter(None, [self.seen.get(run)])]))
 
     def _line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            # Whoever read this is gone (`| tee`, a closed connection); the run goes on unheard.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def __enter__(self) -> PlainProgress:
         return self

@@ -73,8 +73,7 @@ def _unfinished(place: Path, out: Path | None) -> Path:
     configured(place)
     if not (place / CHECKPOINTS).is_dir():
         raise InputError(
-            f"{place}: no checkpoint: the server ended before round 1 was over, or clients of this "
-            "method keep something of their own, which ended with it; leave out --resume"
+            f"{place}: no checkpoint: the server ended before round 1 was over; leave out --resume"
         )
     return place
 

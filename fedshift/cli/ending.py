@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -57,7 +58,7 @@ def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
             isinstance(e, OSError) and e.filename is None and e.errno in FULL
         ):
             raise
-        return _error(_internal(e), as_json)
+        return _error(_scarce(e) or _internal(e), as_json)
 
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -132,6 +133,24 @@ def _discard(*streams: IO[str]) -> None:
     for stream in streams:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _scarce(error: Exception) -> FedshiftError | None:
+    """Memory, files or processes that the machine does not have are no defect of the program."""
+    refused = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+    if isinstance(error, OSError) and error.errno in refused:
+        return InputError(
+            f"the system gives this process no more: {error.strerror}; ask for fewer --workers, or "
+            "raise its limits (ulimit)"
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        asked = re.search(r"allocate (\d+) bytes", str(error))
+        size = f" for {int(asked[1]):,} bytes" if asked else ""
+        return InputError(
+            f"not enough memory{size}; take a smaller network, training.batch or cohort, or fewer "
+            "--workers"
+        )
+    return None
 
 
 def _internal(error: Exception) -> FedshiftError:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedshift.cli.console import counted, say, show_json, show_report_table
+from fedshift.cli.stopping import asked_to_stop
 from fedshift.experiments.reproduce.catalogue import studies
 from fedshift.experiments.reproduce.output import document
 from fedshift.experiments.reproduce.reproduce import (
@@ -60,8 +61,9 @@ def reproduce_target(
         train,
         publish,
     )
-    with LiveRuns() if sys.stderr.isatty() else PlainRuns() as listen:
-        done = reproduce(request, listen)
+    live = LiveRuns() if sys.stderr.isatty() else PlainRuns()
+    with asked_to_stop() as asked, live as listen:
+        done = reproduce(request, listen, asked)
     show(done, as_json)
     leave(done)
 

@@ -24,8 +24,9 @@ def asked_to_stop() -> Iterator[Asked]:
             raise KeyboardInterrupt(CODES[signal.Signals(number)])
         heard.append(CODES[signal.Signals(number)])
         if not wants_json(sys.argv):
-            # Not `print`: the signal may have come in the middle of one.
-            os.write(2, b"stopping after this round; once more stops at once\n")
+            # Not `print`: the signal may have come in the middle of one. Nobody need hear it.
+            with contextlib.suppress(OSError):
+                os.write(2, b"stopping after this round; once more stops at once\n")
 
     before = {number: signal.signal(number, hear) for number in CODES}
     try:

@@ -82,12 +82,12 @@ class Archive:
         if name not in self.members:
             raise damaged(self.place / name, "no such file in the archive")
         offset, size = self.members[name]
+        held = max(0, os.path.getsize(self.place) - offset)
+        if held < size:  # before reading: a damaged header may promise more than there can be
+            raise damaged(self.place / name, f"the archive ends after {held} of {size} bytes")
         with self.place.open("rb") as stream:
             stream.seek(offset)
-            raw = stream.read(size)
-        if len(raw) < size:
-            raise damaged(self.place / name, f"the archive ends after {len(raw)} of {size} bytes")
-        return raw
+            return stream.read(size)
 
 
 def archive(path: Path) -> Archive:
@@ -99,7 +99,7 @@ def archive(path: Path) -> Archive:
         with tarfile.open(path, "r:") as tar:
             plain = (m for m in tar if m.isfile() and m.sparse is None)
             return Archive(path, {m.name: (m.offset_data, m.size) for m in plain})
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
         raise damaged(
             path, f"not a complete, uncompressed tar archive ({error}); unpack a compressed one"
         ) from error

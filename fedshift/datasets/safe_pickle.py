@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import pickletools
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from fedshift.errors import DataError
 
 # Official CIFAR files take 31 MB, the training file of CIFAR-100 155 MB.
 LARGEST = 1 << 28
+# Python 2 writes up to 2; copies that were written again may have 4.
+PROTOCOL = 4
 
 
 class Array:
@@ -100,6 +103,19 @@ class _Restricted(pickle.Unpickler):
         return _admitted(module, name)
 
 
+def _check_protocol(stream: BinaryIO) -> None:
+    """Refuse opcodes of protocol 5, of which no data set has any.
+
+    A damaged length of its byte arrays makes the interpreter itself write an error to stderr.
+    """
+    for opcode, _, at in pickletools.genops(stream):
+        if opcode.proto > PROTOCOL:
+            raise DataError(
+                f"opcode {opcode.name} of pickle protocol {opcode.proto} at byte {at}; allowed: "
+                f"protocols up to {PROTOCOL}"
+            )
+
+
 def load(path: Path) -> Any:
     """What the file holds: dicts, lists, numbers, texts, bytes and `Array`s, nothing else.
 
@@ -112,6 +128,8 @@ def load(path: Path) -> Any:
         if (size := os.path.getsize(path)) > LARGEST:
             raise DataError(f"{size:,} bytes; allowed: at most {LARGEST:,}")
         with path.open("rb") as stream:
+            _check_protocol(stream)
+            stream.seek(0)
             return _Restricted(stream, encoding="bytes").load()
     except DataError as error:
         raise damaged(path, str(error)) from error

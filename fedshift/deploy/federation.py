@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, 
 from fedshift.flower.quiet import quiet_environment
 
 POLL, STATUS = 0.5, 15.0
+# So often in a row Flower may leave the question for a run's status without an answer.
+SILENCES = 4
 NAME = "federation"
 RAISED = "fedshift.errors."
 KINDS = {
@@ -39,8 +42,14 @@ class Link:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's processes: quiet, and with this Python's commands first."""
-    home.mkdir(exist_ok=True)
+    """The environment of Flower's processes: quiet, and with this Python's commands first.
+
+    Raises InputError where `home`, the folder for Flower's own files, cannot be made.
+    """
+    try:
+        home.mkdir(exist_ok=True)
+    except OSError as e:
+        raise InputError(f"{home}: cannot be made: {e.strerror}; Flower writes there") from None
     beside = str(Path(command("flwr")).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     return {**os.environ, **quiet_environment(home), "PATH": path}
@@ -50,6 +59,7 @@ def environment(home: Path) -> dict[str, str]:
 def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     """A SuperLink with TLS that knows the keys of a federation's clients and no others.
 
+    Runs, keys and everything else that is not a SuperNode's are for this machine alone (`guard`).
     It ends with the block. Raises InputError for certificates, keys and ports that cannot be used,
     and where server.crt is not for `host`.
     """
@@ -62,7 +72,8 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     (folder / "flower" / "config.toml").write_text(told, encoding="utf-8")
     log = folder / "superlink.log"
     arguments = [
-        command("flower-superlink"), "--host", host, "--port", str(port), "--enable-supernode-auth",
+        sys.executable, "-m", "fedshift.deploy.guard",
+        "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt"),
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
@@ -118,11 +129,13 @@ def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
 
 def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -> None:
     """Pass events on, but the first `known`, until the run is over. Raises what it failed with."""
-    heard, looked = known, time.monotonic()
+    heard, looked, silences = known, time.monotonic(), 0
     while True:
         events = _events(out)
         for event in events[heard:]:
-            listen(event)
+            # A failure is no event of the run's course: it is raised below.
+            if event["event"] != "failed":
+                listen(event)
         heard = len(events)
         if (out / "summary.json").exists():
             return
@@ -130,8 +143,10 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
             raise kind(str(events[-1]["error"]))
         if time.monotonic() - looked > STATUS:
-            looked = time.monotonic()
-            status = _status(run, link.env)
+            status, why = _status(run, link.env)
+            looked, silences = time.monotonic(), 0 if status else silences + 1
+            if silences == SILENCES:
+                raise FedshiftError(f"Flower does not say how the run is: {why} (see {link.log})")
             # It may have ended since we looked, and well.
             unheard = bool(_events(out)[heard:]) or (out / "summary.json").exists()
             if status.startswith("finished") and not unheard:
@@ -144,12 +159,25 @@ def _events(out: Path) -> list[dict[str, Any]]:
         lines = (out / "events.jsonl").read_text(encoding="utf-8").split("\n")
     except OSError:
         return []
-    return [json.loads(line) for line in lines[:-1]]
+    return [found for line in lines[:-1] if (found := _event(line))]
 
 
-def _status(run: str, env: Mapping[str, str]) -> str:
-    listed = asked([command("flwr"), "ls", NAME, "--run-id", run, "--format", "json"], env)
-    return str(listed["runs"][0]["status"])
+def _event(line: str) -> dict[str, Any] | None:
+    """None for a line of which a part was lost, as on a full disk."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and "event" in found else None
+
+
+def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
+    """(what Flower says of a run, why it does not): a busy machine must not end a run."""
+    try:
+        listed = asked([command("flwr"), "ls", NAME, "--run-id", run, "--format", "json"], env)
+        return str(listed["runs"][0]["status"]), ""
+    except (FedshiftError, LookupError) as e:
+        return "", str(e)
 
 
 def _failure(status: str, run: str, link: Link) -> FedshiftError:

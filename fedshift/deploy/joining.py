@@ -14,6 +14,7 @@ from fedshift.deploy.keys import check_certificate, check_client_key
 from fedshift.deploy.processes import command, free_port, running
 from fedshift.deploy.reaching import address_of, answers
 from fedshift.errors import InputError, TrainingError
+from fedshift.flower.kept import KEEP
 
 PAUSE = 2.0
 JOINED = "SuperNode ID:"
@@ -89,11 +90,11 @@ def _unmet(node: list[str], place: Path, server: str, say: Say) -> str:
     ended = _worked(node, place)
     if ended.code < 0:
         raise TrainingError(
-            f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory. Started "
-            f"again, this client begins anew; see {place / 'supernode.log'}"
+            f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory; see "
+            f"{place / 'supernode.log'}"
         )
     if ended.joined:
-        lost = f"the SuperNode failed ({ended.said}); what this client kept is lost, joining again"
+        lost = f"the SuperNode failed ({ended.said}); joining again"
         say(lost if ended.code else "the server has ended; waiting for the next one")
         return ""
     return (
@@ -103,7 +104,8 @@ def _unmet(node: list[str], place: Path, server: str, say: Say) -> str:
 
 
 def _worked(node: list[str], place: Path) -> Ended:
-    log, env = place / "supernode.log", environment(place.absolute() / "flower")
+    log = place / "supernode.log"
+    env = environment(place.absolute() / "flower") | {KEEP: str(_kept_in(place.absolute()))}
     before = log.stat().st_size if log.exists() else 0
     with running([*node, "--port", str(free_port())], env, log) as process:
         code = process.wait()
@@ -111,6 +113,16 @@ def _worked(node: list[str], place: Path) -> Ended:
         f.seek(before)
         lines = f.read().decode("utf-8", "replace").splitlines()
     return Ended(code, any(JOINED in line for line in lines), _reason(lines))
+
+
+def _kept_in(place: Path) -> Path:
+    """The folder for what the client keeps between rounds, which is nobody else's business."""
+    folder = place / "kept"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as e:
+        raise InputError(f"{folder}: cannot be made: {e.strerror}") from None
+    return folder
 
 
 def _reason(lines: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,14 +26,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedshift.errors import InputError
 
 DAYS = 365
-AGAIN = "make it with `fedshift deploy init`"
+AGAIN = "take the one that `fedshift deploy init` made, or run that into a new folder"
 
 
 def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> None:
     """ca.crt with ca.key, and server.crt with server.key for these host names and addresses.
 
     The certificate is for server authentication, valid for `days` from today. Private keys are
-    readable by their owner alone. Raises InputError where a file exists or cannot be written.
+    readable by their owner alone. Raises InputError for a host that is no name and no address, and
+    where a file exists or cannot be written.
     """
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     root = _drawn("fedshift federation", authority, days).add_extension(
@@ -67,7 +69,7 @@ def check_certificate(path: Path) -> None:
     if not first <= now <= last:
         raise InputError(
             f"{path}: valid from {first:%Y-%m-%d} to {last:%Y-%m-%d}, and today is "
-            f"{now:%Y-%m-%d}; {AGAIN}"
+            f"{now:%Y-%m-%d}; run `fedshift deploy init` into a new folder"
         )
 
 
@@ -132,12 +134,18 @@ def _drawn(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.Cer
 
 
 _AUTHORITY = "fedshift federation"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
 def _named(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _NAME.fullmatch(host):
+            raise InputError(
+                f'host "{host}": give a name, as fed.example.org, or an address, as 192.0.2.7, '
+                "without a port"
+            ) from None
         return x509.DNSName(host)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -43,7 +44,8 @@ def check_port(host: str, port: int) -> None:
         try:
             s.bind((host, port))
         except OSError as e:
-            raise InputError(f"{host}:{port} cannot be opened: {e.strerror}; give --port") from None
+            cure = "--port" if e.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+            raise InputError(f"{host}:{port} cannot be opened: {e.strerror}; give {cure}") from None
 
 
 @contextlib.contextmanager
@@ -52,10 +54,15 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and its children, in a group that ends with the block; it writes to `log`.
 
-    On Linux the process is asked to end, too, where this one is killed.
+    On Linux the process is asked to end, too, where this one is killed. Raises InputError where the
+    log cannot be written.
     """
     linux = sys.platform == "linux"
-    with log.open("ab") as out:
+    try:
+        out = log.open("ab")
+    except OSError as e:
+        raise InputError(f"{log}: cannot be written: {e.strerror}") from None
+    with out:
         process = subprocess.Popen(
             arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True,
             preexec_fn=_die_with_parent if linux else None,

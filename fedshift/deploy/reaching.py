@@ -14,7 +14,7 @@ WAIT = 10.0
 def address_of(server: str) -> tuple[str, int]:
     """(host, port) of "host:port". Raises InputError."""
     host, _, port = server.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or set("/@ ") & set(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f'server "{server}": write it as host:port, as in 192.0.2.7:8000')
     return host.strip("[]"), int(port)
 

@@ -19,15 +19,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedshift.engine.gate import Dropped
 from fedshift.engine.one_round import Round
 from fedshift.engine.shelf import Shelf
-from fedshift.engine.tensor_file import write_tensors
-from fedshift.errors import DataError, InputError
-from fedshift.tree import Parts, flatten, unflatten
+from fedshift.engine.tensor_file import map_tensors, places_in, write_tensors
+from fedshift.errors import DataError, InputError, shown
+from fedshift.tree import Params, Parts, flatten, unflatten
 
 # 1: round.json without a checksum of its own.
 FORMAT = 2
@@ -48,7 +47,7 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
 
     Raises InputError, naming the place, where it cannot be written; older checkpoints stay.
     """
-    place = folder / f"{PREFIX}{current.t:08d}"
+    place = _place(folder, current.t)
     partial = place.with_name(place.name + PARTIAL)
     about = _about(current) | {"facts": dict(facts)}
     _checksum(about)  # what JSON cannot hold is refused before anything is written
@@ -64,7 +63,9 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         if place.exists():  # a damaged one of the same round, from which nothing could be resumed
             shutil.rmtree(place)
         partial.rename(place)
-        _sync(folder)
+        # The folder is new at first, and those above it may be: a name lasts once its folder does.
+        for one in (folder, *folder.absolute().parents[:2]):
+            _sync(one)
     except OSError as e:
         with contextlib.suppress(OSError):
             shutil.rmtree(partial, ignore_errors=True)
@@ -93,6 +94,26 @@ def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
             f"{wrong[0]}; no other checkpoint is whole. Delete {folder} to start from round 1"
         )
     return None
+
+
+def rounds_in(folder: Path) -> tuple[int, ...]:
+    """The rounds that `folder` has checkpoints of, the newest first."""
+    names = (place.name.removeprefix(PREFIX) for place in _places(folder))
+    return tuple(int(name) for name in names if name.isdecimal())
+
+
+def read_round(folder: Path, t: int, shelf: Shelf = Shelf()) -> Saved:
+    """The checkpoint of round t. Raises DataError where it is damaged."""
+    return _read(_place(folder, t), shelf)
+
+
+def remove_round(folder: Path, t: int) -> None:
+    """Remove the checkpoint of round t."""
+    shutil.rmtree(_place(folder, t), ignore_errors=True)
+
+
+def _place(folder: Path, t: int) -> Path:
+    return folder / f"{PREFIX}{t:08d}"
 
 
 def _tensors(current: Round) -> Iterator[tuple[str, Tensor]]:
@@ -126,11 +147,13 @@ def _checksum(about: Mapping[str, Any]) -> str:
 
 
 def _places(folder: Path) -> list[Path]:
-    """The checkpoints' folders, the newest first."""
+    """The checkpoints' folders, the newest first. Raises DataError where nobody may look."""
     try:
         found = [p for p in folder.iterdir() if p.name.startswith(PREFIX) and p.is_dir()]
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as e:
+        raise DataError(f"{folder}: cannot be looked into: {e.strerror}") from None
     return sorted((p for p in found if not p.name.endswith(PARTIAL)), reverse=True)
 
 
@@ -146,16 +169,14 @@ def _read(place: Path, shelf: Shelf) -> Saved:
             raise DataError(f"{place / ABOUT}: damaged (its checksum differs)")
         if _digest(place / STATE) != about["sha256"]:
             raise DataError(f"{place / STATE}: damaged (its checksum differs)")
-        with safe_open(place / STATE, "pt") as tensors:
-            return Saved(_round(about, tensors, shelf), about["facts"])
+        tensors = map_tensors(place / STATE, places_in(place / STATE))
+        return Saved(_round(about, tensors, shelf), about["facts"])
     except DataError:
         raise
     except OSError as e:
         raise DataError(f"{e.filename}: cannot be read: {e.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
-        raise DataError(f"{place / ABOUT}: damaged ({type(e).__name__}: {e})") from None
-    except SafetensorError as e:
-        raise DataError(f"{place / STATE}: damaged ({e})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as e:
+        raise DataError(f"{place}: damaged ({type(e).__name__}: {shown(str(e), 200)})") from None
 
 
 def _digest(path: Path) -> str:
@@ -163,15 +184,15 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _round(about: Mapping[str, Any], tensors: Any, shelf: Shelf) -> Round:
+def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
     # One pass over all names: there are as many as clients times parts.
     of: dict[str, list[str]] = {}
-    for path in tensors.keys():  # noqa: SIM118 (a file, not a dictionary)
+    for path in tensors:
         of.setdefault(path.partition("/")[0], []).append(path)
 
     def parts(owner: str, names: list[str]) -> Parts:
-        # Copies, because tensors start anywhere in the file, and kernels may round otherwise there.
-        held = {p.partition("/")[2]: tensors.get_tensor(p).clone() for p in of.get(owner, [])}
+        # Copies: the file goes, and what lies anywhere in it kernels may round otherwise.
+        held = {p.partition("/")[2]: tensors[p].clone() for p in of.get(owner, [])}
         return unflatten(held, names)
 
     states = shelf.draft({})

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from fedshift.engine.backends import Reply, failure
-from fedshift.engine.replies import check_reply, check_said, expected_update, finite
+from fedshift.engine.replies import (
+    check_reply,
+    check_said,
+    expected_update,
+    finite,
+    odd_kind,
+)
 from fedshift.errors import InputError, unknown
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -132,6 +138,8 @@ class Gate:
             return f"client {reply.client} was not asked"
         if reply.t != asked.t:
             return f"client {reply.client} answers round {reply.t}; this is round {asked.t}"
+        if odd := odd_kind(reply.update):
+            return f"client {reply.client} sent {odd}"
         if (size := size_in_bytes(reply.update)) > self.max_bytes:
             return f"client {reply.client} sent {size} bytes; allowed: {self.max_bytes}"
         if (why := failure(reply.update)) is not None:
@@ -161,10 +169,27 @@ def norm_of(change: Params) -> float:
     return math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
 
 
-def astray(changed: Parts) -> str:
-    """The first tensor of a server's new model that is not finite; empty where all are."""
-    for part in ("params", "buffers"):
-        for name, v in changed.get(part, {}).items():
-            if not finite(v):
+def astray(after: Parts, before: Parts) -> str:
+    """The first tensor of a server that is not finite and was before; empty where there is none.
+
+    Not of its model alone: an infinity in what its optimiser keeps would stop all learning.
+    """
+    for part, tree in after.items():
+        was = before.get(part, {})
+        for name, v in tree.items():
+            if v is not was.get(name) and not finite(v) and finite(was.get(name, torch.zeros(()))):
+                return f"{part}/{name}"
+    return ""
+
+
+def reshaped(after: Parts, before: Parts) -> str:
+    """The first tensor of a server that has another shape or type than before; empty if none has.
+
+    What broadcasts in a sum has no error to show for it.
+    """
+    for part, tree in after.items():
+        for name, v in tree.items():
+            was = before.get(part, {}).get(name, v)
+            if v.shape != was.shape or v.dtype != was.dtype:
                 return f"{part}/{name}"
     return ""

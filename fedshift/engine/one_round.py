@@ -13,7 +13,7 @@ from fedshift.client.local import plan_all
 from fedshift.data import ClientData
 from fedshift.engine.backends import Job, Reply
 from fedshift.engine.fold import Fold
-from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray
+from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
 from fedshift.errors import InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
@@ -169,9 +169,9 @@ def settle(
 
     It has no states; `dropped` are all who were drawn and are missing. Where nobody is left, no
     weights exist, a limit of the gate is passed, or the server's step fails or leaves numbers that
-    are not finite, the round is skipped and the server's parts stay; with `on_bad` "stop"
-    TrainingError (or what the step raised) ends the run instead. fold: as in `close_round`, for a
-    gate that stops, so that nobody is missing.
+    are not finite or tensors of another form, the round is skipped and the server's parts stay;
+    with `on_bad` "stop" TrainingError (or what the step raised) ends the run instead. fold: as in
+    `close_round`, for a gate that stops, so that nobody is missing.
     """
     told = tuple(sorted(dropped))
     left = opened
@@ -182,11 +182,13 @@ def settle(
             left = among(opened, server, [reply.client for reply in admitted.good])
         _check_limits(left, gate, table, len(admitted.good))
         after, loss = close_round(left, server, admitted.good, seed, fold)
-        if odd := astray(after):
+        if odd := astray(after, server):
             raise TrainingError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
                 "the learning rates, or set training.max_norm"
             )
+        if odd := reshaped(after, server):
+            raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')
     except (RuntimeError, ValueError, LookupError) as e:
         # An InputError with everybody present is the configuration's, not a client's.
         if gate.on_bad == "stop" or (isinstance(e, InputError) and not told):

@@ -54,7 +54,9 @@ def _mirrors(message: Callable[[int], Parts], reply: Reply) -> Parts:
     """What was sent to a client, for the parts of its update that have the same form."""
     sent = message(reply.client)
     floats, counters = split_buffers(sent.get("buffers", {}))
-    mirrors = {"delta": sent.get("params", {}), "buffers": floats, "counters": counters}
+    # What goes out and comes back by one name has one form, as SCAFFOLD's controls.
+    others = {k: v for k, v in sent.items() if k not in ("params", "buffers")}
+    mirrors = others | {"delta": sent.get("params", {}), "buffers": floats, "counters": counters}
     return {part: tree for part, tree in mirrors.items() if part in reply.update}
 
 
@@ -62,6 +64,23 @@ def _same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(
         v.shape == theirs[k].shape and v.dtype == theirs[k].dtype for k, v in ours.items()
     )
+
+
+def odd_kind(update: Parts) -> str:
+    """What of an update is not parts of plain tensors, in a few words; empty if nothing is.
+
+    Plain is dense and without a gradient's history, which would grow with every round.
+    """
+    if not isinstance(update, dict) or not all(isinstance(t, dict) for t in update.values()):
+        return "an update that is not parts of named tensors"
+    for name, v in flatten(update).items():
+        if not isinstance(v, Tensor):
+            return f'"{name}", which is no tensor but {type(v).__name__}'
+        if v.layout != torch.strided or v.is_meta:
+            return f'"{name}", which is not dense'
+        if v.requires_grad:
+            return f'"{name}" with the history of its gradient; detach() what leaves a client'
+    return ""
 
 
 def check_reply(reply: Reply, expected: Parts) -> None:

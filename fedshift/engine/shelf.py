@@ -126,7 +126,11 @@ def _written(state: Parts, folder: Path | None) -> OnDisk:
             folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(".safetensors", "fedshift-state-", folder)
         os.close(handle)
-        places = write_tensors(Path(name), flat.items).places
+        try:
+            places = write_tensors(Path(name), flat.items).places
+        except BaseException:
+            _remove(name, os.getpid())
+            raise
     except OSError as e:
         where = folder or tempfile.gettempdir()
         raise InputError(f"{where}: a client's state cannot be written: {e.strerror}") from None

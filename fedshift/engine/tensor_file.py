@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+KINDS = {name: kind for kind, name in DTYPES.items()}
 
 # Names and tensors, gone through twice: for the header and for the bytes.
 Named = Callable[[], Iterable[tuple[str, Tensor]]]
@@ -65,6 +67,30 @@ def write_tensors(
         flush(f.fileno())
     moved = (p._replace(start=len(header) + p.start, stop=len(header) + p.stop) for p in places)
     return Written(digest.hexdigest(), tuple(moved))
+
+
+def places_in(path: Path) -> tuple[Place, ...]:
+    """Where the tensors of a file lie, by its own header.
+
+    However long that is: safetensors' reader takes 100 MB, which are half a million tensors, and a
+    checkpoint may have more. Raises OSError where the file cannot be read, and ValueError,
+    LookupError or TypeError for a header that is none or promises what is not there.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        start = 8 + int.from_bytes(f.read(8), "little")
+        if start > size:
+            raise ValueError("a header longer than the file")
+        entries = json.loads(f.read(start - 8))
+    found = []
+    for name, told in entries.items():
+        first, last = told["data_offsets"]
+        p = Place(name, KINDS[told["dtype"]], tuple(told["shape"]), start + first, start + last)
+        held = math.prod(p.shape) * p.dtype.itemsize
+        if min(p.shape, default=0) < 0 or not start <= p.start <= p.start + held == p.stop <= size:
+            raise ValueError(f'"{name}" is not where the header says')
+        found.append(p)
+    return tuple(p for p in found if not p.name.startswith(PAD))
 
 
 def map_tensors(path: Path, places: Sequence[Place]) -> Params:

@@ -251,7 +251,8 @@ def _died(team: Team, worker: _Worker, task: _Task) -> None:
     assert jobs  # a worker that has nothing to do is not spoken to
     worker.process.join()
     code = worker.process.exitcode
-    if attempt < team.retries:
+    # SIGTERM goes to whole groups of processes; whether the run ends is for the main one to say.
+    if attempt < team.retries + (code == -signal.SIGTERM):
         team.replace(worker)
         _assign(team, worker, task, jobs, attempt + 1)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,14 @@ from torch.nn import functional
 
 from fedshift.audit import Finding, Floats, audit_marginals
 from fedshift.data import ClientData
-from fedshift.errors import DataError, InputError
+from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import CONFIG
 from fedshift.experiments.load import load_config
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.model import Model
+from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
 
@@ -57,6 +59,27 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
     return held["params"], held["buffers"]
 
 
+def claimed(path: Path, classes: Sequence[str]) -> Floats:
+    """Claims [M, K] from a CSV file: its columns by their labels, its rows by their clients.
+
+    Clients are 0 to M-1, or as they come where they have other names. Raises DataError for a file
+    that is no table and for other labels than `classes`.
+    """
+    told = read_counts(path)
+    if sorted(told.classes) != sorted(classes):
+        odd = [c for c in told.classes if c not in classes] or sorted(
+            set(classes) - set(told.classes)
+        )
+        raise DataError(
+            f'{path}: label "{shown(odd[0])}" is not in both, header and task; the task\'s '
+            f"labels are {', '.join(map(shown, classes))}, in any order"
+        )
+    numbers = [str(i) for i in range(len(told.clients))]
+    rows = numbers if sorted(told.clients) == sorted(numbers) else told.clients
+    columns = [told.classes.index(c) for c in classes]
+    return told.counts[[told.clients.index(r) for r in rows]][:, columns]
+
+
 def audit_task(
     prepared: Prepared,
     params: Params,
@@ -65,11 +88,17 @@ def audit_task(
     *,
     level: float = 0.01,
 ) -> tuple[Finding, ...]:
-    """`audit_marginals` of the task's clients at one model; claims [M, K], their own by default."""
+    """`audit_marginals` of the task's clients at one model; claims [M, K], their own by default.
+
+    Only the shares of a claim are used: a size above that of the examples whose gradients were
+    taken would pass for noise, and one such claim hide all the others.
+    """
     counts = prepared.federation().table["labels"].numpy()
     told = counts if claims is None else claims
     if told.shape != counts.shape:
         raise InputError(f"claims of shape {told.shape}; the task has {counts.shape}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        told = told / told.sum(1, keepdims=True) * counts.sum(1, keepdims=True)
     halves = [
         half_gradients(prepared.model, params, buffers, client, i)
         for i, client in enumerate(prepared.task.clients)

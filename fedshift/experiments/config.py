@@ -139,7 +139,7 @@ class Training(Section):
     cohort: Count | None = None
     evaluate_every: Count = 5
     evaluate_last: Annotated[int, Field(ge=0)] = 0
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     on_bad_reply: Literal["stop", "drop"] = "stop"
     max_norm: Positive | None = None
     min_clients: Count = 1
@@ -214,7 +214,9 @@ class SeedTable(Section):
 class Config(Section):
     """One experiment."""
 
-    name: Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[\w.+= -]+$")] = "run"
+    name: Annotated[
+        str, Field(min_length=1, max_length=80, pattern=r"^[. ]*[\w+=-][\w.+= -]*$")
+    ] = "run"
     data: Data = Data()
     shift: Split = Split()
     server: ServerData = ServerData()

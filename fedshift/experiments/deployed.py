@@ -7,6 +7,8 @@ The run's configuration holds the experiment's TOML ("experiment"), what gives a
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import tomllib
 from collections.abc import Iterator
 from functools import partial
@@ -20,17 +22,17 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round, check_model, first_state
+from fedshift.engine.rounds import Federation, Round, check_model
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import federation_of, method_of
-from fedshift.experiments.folder import CONFIG, SUMMARY, kept_in, record, reserved
+from fedshift.experiments.folder import CONFIG, EVENTS, SUMMARY, kept_in, record, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Play, silent
 from fedshift.flower.client import Site, app_of, partition
+from fedshift.flower.kept import KEEP
 
 server_app = ServerApp()
 
@@ -55,14 +57,14 @@ def main(grid: Grid, context: Context) -> None:
     config = configured(str(given["experiment"]))
     waits = {k: float(given[k]) for k in ("patience", "timeout")}
 
-    def engine(config: Config, options: dict[str, Any]) -> Play:
-        return partial(_play, grid, config, waits)
-
     prepared = prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
+
+        def engine(config: Config, options: dict[str, Any]) -> Play:
+            return partial(_play, grid, config, waits, folder)
+
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
-        keeper = kept_in(folder, config, prepared, 1) if resumes(config, prepared) else None
-        record(folder, config, prepared, silent, engine, keeper)
+        record(folder, config, prepared, silent, engine, kept_in(folder, config, prepared, 1))
 
 
 @contextlib.contextmanager
@@ -76,17 +78,17 @@ def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
             yield folder
 
 
-def resumes(config: Config, prepared: Prepared) -> bool:
-    """Whether a run can go on without what its clients kept: whether they keep nothing."""
-    algorithm = method_of(config, prepared)(**config.method.options)
-    first = first_state(algorithm, federation_of(config, prepared), 0)
-    return not any(first.values())
+def name_of(folder: Path) -> str:
+    """The name by which clients know a run, also when it goes on: its first event has its time."""
+    with (folder / EVENTS).open("rb") as f:
+        return hashlib.sha256(f.readline()).hexdigest()[:32]
 
 
 def _play(
     grid: Grid,
     config: Config,
     waits: dict[str, float],
+    folder: Path,
     algorithm: Algorithm,
     federation: Federation,
     rounds: int,
@@ -98,7 +100,7 @@ def _play(
     check_model(algorithm.model, federation)
     return on_grid(
         grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend, after=after,
-        **waits,
+        name=name_of(folder), **waits,
     )  # fmt: skip
 
 
@@ -111,4 +113,10 @@ def site_of(context: Context) -> Site:
     return found
 
 
-client_app = app_of(site_of, threads=1, open_states=False)
+def own_folder() -> Path | None:
+    """Where this node keeps what its client has between rounds, if it was told."""
+    told = os.environ.get(KEEP)
+    return Path(told) if told else None
+
+
+client_app = app_of(site_of, threads=1, open_states=False, keep=own_folder())

@@ -24,6 +24,7 @@ from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, Experiment, in_process, run_experiment
 from fedshift.experiments.extras import extra_packages
+from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Asked, Keeper, nobody_asks
@@ -43,13 +44,17 @@ def reserved(out: Path | None, name: str) -> Iterator[Path]:
     kept and the failure is the last event. An interruption gets a note on what was left.
     """
     folder = _numbered(Path("runs"), name) if out is None else _empty(out)
-    with closing(folder):
-        yield folder
+    try:
+        with alone_in(folder), closing(folder):
+            yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it holds something
+            folder.rmdir()
 
 
 @contextlib.contextmanager
 def closing(folder: Path) -> Iterator[None]:
-    """Note a failure in the folder, and remove it if nothing else is in it."""
+    """Note a failure in the folder, where the work has begun."""
     try:
         yield
     except BaseException as e:
@@ -63,12 +68,12 @@ def _close(folder: Path, error: BaseException) -> None:
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
-            error.add_note(f"`fedshift run --resume {place}` goes on from here")
+            kept = (place / CHECKPOINTS).is_dir()
+            how = "goes on from here" if kept else "starts it again from round 1"
+            error.add_note(f"`fedshift run --resume {place}` {how}")
         said = "interrupted" if interrupted else str(error) or type(error).__name__
         code = {"exit_code": error.exit_code} if isinstance(error, FedshiftError) else {}
         EventLog(place)({"event": "failed", "error": said, **code})
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def check_unused(out: Path | None) -> None:

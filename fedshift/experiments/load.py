@@ -16,16 +16,12 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import Problem, misfits
 
 Tables = dict[str, Any]
+MOST, MOST_TOLD = 1_000_000, 20
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read FILE.toml, apply `section.key=value` overrides, validate. Raises InputError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"{path}: cannot be read: {e}") from None
+    text = _text(path)
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
@@ -40,20 +36,42 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     return validate(tables, text=text, origin=str(path), overrides=overrides)
 
 
+def _text(path: Path) -> str:
+    """The text of a file of at most MOST bytes; a byte-order mark does no harm."""
+    try:
+        with path.open("rb") as f:
+            held = f.read(MOST + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except OSError as e:
+        raise InputError(f"{path}: cannot be read: {e.strerror}") from None
+    if len(held) > MOST:
+        raise InputError(f"{path}: longer than {MOST:,} bytes, which no configuration is")
+    try:
+        return held.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise InputError(f"{path}: not UTF-8 text ({e.reason} at byte {e.start})") from None
+
+
 def validate(
     tables: Tables, *, text: str = "", origin: str = "config", overrides: Sequence[str] = ()
 ) -> Config:
-    """A Config from parsed tables; all mistakes in one InputError, one line each."""
+    """A Config from parsed tables; the mistakes in one InputError, one line each."""
     problems: list[Problem] = []
     config = None
     try:
         config = Config.model_validate(_tuples(tables))
     except ValidationError as e:
         problems += _grouped(e.errors())
+    except RecursionError:
+        raise InputError(f"{origin}: tables within tables, deeper than any configuration") from None
     if config is not None:
         problems += _method_problems(config)
     if config is None or problems:
-        lines = [f"{_place(origin, text, overrides, key)}: {why}" for key, why in problems]
+        first = problems[:MOST_TOLD]
+        lines = [f"{_place(origin, text, overrides, key)}: {why}" for key, why in first]
+        if len(problems) > MOST_TOLD:
+            lines.append(f"{origin}: and {len(problems) - MOST_TOLD} more")
         raise InputError("\n".join(lines))
     return config
 
@@ -91,6 +109,8 @@ def apply_override(tables: Tables, override: str) -> None:
         parsed = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+    except (RecursionError, ValueError) as e:
+        raise InputError(f"-c {shown(path)}: the value cannot be read: {e}") from None
     table = tables
     for k in keys[:-1]:
         inner = table.setdefault(k, {})
@@ -163,7 +183,8 @@ _RULES = {
     "less_than_equal": "must be at most {le}",
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": "may hold letters, digits, spaces and . _ + = - only",
+    "string_pattern_mismatch": "may hold letters, digits, spaces and . _ + = - only, "
+    "and not only dots and spaces",
 }
 
 

@@ -87,10 +87,12 @@ def on_grid(
     patience: float = 600.0,
     timeout: float = 3600.0,
     after: Round | None = None,
+    name: str = "",
 ) -> Iterator[Round]:
     """The rounds of a configuration on Flower nodes; a meter as `backend` is told the traffic.
 
-    timeout: seconds for a round, or the configuration's deadline where that is less.
+    timeout: seconds for a round, or the configuration's deadline where that is less; after, name:
+    as in `AlgorithmStrategy`.
     """
     from fedshift.flower import AlgorithmStrategy, play
 
@@ -106,6 +108,7 @@ def on_grid(
         gate=federation.gate,
         retries=config.training.retries,
         after=after,
+        name=name,
     )
     asks = config.shift.target == "clients"
     for current in play(

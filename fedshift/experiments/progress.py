@@ -87,21 +87,27 @@ class Keeper:
 
     def progress(self, label: str) -> Progress:
         """Where the run, or one of its candidates, stands. Raises DataError for another run's."""
-        saved = read_checkpoint(self.folder / _slug(label), self.shelf)
+        saved = read_checkpoint(self.folder / slug(label), self.shelf)
         if saved is None:
             return Progress()
-        if saved.facts["identity"] != self.identity:
+        if saved.facts.get("identity") != self.identity:
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
                 "the folder to start from round 1"
             )
-        return progress_of(saved.round, saved.facts)
+        try:
+            return progress_of(saved.round, saved.facts)
+        except (LookupError, TypeError, ValueError, AttributeError) as e:
+            raise DataError(
+                f"{self.folder}: measured by another version of fedshift ({e}); use the version "
+                "that wrote it, or delete the folder to start from round 1"
+            ) from None
 
     def keep(self, label: str, progress: Progress) -> None:
         """Write a checkpoint of `progress`."""
         if progress.after is not None:
             facts = progress.facts() | {"identity": self.identity}
-            write_checkpoint(self.folder / _slug(label), progress.after, facts)
+            write_checkpoint(self.folder / slug(label), progress.after, facts)
 
 
 class Saver:
@@ -129,5 +135,7 @@ class Saver:
             raise KeyboardInterrupt(code)
 
 
-def _slug(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)
+def slug(label: str) -> str:
+    """A label as the name of a folder; of dots alone it would be another place."""
+    name = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)
+    return name if name.strip(".") else name.replace(".", "_")

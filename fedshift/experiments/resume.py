@@ -10,8 +10,18 @@ from typing import Any
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY, closing, lock
+from fedshift.experiments.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    LOCK,
+    SUMMARY,
+    closing,
+    lock,
+    summary_of,
+)
+from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
+from fedshift.experiments.progress import slug
 from fedshift.experiments.task import Prepared
 from fedshift.files import read_object
 
@@ -19,9 +29,11 @@ from fedshift.files import read_object
 def configured(folder: Path) -> Config:
     """The configuration of an unfinished run.
 
-    Raises InputError for a folder that is complete, or no run folder at all.
+    Raises InputError for a folder that is complete, or no run folder at all, and DataError where
+    summary.json or the configuration is damaged.
     """
     if (folder / SUMMARY).exists():
+        summary_of(folder)
         # A run that was killed at its very end may have left them.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         raise InputError(f"{folder}: this run is complete; `fedshift report {folder}` draws it")
@@ -29,7 +41,10 @@ def configured(folder: Path) -> Config:
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has begun"
         )
-    return load_config(folder / CONFIG)
+    try:
+        return load_config(folder / CONFIG)
+    except InputError as e:
+        raise DataError(str(e)) from None
 
 
 @contextlib.contextmanager
@@ -37,28 +52,51 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
     """(the run's folder, what is not as it was when it began: "" or a sentence).
 
     A failure is the last event, as for a new run. Raises DataError where data or split are others,
-    for a damaged lock.json, and for a folder with links in it.
+    for a damaged lock.json, for checkpoints of another name, and for a folder with links in it, and
+    InputError where another process is at work in it.
     """
-    _check_links(folder)
+    check_links(folder)
     then, now = read_object(folder / LOCK), lock(config, prepared)
     for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
         if then.get(key) != now[key]:
             raise DataError(
                 f"{folder}: the {what} are not those with which the run began; start a new run"
             )
-    with closing(folder):
-        packages = then.get("packages")
-        yield folder, _moved(packages if isinstance(packages, dict) else {}, now["packages"])
+    _check_names(folder, slug(config.name))
+    with alone_in(folder), closing(folder):
+        yield folder, _moved(_versions(then), _versions(now))
 
 
-def _check_links(folder: Path) -> None:
-    """A folder that is written to again must be all here: a link may stand for anybody's file."""
+def check_links(folder: Path) -> None:
+    """A folder that is written to again must be all here: a link may stand for anybody's file.
+
+    Raises DataError for the first link in it, and for what is neither file nor folder: a pipe would
+    be read for ever.
+    """
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise DataError(
                 f"{path}: a link to another place, and runs do not go on through links; put what "
                 "it stands for in its place"
             )
+        if not (path.is_file() or path.is_dir()):
+            raise DataError(f"{path}: neither a file nor a folder; put what it was in its place")
+
+
+def _check_names(folder: Path, name: str) -> None:
+    """Checkpoints of another name mean that the configuration is not the one that was begun."""
+    for kept in sorted((folder / CHECKPOINTS).glob("*/")):
+        if kept.name != name and not kept.name.startswith(f"{name}_"):
+            raise DataError(
+                f"{folder / CONFIG}: does not belong to {kept}; put it back as it was, or delete "
+                f"{folder / CHECKPOINTS} to start from round 1"
+            )
+
+
+def _versions(lock: dict[str, Any]) -> dict[str, Any]:
+    packages = lock.get("packages")
+    own = packages if isinstance(packages, dict) else {}
+    return {**own, "python": lock.get("python"), "platform": lock.get("platform")}
 
 
 def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:

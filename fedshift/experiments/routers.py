@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
-from fedshift.errors import DataError, InputError
+from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import CONFIG, SUMMARY, summary_of
 from fedshift.experiments.load import load_config
@@ -85,7 +85,9 @@ def _sizes(path: Path) -> Tensor:
         with path.open(encoding="utf-8", newline="") as f:
             n = [float(row["n"]) for row in csv.DictReader(f)]
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as e:
-        raise DataError(f"{path}: cannot be read: {e}; it has the clients' sizes") from None
+        raise DataError(
+            f"{path}: cannot be read: {shown(str(e), 200)}; it has the clients' sizes"
+        ) from None
     if not n or not all(math.isfinite(v) and v >= 0 for v in n):
         raise DataError(f"{path}: cannot be read: sizes of {n[:3]}; it has the clients' sizes")
     return torch.tensor(n, dtype=torch.float64)

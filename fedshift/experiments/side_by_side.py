@@ -121,9 +121,11 @@ def _play(
     after: Round | None = None,
 ) -> Iterator[Round]:
     """As `engine.rounds.run`; of `backend`, only a meter is used, which counts for the others."""
+    # A process more than there are clients in a round would never have one.
+    most = len(federation.clients) if cohort is None else cohort
     with contextlib.ExitStack() as held:
         if chosen.way.name == "auto":
-            count = chosen.way.processes if forks else 0
+            count = min(chosen.way.processes, most) if forks else 0
             with _opened(federation, count) as contenders:
                 named = {str(way): contender for way, contender in contenders.items()}
                 found = probe(named, algorithm, federation, cohort)
@@ -131,7 +133,8 @@ def _play(
             chosen.say(found.line())
         own = chosen.way.alone()
         if chosen.way.processes:
-            team = held.enter_context(workers(federation.clients, chosen.way.processes, **limits))
+            count = min(chosen.way.processes, most)
+            team = held.enter_context(workers(federation.clients, count, **limits))
             own = chosen.way.over(team)
         if isinstance(backend, Meter):
             backend.backend, own = own, backend

@@ -262,7 +262,7 @@ def _given_target(split: Split, held: NDArray[np.bool_]) -> NDArray[np.float64]:
         among = held if split.target == "union" else np.ones(classes, np.bool_)
         return np.asarray(among / among.sum())
     given = np.asarray(split.target, dtype=np.float64)
-    if given.shape == (classes,) and split.normalise_target and given.sum() > 0:
+    if given.shape == (classes,) and split.normalise_target and 0 < given.sum() < np.inf:
         given = given / given.sum()
     try:
         return check_marginal(given, classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -222,7 +222,7 @@ def _outcome(
         seen.test,
         seen.clients,
         seen.estimate,
-        federation,
+        replace(federation, table=_registered(last, federation)),
         last,
         tuple(done.served),
         _at_end(algorithm, last, federation, task, seen),
@@ -246,6 +246,11 @@ def _check_first_round(
     """Whatever the weights refuse, they refuse before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
     ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
+    if training.min_clients > size:
+        raise InputError(
+            f"training.min_clients = {training.min_clients}, and a round has {size} clients, so "
+            f"that all would be skipped; give at most {size}"
+        )
     server = start(algorithm, federation).server
     algorithm.at(1).weigh(server, ids)
     if not task.tests and not whole(server, federation):
@@ -279,15 +284,24 @@ def _lost(current: Round, federation: Federation, task: Task) -> dict[str, Any]:
     """
     if not current.dropped and not current.skipped:
         return {}
-    table = {k: v[current.cohort] for k, v in federation.table.items()}
+    table = {k: v[current.cohort] for k, v in _registered(current, federation).items()}
     rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
     gap = float((task.target - current.weights @ rows).norm())
     said = {"dropped": [one._asdict() for one in current.dropped], "gap": gap}
     return said | {"skipped": current.skipped} if current.skipped else said
 
 
+def _registered(current: Round, federation: Federation) -> Params:
+    """Sizes and label counts as clients told them: machines may hold other data than are dealt.
+
+    The experiment's own where the method does not ask for labels, so that both belong together.
+    """
+    told = current.server.get("table", {})
+    return told if {"n", "labels"} <= told.keys() else federation.table
+
+
 def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metrics:
-    sizes = federation.table["n"][current.cohort].numpy()
+    sizes = _registered(current, federation)["n"][current.cohort].numpy()
     return Metrics(
         round=current.t,
         train_loss=current.loss,

@@ -21,9 +21,10 @@ def arrays_of(record: ArrayRecord, like: Mapping[str, NDArray[Any]] | None = Non
     numbers that are not finite, and for arrays that are not NumPy's.
     """
     try:
-        found = {name: array.numpy() for name, array in record.items()}
-    except (TypeError, ValueError) as e:
-        raise InputError(f"its arrays cannot be read: {e}") from None
+        found = {name: _read(array) for name, array in record.items()}
+    except Exception as e:
+        # Bytes from elsewhere: whatever they make NumPy raise is the reason.
+        raise InputError(f"its arrays cannot be read: {str(e) or type(e).__name__}") from None
     if like is None:
         return found
     if found.keys() != like.keys():
@@ -38,6 +39,13 @@ def arrays_of(record: ArrayRecord, like: Mapping[str, NDArray[Any]] | None = Non
         if np.issubdtype(v.dtype, np.inexact) and not np.isfinite(v).all():
             raise InputError(f'its "{name}" holds numbers that are not finite: training diverged')
     return {name: found[name] for name in like}
+
+
+def _read(array: Array) -> NDArray[Any]:
+    found = array.numpy()
+    if not isinstance(found, np.ndarray):  # what NumPy makes of a zip file
+        raise TypeError("an archive in the place of an array")
+    return found
 
 
 def to_arrays(arrays: Arrays) -> ArrayRecord:
@@ -67,13 +75,18 @@ def mean_arrays(many: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
 def mean_metrics(
     contents: Sequence[RecordDict], weights: NDArray[np.float64], but: Collection[str]
 ) -> dict[str, float | list[float]]:
-    """Metrics that all replies have, averaged by the same weights; those in `but` are left out."""
-    told = [{k: v for r in c.metric_records.values() for k, v in r.items()} for c in contents]
+    """Metrics that all replies of weight have, averaged by it; those in `but` are left out."""
+    used = weights > 0  # 0 * NaN is NaN
+    told = [
+        {k: v for r in c.metric_records.values() for k, v in r.items()}
+        for c, a in zip(contents, used, strict=True)
+        if a
+    ]
     common = [k for k in told[0] if k not in but and all(k in one for one in told)]
     found: dict[str, float | list[float]] = {}
     for key in common:
         values = [np.asarray(one[key], dtype=np.float64) for one in told]
         if all(v.shape == values[0].shape for v in values):
-            mean = np.tensordot(weights, np.stack(values), axes=1)
+            mean = np.tensordot(weights[used], np.stack(values), axes=1)
             found[key] = mean.tolist()
     return found

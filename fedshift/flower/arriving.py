@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedshift.engine.backends import Reply
 from fedshift.engine.gate import Dropped
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Parts
 
@@ -132,5 +132,5 @@ def _header(data: bytes) -> Header:
     try:
         shape, fortran, dtype = HEADERS[np.lib.format.read_magic(stream)](stream)
     except (LookupError, ValueError, TypeError, SyntaxError, EOFError, *ODD_HEADERS) as e:
-        raise InputError(f"an array that is not NumPy's: {e}") from None
+        raise InputError(f"an array that is not NumPy's: {shown(str(e), 200)}") from None
     return Header(shape, fortran, dtype, stream.tell())

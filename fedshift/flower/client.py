@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -18,6 +19,7 @@ from fedshift.engine.evaluate import score
 from fedshift.engine.one_round import job_of
 from fedshift.engine.replies import check_finite
 from fedshift.errors import FedshiftError, InputError
+from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.tree import Params, Parts
 
@@ -73,7 +75,11 @@ def digest_of(params: Params, buffers: Params) -> str:
 
 
 def client_app(
-    site: Callable[[int], Site], *, threads: int = 1, open_states: bool = False
+    site: Callable[[int], Site],
+    *,
+    threads: int = 1,
+    open_states: bool = False,
+    keep: Path | None = None,
 ) -> ClientApp:
     """An algorithm's client half on Flower.
 
@@ -82,13 +88,18 @@ def client_app(
     threads      torch threads while a message is handled; results depend on them in the last bit
     open_states  answer the server's question for what the client keeps. For simulations and tests,
                  where the server's process owns the clients; never in a deployment
+    keep         a folder of the node's own for what the client keeps of runs with a name
+                 (`AlgorithmStrategy`), which go on when the server was killed; None: it ends with
+                 Flower's run
 
     A client that fails, or whose training diverges, keeps what it had before the round.
     """
-    return app_of(lambda context: site(partition(context)), threads, open_states)
+    return app_of(lambda context: site(partition(context)), threads, open_states, keep)
 
 
-def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> ClientApp:
+def app_of(
+    site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None
+) -> ClientApp:
     """`client_app`, where what a client has depends on the run's configuration as well."""
     app, visit = ClientApp(), _visiting(site, threads)
 
@@ -101,19 +112,18 @@ def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> 
     @_answering
     def train(message: Message, context: Context) -> RecordDict:
         _check_new(message.content, context)
-        update, state = _trained(visit(context), message.content, context)
+        kept = _kept(keep, message.content, context)
+        update, state = _trained(visit(context), message.content, context, kept)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
         # Written last: what fails on the way leaves the client as it was.
-        for name, record in to_records(state, STATE).items():
-            context.state[name] = record
-        if any(state.values()):
-            context.state[DONE] = ConfigRecord({"round": _round(message.content)})
+        _keep(state, _round(message.content), context, kept)
         return answer
 
     @app.evaluate()
     @_answering
     def evaluate(message: Message, context: Context) -> RecordDict:
-        return _evaluated(visit(context), message.content, context)
+        kept = _kept(keep, message.content, context)
+        return _evaluated(visit(context), message.content, context, kept)
 
     if open_states:
 
@@ -124,6 +134,17 @@ def app_of(site: Callable[[Context], Site], threads: int, open_states: bool) -> 
             return RecordDict(dict(to_records(kept, STATE)))
 
     return app
+
+
+def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
+    """What the client has after round t: on disk first, which may fail."""
+    some = any(state.values())
+    if some and disk is not None:
+        disk.remember(state, t)
+    for name, record in to_records(state, STATE).items():
+        context.state[name] = record
+    if some:
+        context.state[DONE] = ConfigRecord({"round": t})
 
 
 def _check_new(sent: RecordDict, context: Context) -> None:
@@ -186,22 +207,35 @@ def _registered(site: Site, asked: RecordDict) -> RecordDict:
     return RecordDict({"who": who, "table": to_record({k: table[k] for k in columns})})
 
 
-def _state(site: Site, context: Context) -> Parts:
+def _kept(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
+    """Where this client keeps what it has of the run; None without a place, or the run's name."""
+    run = fields_of(sent, "run")
+    if keep is None or "name" not in run:
+        return None
+    folder = folder_of(keep, str(run["name"]))
+    return Kept(folder, partition(context), context.run_id, int(run["after"]))
+
+
+def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     kept = to_parts(context.state.array_records, STATE)
+    if not kept and disk is not None:
+        kept = disk.recall() or {}
     return kept or site.algorithm.init_client(*site.start, site.data)
 
 
-def _trained(site: Site, sent: RecordDict, context: Context) -> tuple[Parts, Parts]:
+def _trained(
+    site: Site, sent: RecordDict, context: Context, disk: Kept | None
+) -> tuple[Parts, Parts]:
     """(update for the server, everything that the client keeps)."""
     t, client = _round(sent), int(site.data.id)
-    stage, state = site.algorithm.at(t), _state(site, context)
+    stage, state = site.algorithm.at(t), _state(site, context, disk)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
     update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
     check_finite(Reply(client, update, changed))
     return update, state | changed
 
 
-def _evaluated(site: Site, sent: RecordDict, context: Context) -> RecordDict:
+def _evaluated(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
     """Counts on the client's validation examples, of the model sent or of the one it serves."""
     run, held = fields_of(sent, "run"), site.validation
     t, own, classes = int(run["round"]), bool(run["own"]), int(run["classes"])
@@ -209,7 +243,7 @@ def _evaluated(site: Site, sent: RecordDict, context: Context) -> RecordDict:
     pair = message["params"], message["buffers"]
     if own:
         try:
-            pair = stage.model_for(message, _state(site, context))
+            pair = stage.model_for(message, _state(site, context, disk))
         except KeyError as e:
             raise InputError(
                 f"the model that a client of this method serves needs {e} of the server, which "

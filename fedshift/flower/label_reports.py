@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from fedshift.errors import InputError
 LOG = logging.getLogger("fedshift.flower")
 Floats = NDArray[np.float64]
 COUNTS, PARTITION = "label-counts", "partition-id"
+# Fractions are counts, too (with noise for privacy); beyond these, sums and quotients overflow.
+LEAST, MOST = 1e-9, 1e15
 
 
 class LabelTable:
@@ -38,18 +40,36 @@ class LabelTable:
             self.given = {k: self._row(row, f"label_counts[{k!r}]") for k, row in pairs}
 
     def learn(self, node: int, name: str | None, content: RecordDict) -> None:
-        """Look up a node's row, or take the one that it reports. Raises InputError without one."""
+        """Look up a node's row, or take the one that it reports.
+
+        Raises InputError without one, and for a client that has no example.
+        """
         told = {k: v for record in content.metric_records.values() for k, v in record.items()}
         row = self._reported(told) if self.given is None else self._given(name, told)
+        if not row.any():
+            raise InputError("it has no examples: all its label counts are 0")
         known = self.rows.setdefault(node, row)
         if PARTITION in told:
-            self.partitions.setdefault(node, int(_number(told[PARTITION])))
+            self.partitions.setdefault(node, _whole(told[PARTITION]))
         if not np.array_equal(known, row):
             LOG.warning("node %d reports other label counts than at first; the first stay", node)
 
     def order(self, node: int) -> tuple[int, int]:
         """A key that sorts nodes by partition where it is known, so that sums are reproducible."""
         return self.partitions.get(node, -1), node
+
+    def twice(self, nodes: Iterable[int]) -> dict[int, str]:
+        """Why nodes of one partition cannot be weighed: nobody can tell which of them it is."""
+        found: dict[int, list[int]] = {}
+        for node in nodes:
+            if node in self.partitions:
+                found.setdefault(self.partitions[node], []).append(node)
+        return {
+            node: f'{len(same)} nodes have "{PARTITION}" {client}; give each one of its own'
+            for client, same in found.items()
+            if len(same) > 1
+            for node in same
+        }
 
     def _reported(self, told: Mapping[str, Any]) -> Floats:
         if COUNTS not in told:
@@ -69,7 +89,7 @@ class LabelTable:
                 f'"{PARTITION}"; put context.node_config["{PARTITION}"] into the MetricRecord of '
                 "train replies"
             )
-        client = int(_number(told[PARTITION]))
+        client = _whole(told[PARTITION])
         if client not in self.given:
             raise InputError(f"label_counts has no row for partition {client}")
         return self.given[client]
@@ -84,12 +104,12 @@ class LabelTable:
                 f"{what} has {row.size} numbers, and the target {self.classes} labels; give one "
                 "count per label, 0 for labels that a client does not hold"
             )
-        if not np.isfinite(row).all() or (row < 0).any() or not row.sum() > 0:
-            raise InputError(f"{what} = {row.tolist()}: counts are 0 or more, and not all 0")
+        if not ((row == 0) | ((row >= LEAST) & (row <= MOST))).all():
+            raise InputError(f"{what} = {row.tolist()}: counts are 0 or more, up to {MOST:g}")
         return row
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, int | float):
-        return value
+def _whole(value: Any) -> int:
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
     raise InputError(f'"{PARTITION}" = {value!r}: must be a whole number')

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -16,12 +16,15 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.errors import InputError
+from fedshift.errors import InputError, shown
+from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.client import digest_of, form_of
-from fedshift.flower.records import failure_of, fields_of, parts_of
+from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Params
 
 COLUMNS = ("n", "labels")
+# Of a client's row: a million labels, and some.
+MOST_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +99,7 @@ def meet(grid: Grid, expected: Expected, *, patience: float) -> Met:
     ]
     names = names_of(grid)
     replies = list(grid.send_and_receive(messages, timeout=patience))
-    for reply in replies:
-        if (why := failure_of(reply)) is not None:
-            raise InputError(f"{_named(reply.metadata.src_node_id, names)} cannot take part: {why}")
-    found = _by_client(replies, expected.clients, names)
+    found = _by_client([_told(reply, names) for reply in replies], expected.clients, names)
     if missing := sorted(set(range(expected.clients)) - found.keys()):
         raise InputError(
             f"{len(found)} of {expected.clients} clients answered within {patience:g} s; no word "
@@ -130,38 +130,61 @@ def _wait(grid: Grid, clients: int, patience: float) -> list[int]:
     return ids
 
 
-def _by_client(
-    replies: Iterable[Message], clients: int, names: Mapping[int, str]
-) -> dict[int, Message]:
-    found: dict[int, Message] = {}
-    for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
-        node, client = reply.metadata.src_node_id, int(fields_of(reply.content, "who")["client"])
+class _Told(NamedTuple):
+    """What a node registered with."""
+
+    node: int
+    client: int
+    form: list[str]
+    digest: str
+    row: Params
+
+
+def _told(reply: Message, names: Mapping[int, str]) -> _Told:
+    """A node's registration. Raises InputError, naming it, where it cannot be read."""
+    node = reply.metadata.src_node_id
+    try:
+        if (why := failure_of(reply)) is None:
+            who = fields_of(reply.content, "who")
+            row = read_arrays(reply.content.array_records, MOST_BYTES, Headers())["table"]
+            form = [str(line) for line in who["form"]]
+            return _Told(node, int(who["client"]), form, str(who["digest"]), row)
+    except Exception as e:
+        # Bytes from elsewhere: whatever they make a decoder raise is the reason.
+        odd = f"its answer cannot be read: {type(e).__name__}: {e}"
+        why = str(e) if isinstance(e, InputError) else shown(" ".join(odd.split()), 300)
+    raise InputError(f"{_named(node, names)} cannot take part: {why}")
+
+
+def _by_client(told: Iterable[_Told], clients: int, names: Mapping[int, str]) -> dict[int, _Told]:
+    found: dict[int, _Told] = {}
+    for one in sorted(told, key=lambda one: one.node):
+        node, client = one.node, one.client
         if not 0 <= client < clients:
             raise InputError(
                 f"{_named(node, names)} has partition-id {client}; with {clients} clients they are "
                 f"0..{clients - 1}"
             )
         if client in found:
-            other = found[client].metadata.src_node_id
+            other = found[client].node
             raise InputError(
                 f"{_named(other, names)} and {_named(node, names)} both have partition-id "
                 f"{client}; give each node one of its own"
             )
-        found[client] = reply
+        found[client] = one
     return found
 
 
-def _met(replies: Sequence[Message], expected: Expected) -> Met:
+def _met(told: Sequence[_Told], expected: Expected) -> Met:
     own = form_of(expected.params, expected.buffers)
     digest, strangers, rows = digest_of(expected.params, expected.buffers), [], []
-    for i, reply in enumerate(replies):
-        who = fields_of(reply.content, "who")
-        _check_form(i, who["form"], own)
-        if who["digest"] != digest:
+    for i, one in enumerate(told):
+        _check_form(i, one.form, own)
+        if one.digest != digest:
             strangers.append(i)
-        rows.append(_row(i, parts_of(reply.content)["table"], expected))
+        rows.append(_row(i, one.row, expected))
     table = {c: torch.stack([row[c] for row in rows]) for c in expected.columns}
-    nodes = {i: reply.metadata.src_node_id for i, reply in enumerate(replies)}
+    nodes = {i: one.node for i, one in enumerate(told)}
     return Met(nodes, table, tuple(strangers))
 
 

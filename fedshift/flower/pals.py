@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 import numpy as np
 import torch
@@ -54,9 +55,10 @@ class FedPALS(Strategy):
     A client's first report is its row of the table for the whole run; a later one that differs is
     ignored, and so is "num-examples": a reply cannot change its own weight. A reply that is an
     error, lacks a row, differs in names, shapes or types from the model that was sent, or holds
-    numbers that are not finite is left out, with the reason in the log. `weights` and `gap` (the
-    norm of T - S^T a) are those of the last round, also in its metrics, as "pals-gap" and
-    "pals-ess".
+    numbers that are not finite is left out, with the reason in the log; so are nodes that report
+    one partition, and clients without examples. Where no weights exist over those left (a cap that
+    too few would have to share), the model stays as it was. `weights` and `gap` (the norm of
+    T - S^T a) are those of the last round, also in its metrics, as "pals-gap" and "pals-ess".
 
     FedPALS, eq. 8 and 9. Raises InputError for settings out of range, for an inner strategy whose
     step is no function of the mean (medians, Krum, q-FedAvg, trees, differential privacy), and in
@@ -74,11 +76,16 @@ class FedPALS(Strategy):
         label_counts: Mapping[int | str, Sequence[float]] | Sequence[Sequence[float]] | None = None,
         inner: Strategy | None = None,
     ) -> None:
-        self.rule = Pals(tuple(float(t) for t in target), lam, ess, cap, fidelity)
+        numbers = {"lam": lam, "ess": ess, "cap": cap}
+        for name, given in numbers.items():
+            if given is not None and not isinstance(given, Real):
+                raise InputError(f"{name}={given!r}: must be a number")
+        self.rule = Pals(_shares(target), lam, ess, cap, fidelity)
         self.table = LabelTable(len(self.rule.target), label_counts)
         self.inner = FedAvg() if inner is None else _sound(inner)
         self.sent: Arrays = {}
         self.names: dict[int, str] = {}
+        self.asked = 0
         self.weights: dict[int, float] = {}
         self.gap = float("nan")
 
@@ -88,7 +95,9 @@ class FedPALS(Strategy):
         """As the inner strategy; what is sent is what replies are compared with."""
         self.sent = arrays_of(arrays)
         self.names = names_of(grid)
-        return self.inner.configure_train(server_round, arrays, config, grid)
+        asked = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self.asked = len(asked)
+        return asked
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -100,7 +109,13 @@ class FedPALS(Strategy):
         if not used:
             return self._nothing(server_round, refused)
         counts = np.stack([self.table.rows[_node(message)] for message, _ in used])
-        a = self._weigh(counts, [_node(message) for message, _ in used])
+        try:
+            a = self._weigh(counts, [_node(message) for message, _ in used])
+        except InputError as e:
+            if len(used) >= self.asked:  # nobody is missing: the settings are at fault
+                raise
+            LOG.error("round %d: no weights; the model stays: %s", server_round, e)
+            return None, None
         mean = mean_arrays([arrays for _, arrays in used], a)
         leave = (COUNTS, PARTITION, self.inner.weighted_by_key)
         metrics = mean_metrics([message.content for message, _ in used], a, leave)
@@ -137,6 +152,8 @@ class FedPALS(Strategy):
                 used.append((message, self._arrays(message)))
             except InputError as e:
                 refused[_node(message)] = str(e)
+        refused |= self.table.twice(_node(message) for message, _ in used)
+        used = [pair for pair in used if _node(pair[0]) not in refused]
         used.sort(key=lambda pair: self.table.order(_node(pair[0])))
         return used, refused
 
@@ -185,14 +202,27 @@ class FedPALS(Strategy):
     def _nothing(
         self, server_round: int, refused: Mapping[int, str]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        if refused and not self.table.rows:
+        # In the first round nobody has shown that this can go well: later, the next round may.
+        if refused and (server_round == 1 or not self.table.rows):
             node, why = next(iter(refused.items()))
-            raise InputError(f"no reply can be weighed; {self._named(node)}: {why}")
+            raise InputError(f"no reply can be used; {self._named(node)}: {why}")
         LOG.error("round %d: no reply that can be used; the model stays", server_round)
         return None, None
 
     def _named(self, node: int) -> str:
         return f'node {node} ("{self.names[node]}")' if node in self.names else f"node {node}"
+
+
+def _shares(target: Sequence[float]) -> tuple[float, ...]:
+    try:
+        # A mapping would be read as its keys, and text letter by letter.
+        if isinstance(target, Mapping | str):
+            raise TypeError
+        return tuple(float(t) for t in target)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"target={target!r}: must be a list of shares, one for each label, as [0.5, 0.3, 0.2]"
+        ) from None
 
 
 def _node(message: Message) -> int:
@@ -205,7 +235,7 @@ def _sound(inner: Strategy) -> FedAvg:
     if not isinstance(inner, FedAvg) or type(inner).aggregate_train not in steps:
         raise InputError(
             f"FedPALS(inner={type(inner).__name__}(...)): its step is no function of the weighted "
-            f"mean; allowed: {', '.join(one.__name__ for one in SOUND)}"
+            f"mean; allowed: instances of {', '.join(one.__name__ for one in SOUND)}"
         )
     if not inner.train_metrics_aggr_fn.__module__.startswith("flwr."):
         raise InputError(

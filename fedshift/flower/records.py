@@ -94,7 +94,7 @@ def failure_of(message: Message) -> str | None:
     """
     if not message.has_error():
         told = message.content.config_records.get(FAILURE)
-        return None if told is None else str(told["reason"])
+        return None if told is None else str(told.get("reason", "it did not say why"))
     said = " ".join((message.error.reason or f"error {message.error.code}").split())
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
         if found := re.findall(frame, said):

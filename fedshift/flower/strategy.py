@@ -70,8 +70,10 @@ class AlgorithmStrategy(Strategy):
     gate      limits of what is let through; with `on_bad` "drop", rounds that lack usable answers
               are skipped
     listen    is told of each round that was played
-    after     the state after the last round of a run that was interrupted, to go on from. For
-              methods whose clients keep nothing: what they keep ends with a run of Flower's
+    after     the state after the last round of a run that was interrupted, to go on from. What
+              clients keep ends with a run of Flower's, but for clients with a folder to keep it in
+    name      of the run, 32 digits and letters a-f, the same when it goes on: by it clients find
+              what they kept. Without one they keep nothing on disk
 
     Before round 1 the server asks every node for its partition and for what the method registers.
     A client that is absent, fails, answers too late, or sends what cannot be used drops out of the
@@ -97,6 +99,7 @@ class AlgorithmStrategy(Strategy):
         gate: Gate = Gate(),
         retries: int = 0,
         after: Round | None = None,
+        name: str = "",
     ) -> None:
         if retries < 0 or not timeout > 0:
             raise InputError(
@@ -110,6 +113,9 @@ class AlgorithmStrategy(Strategy):
         self.retries = retries
         self.met: Met | None = None
         self.current = after
+        self.goes_on = ConfigRecord(
+            {"name": name, "after": 0 if after is None else after.t} if name else {}
+        )
         self.opened: Opened | None = None
         self.lost: list[Dropped] = []
         self.scores: dict[int, Score] = {}
@@ -212,8 +218,9 @@ class AlgorithmStrategy(Strategy):
             try:
                 if why is None:
                     self.scores[client] = _score(reply, self.classes)
-            except (InputError, RuntimeError, ValueError, TypeError, LookupError) as e:
-                why = str(e)
+            except Exception as e:
+                # Numbers from elsewhere: whatever goes wrong with them is the reason.
+                why = str(e) or type(e).__name__
             if why is not None:
                 LOG.warning("no score of client %d: %s", client, why)
         if not self.scores:
@@ -240,7 +247,7 @@ class AlgorithmStrategy(Strategy):
     def _message(
         self, kind: str, client: int, records: dict[str, ArrayRecord], run: dict[str, int]
     ) -> Message:
-        content = RecordDict({**records, "run": ConfigRecord(dict(run))})
+        content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
         return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
 
     def _opened(self, current: Round, drawn: Tensor, t: int) -> Opened:
@@ -283,6 +290,6 @@ def _score(message: Message, classes: int) -> Score:
 
     found = Score(counts("correct"), counts("total"), counts("predicted"), float(told["loss_sum"]))
     right, held = found.correct, found.total
-    if bool((right < 0).any()) or bool((right > held).any()) or not found.loss_sum >= 0:
+    if bool((right < 0).any()) or bool((right > held).any()) or not 0 <= found.loss_sum < math.inf:
         raise InputError("its counts are none: some label has more right than there are")
     return found

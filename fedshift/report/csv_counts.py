@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from fedshift.errors import DataError, nearest, shown
 CLIENT_COLUMN = ("", "client", "clients", "client name", "name", "id")
 LABEL_COLUMN = ("label", "class")
 VALUE_COLUMN = ("value", "share", "mass", "probability", "count", "counts", "target", "n")
+# A hundred thousand clients of a hundred labels take a tenth of it.
+LARGEST = 1 << 28
 
 # Narrower than float(): no "nan", "inf", "1_000" or digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -140,7 +143,12 @@ def _lines(path: Path) -> list[_Line]:
     try:
         # utf-8-sig: spreadsheets put a byte-order mark before the first name.
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            text = file.read(LARGEST + 1)
+            if len(text) > LARGEST:
+                raise DataError(
+                    f"{path}: more than {LARGEST >> 20} MB; counts are one row per client"
+                )
+            reader = csv.reader(io.StringIO(text, newline=""), strict=True)
             return [
                 _Line(reader.line_num, tuple(cell.strip() for cell in cells))
                 for cells in reader
@@ -151,7 +159,7 @@ def _lines(path: Path) -> list[_Line]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from error
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+        raise DataError(f"{path}, line {reader.line_num}: {shown(str(error), 200)}") from error
 
 
 def _number(path: Path, row: _Line, column: int, name: str) -> float:

@@ -289,7 +289,7 @@ def _lock(path: Path) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, line {error.lineno}: {error.msg}; {_REDO}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: {error}; {_REDO}") from error
+        raise DataError(f"{path}: {shown(str(error), 200)}; {_REDO}") from error
     if not isinstance(lock, dict):
         raise DataError(f"{path}: an object of versions is needed; {_REDO}")
     return lock
@@ -305,7 +305,8 @@ def _rows(path: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]
     header = lines[0][1] if lines else []
     for name in needed:
         if name not in header:
-            raise DataError(f'{path}: no column "{name}".{nearest(name, header)} {_REDO}')
+            near = nearest(name, header)
+            raise DataError(f'{path}: no column "{shown(name)}".{near} {_REDO}')
     rows = []
     for line, cells in lines[1:]:
         if len(cells) != len(header):

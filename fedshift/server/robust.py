@@ -82,6 +82,8 @@ class Krum:
             )
 
     def weigh(self, table: Params) -> Tensor:
+        # Here, too, so that a run with too few clients is refused before anybody trains.
+        self._check(len(table["n"]))
         return Uniform()(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
@@ -93,14 +95,17 @@ class Krum:
         """s [C] of the changes, leaves [C, ...]."""
         square = square_distances(stacked)
         count = len(square)
+        self._check(count)
+        square.fill_diagonal_(torch.inf)
+        return square.sort(dim=1).values[:, : count - self.byzantine - 2].sum(1)
+
+    def _check(self, count: int) -> None:
         least = max(2 * self.byzantine + 3, self.keep + self.byzantine)
         if count < least:
             raise InputError(
                 f"{count} clients' changes are too few for byzantine={self.byzantine} and "
                 f"keep={self.keep}; take at least {least} clients a round, or lower these"
             )
-        square.fill_diagonal_(torch.inf)
-        return square.sort(dim=1).values[:, : count - self.byzantine - 2].sum(1)
 
 
 @dataclass(frozen=True)

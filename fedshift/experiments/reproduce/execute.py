@@ -18,9 +18,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.worker import perform, reason, work
 from fedshift.experiments.training import Listener, silent
+
+# Seconds after which a stop that was asked for is noticed.
+LOOK = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,18 +37,27 @@ class Report:
 
 
 def execute(
-    runs: Mapping[str, Run], store: Store, *, jobs: int = 1, listen: Listener = silent
+    runs: Mapping[str, Run],
+    store: Store,
+    *,
+    jobs: int = 1,
+    listen: Listener = silent,
+    asked: Asked = nobody_asks,
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.
 
-    A failure is kept and the others go on. An interruption stops: complete runs stay, those under
-    way are begun anew next time.
+    A failure is kept and the others go on. asked: the exit code of a stop that was asked for: runs
+    under way finish their round and keep it, and no other is begun. An interruption ends them at
+    once; either way the next call goes on from the last checkpoints.
     """
     todo = [run for run in runs.values() if not store.done(run)]
     listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
     progress = _Progress(listen)
     try:
-        (_one_by_one if jobs == 1 else _at_once)(todo, store, jobs, progress)
+        if jobs == 1:
+            _one_by_one(todo, store, progress, asked)
+        else:
+            _at_once(todo, store, jobs, progress, asked)
     except KeyboardInterrupt as stop:
         return Report(tuple(progress.trained), progress.failures, stop)
     return Report(tuple(progress.trained), progress.failures)
@@ -76,51 +89,69 @@ class _Progress:
         self.listen({"event": "over", "run": run.name, "error": error, "seconds": seconds})
 
 
-def _one_by_one(todo: list[Run], store: Store, jobs: int, progress: _Progress) -> None:
+def _one_by_one(todo: list[Run], store: Store, progress: _Progress, asked: Asked) -> None:
     for run in todo:
+        _stop_if(asked)
         progress.start(run)
         try:
-            perform(run, store, partial(progress.round, run))
+            perform(run, store, partial(progress.round, run), asked)
         except Exception as e:
             progress.over(run, reason(e))
         else:
             progress.over(run, None)
+    _stop_if(asked)
 
 
-def _at_once(todo: list[Run], store: Store, jobs: int, progress: _Progress) -> None:
+def _stop_if(asked: Asked) -> None:
+    code = asked()
+    if code is not None:
+        raise KeyboardInterrupt(code)
+
+
+def _at_once(todo: list[Run], store: Store, jobs: int, progress: _Progress, asked: Asked) -> None:
     queue = deque(todo)
     active: dict[Connection, tuple[Run, SpawnProcess]] = {}
+    told = False
     try:
-        while queue or active:
-            while queue and len(active) < jobs:
+        while (queue and asked() is None) or active:
+            while queue and len(active) < jobs and asked() is None:
                 run = queue.popleft()
                 channel, process = _spawn(run, store)
                 active[channel] = run, process
                 progress.start(run)
-            ready = wait(list(active))
+            if asked() is not None and not told:
+                told = True
+                for _, process in active.values():
+                    process.terminate()
+            ready = wait(list(active), LOOK)
             for channel in [c for c in active if c in ready]:
-                if _heard(channel, *active[channel], progress):
+                if _heard(channel, *active[channel], progress, asked):
                     del active[channel]
+        _stop_if(asked)
     finally:
         for _, process in active.values():
-            process.terminate()
+            process.kill()
         for _, process in active.values():
             process.join()
 
 
-def _heard(channel: Connection, run: Run, process: SpawnProcess, progress: _Progress) -> bool:
+def _heard(
+    channel: Connection, run: Run, process: SpawnProcess, progress: _Progress, asked: Asked
+) -> bool:
     """Take one event of a process; True when it is over."""
     try:
         event = channel.recv()
     except (EOFError, ConnectionError):
         process.join()
-        event = {"event": "over", "error": _death(process.exitcode)}
+        event = {"event": "over", "error": _death(process.exitcode), "stopped": False}
     if event["event"] != "over":
         progress.round(run, event)
         return False
     process.join()
     channel.close()
-    progress.over(run, event["error"])
+    if asked() is None or not (event["stopped"] or process.exitcode == -signal.SIGTERM):
+        error = "stopped from outside (SIGTERM)" if event["stopped"] else event["error"]
+        progress.over(run, error)
     return True
 
 

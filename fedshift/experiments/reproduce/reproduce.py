@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.errors import InputError
+from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
 from fedshift.experiments.reproduce.checks import check_grids, check_plan
 from fedshift.experiments.reproduce.execute import Report, execute
@@ -79,10 +80,13 @@ class Reproduced:
     page: Path
 
 
-def reproduce(request: Request, listen: Listener = silent) -> Reproduced:
+def reproduce(
+    request: Request, listen: Listener = silent, asked: Asked = nobody_asks
+) -> Reproduced:
     """Do what is asked and write the table's files.
 
-    Complete runs are never trained again. Raises InputError for names that are not there, before
+    Complete runs are never trained again. asked: see `execute`; the table is written of what is
+    complete. Raises InputError for names that are not there, before
     anything is trained or written, and DataError for damaged run folders.
     """
     plan = make_plan(request)
@@ -92,7 +96,7 @@ def reproduce(request: Request, listen: Listener = silent) -> Reproduced:
         **read_tuned(shipped_tuning(plan.study)),
         **read_tuned(request.out / TUNED),
     }
-    report, do = Report(), _executor(request, store, listen)
+    report, do = Report(), _executor(request, store, listen, asked)
     if request.tune and request.train:
         report = do(grid_runs(plan))
         records = choose_tuned(plan, store, records)
@@ -159,9 +163,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 Do = Callable[[Mapping[str, Run]], Report]
 
 
-def _executor(request: Request, store: Store, listen: Listener) -> Do:
+def _executor(request: Request, store: Store, listen: Listener, asked: Asked) -> Do:
     def do(runs: Mapping[str, Run]) -> Report:
-        return execute(runs, store, jobs=request.jobs, listen=listen)
+        return execute(runs, store, jobs=request.jobs, listen=listen, asked=asked)
 
     return do
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
+from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.files import write
 
@@ -128,13 +129,18 @@ class Store:
             except OSError as e:
                 raise _damaged(source, e) from None
 
+    def make(self, run: Run) -> Path:
+        """The run's folder, made where it is missing."""
+        folder = self.path(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def clear(self, run: Run) -> Path:
-        """The run's folder without what an unfinished attempt may have left in it."""
+        """The run's folder without the files that an unfinished attempt may have left in it."""
         folder = self.path(run)
         for left in folder.glob("*"):
-            if left.is_file():
+            if left.is_file() and left.name != IN_USE:
                 left.unlink(missing_ok=True)
-        folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def _json(self, run: Run, name: str) -> dict[str, Any]:

@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
+import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
 from fedshift.errors import FedshiftError
 from fedshift.experiments.folder import EventLog, kept_in, record
+from fedshift.experiments.in_use import alone_in
+from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.experiments.resume import check_links
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import Listener
 
 
-def perform(run: Run, store: Store, tell: Listener) -> None:
+def perform(run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
-    `tell` hears of each event. Whatever fails is raised.
+    `tell` hears of each event. asked: looked at after every round; a stop that is asked for leaves
+    a checkpoint. Whatever fails is raised; InputError where another process trains this run.
     """
-    folder = store.clear(run)
-    try:
-        prepared = prepare(run.config)
-        record(folder, run.config, prepared, tell, keeper=kept_in(folder, run.config, prepared))
-    except Exception as e:
-        EventLog(folder)({"event": "failed", "error": reason(e)})
-        raise
+    with alone_in(store.make(run)):
+        if store.done(run):  # by another process, meanwhile
+            return
+        folder = store.clear(run)
+        check_links(folder)
+        try:
+            prepared = prepare(run.config)
+            keeper = kept_in(folder, run.config, prepared, asked=asked)
+            record(folder, run.config, prepared, tell, keeper=keeper)
+        except (Exception, KeyboardInterrupt) as e:
+            EventLog(folder)({"event": "failed", "error": reason(e)})
+            raise
 
 
-def reason(error: Exception) -> str:
+def reason(error: Exception | KeyboardInterrupt) -> str:
     """A failure in one line: the library's own messages as they are, others with their type."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     said = " ".join(str(error).split())
     return said if isinstance(error, FedshiftError) else f"{type(error).__name__}: {said}"
 
 
 def work(run: Run, store: Store, channel: Connection) -> None:
-    """Entry point of a process: events go through the channel, the last is "over"."""
+    """Entry point of a process: events go through the channel, the last is "over".
+
+    SIGTERM, however often, asks it to stop after the round; "over" then says "stopped".
+    """
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
 
     def tell(event: dict[str, Any]) -> None:
         if event["event"] == "round":
             channel.send({"event": "round", "round": event["round"]})
 
+    over = {"event": "over", "error": None, "stopped": False}
     try:
-        perform(run, store, tell)
+        perform(run, store, tell, lambda: asked[0] if asked else None)
+    except KeyboardInterrupt:
+        over["stopped"] = True
     except Exception as e:
-        channel.send({"event": "over", "error": reason(e)})
-    else:
-        channel.send({"event": "over", "error": None})
+        over["error"] = reason(e)
+    channel.send(over)
