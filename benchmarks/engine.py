@@ -35,7 +35,7 @@ from fedshift.client.local import Local, plan_all
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.levers import channels_last, dense
+from fedshift.engine.levers import channels_last
 from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
@@ -188,7 +188,7 @@ def measure(workload: Workload, quick: bool, repeat: int, count: int) -> Result:
             contenders[f"channels-last, {count} workers"] = ours(channels_last(backend))
         if isinstance(net, Mlp):
             contenders["dense"] = ours(Stacked(dense=True))
-            contenders[f"dense, {count} workers"] = ours(dense(backend))
+            contenders[f"dense, {count} workers"] = ours(backend.blocks(Stacked(dense=True)))
         apart = check(workload, algorithm, federation, contenders, ids, net)
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(repeat):
