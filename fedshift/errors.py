@@ -34,6 +34,10 @@ class TrainingError(FedshiftError, RuntimeError):
     exit_code = 4
 
 
+class DivergedError(TrainingError):
+    """Numbers that are no longer finite: the same run would end there again."""
+
+
 class NetworkError(FedshiftError, OSError):
     """A download that failed."""
 

@@ -13,7 +13,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Plan, first_not_finite, plan_phase
-from fedshift.errors import InputError, TrainingError, unknown
+from fedshift.errors import DivergedError, InputError, unknown
 from fedshift.model import Model, check_columns, dry_logits
 from fedshift.seeds import generator
 from fedshift.server.agreement import Disagreement, disagreement, seen_by
@@ -197,7 +197,7 @@ class CentralTuning:
             empty = (labels[j] < 0) & (labels[j] >= 0).any()
             p = self._logits(params, buffers, x).masked_fill(empty, -torch.inf).softmax(1)
             if not bool(torch.isfinite(p).all()):
-                raise TrainingError(
+                raise DivergedError(
                     f"client {i}: its model's outputs on the server's inputs are not finite, "
                     "before any tuning; its training diverged: lower the clients' lr"
                 )
@@ -235,7 +235,7 @@ class CentralTuning:
             }
             moving, moments = descent(moving, grad, moments, rate)
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
-            raise TrainingError(f"central tuning diverged at lr = {self.lr}; lower it")
+            raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
         return {k: moving.get(k, v) for k, v in params.items()}
 
     def _look(self, params: Params, buffers: Params, told: Opinions) -> tuple[float, float]:

@@ -84,8 +84,11 @@ def show(done: Reproduced, as_json: bool) -> None:
         print(f"not run: {problem}", file=sys.stderr)
     for name, message in done.report.failures.items():
         print(f"failed: {name}: {message}", file=sys.stderr)
+    for name, message in done.report.diverged.items():
+        print(f"diverged: {name}: {message}", file=sys.stderr)
     if as_json:
-        state = {"trained": done.report.trained, "failures": done.report.failures}
+        report = done.report
+        state = {name: getattr(report, name) for name in ("trained", "failures", "diverged")}
         show_json(document(outcome) | state | {"page": str(done.page)})
         return
     study = outcome.plan.study
@@ -105,7 +108,7 @@ def leave(done: Reproduced) -> None:
     if stopped is not None:
         stopped.add_note("the same command goes on from here")
         raise stopped
-    if done.report.failures:
+    if done.report.failures or any(cell.failures for cell in done.outcome.cells):
         raise typer.Exit(FAILED)
     if done.outcome.problems or any(cell.absent for cell in done.outcome.cells):
         raise typer.Exit(MISSING)

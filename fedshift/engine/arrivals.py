@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from fedshift.engine.backends import Reply
-from fedshift.engine.gate import Admitted, Asked, Gate
-from fedshift.errors import TrainingError
+from fedshift.engine.gate import Admitted, Asked, Dropped, Gate
+from fedshift.engine.replies import check_finite
+from fedshift.errors import DivergedError, TrainingError
 
 # Replies that pass the gate together: their majority says what a reply looks like, and their sums
 # are read from and written to memory once.
@@ -23,7 +24,8 @@ def in_turn(
     """Let replies, in any order, through the gate in ascending client id, `some` at a time.
 
     `take` is given those let through, and returns what is to be kept of them. Replies wait only for
-    clients of smaller id. Raises TrainingError for the first client whose reply cannot be used.
+    clients of smaller id. Raises TrainingError for the first client whose reply cannot be used:
+    DivergedError where its numbers are not finite.
     """
     waiting: dict[int, Reply] = {}
     kept: list[Reply] = []
@@ -34,7 +36,7 @@ def in_turn(
         came = [waiting.pop(i) for i in clients if i in waiting]
         admitted = gate.admit(came, asked._replace(clients=tuple(clients)))
         if admitted.bad:
-            raise TrainingError(admitted.bad[0].reason)
+            raise _refusal(admitted.bad[0], came)
         kept.extend(take(admitted.good))
 
     silent = set(asked.clients)
@@ -52,3 +54,16 @@ def in_turn(
     while left:
         let(left.pop())
     return Admitted(tuple(kept), ())
+
+
+def _refusal(bad: Dropped, came: Sequence[Reply]) -> TrainingError:
+    """What a reply that cannot be used ends the run with."""
+    try:
+        for reply in came:
+            if reply.client == bad.client:
+                check_finite(reply)
+    except DivergedError:
+        return DivergedError(bad.reason)
+    except (RuntimeError, TypeError, AttributeError):  # no tensors at all: `bad` says so
+        pass
+    return TrainingError(bad.reason)

@@ -14,7 +14,7 @@ from fedshift.data import ClientData
 from fedshift.engine.backends import Job, Reply
 from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
-from fedshift.errors import InputError, TrainingError
+from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
 from fedshift.tree import Params, Parts, stack
@@ -183,7 +183,7 @@ def settle(
         _check_limits(left, gate, table, len(admitted.good))
         after, loss = close_round(left, server, admitted.good, seed, fold)
         if odd := astray(after, server):
-            raise TrainingError(
+            raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
                 "the learning rates, or set training.max_norm"
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.engine.backends import Reply
-from fedshift.errors import TrainingError
+from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import split_buffers
 from fedshift.tree import Parts, flatten
 
@@ -103,16 +103,16 @@ def check_reply(reply: Reply, expected: Parts) -> None:
 
 
 def check_finite(reply: Reply) -> None:
-    """Raise TrainingError for non-finite numbers in what a client sends, or would keep."""
+    """Raise DivergedError for non-finite numbers in what a client sends, or would keep."""
     for name, v in flatten(reply.update).items():
         if not finite(v):
-            raise TrainingError(
+            raise DivergedError(
                 f'client {reply.client} sent non-finite numbers in "{name}": its '
                 "training diverged. Lower the learning rate, or look at this client's data"
             )
     for name, v in flatten(reply.changed).items():
         if not finite(v):
-            raise TrainingError(
+            raise DivergedError(
                 f'client {reply.client} would keep non-finite numbers in "{name}": its own model '
                 "diverged. Lower the learning rate, or the strength of what pulls on this model"
             )

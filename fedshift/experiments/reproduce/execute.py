@@ -29,10 +29,14 @@ LOOK = 0.5
 
 @dataclass(frozen=True)
 class Report:
-    """What came of doing runs: who was trained, what failed and why, and by what it was stopped."""
+    """What came of doing runs: who was trained, what failed and why, and by what it was stopped.
+
+    diverged  those whose training diverged, now or before: they are not trained again
+    """
 
     trained: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
+    diverged: Mapping[str, str] = field(default_factory=dict)
     interrupted: KeyboardInterrupt | None = None
 
 
@@ -50,17 +54,19 @@ def execute(
     under way finish their round and keep it, and no other is begun. An interruption ends them at
     once; either way the next call goes on from the last checkpoints.
     """
-    todo = [run for run in runs.values() if not store.done(run)]
+    todo = [r for r in runs.values() if not store.done(r) and store.diverged(r) is None]
     listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
-    progress = _Progress(listen)
+    progress, stop = _Progress(listen), None
     try:
         if jobs == 1:
             _one_by_one(todo, store, progress, asked)
         else:
             _at_once(todo, store, jobs, progress, asked)
-    except KeyboardInterrupt as stop:
-        return Report(tuple(progress.trained), progress.failures, stop)
-    return Report(tuple(progress.trained), progress.failures)
+    except KeyboardInterrupt as e:
+        stop = e
+    diverged = {n: why for n, r in runs.items() if (why := store.diverged(r)) is not None}
+    failures = {n: why for n, why in progress.failures.items() if n not in diverged}
+    return Report(tuple(progress.trained), failures, diverged, stop)
 
 
 class _Progress:

@@ -162,6 +162,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "note": cell.note,
         "failures": cell.failures,
         "absent": cell.absent,
+        "diverged": cell.diverged,
         "seeds": [_value(v) for v in cell.values],
     }
 

@@ -172,16 +172,20 @@ def _executor(request: Request, store: Store, listen: Listener, asked: Asked) ->
 
 def _all_wanted(plan: Plan, store: Store, do: Do, report: Report) -> Report:
     """Runs until no more are wanted: some appear only when those before them are complete."""
-    tried: set[str] = set(report.failures)
+    tried = {*report.failures, *report.diverged}
     while not report.interrupted:
         runs = {n: r for n, r in wanted(plan, store).items() if n not in tried}
         if not any(not store.done(run) for run in runs.values()):
             break
         report = _joined(report, do(runs))
-        tried |= set(report.failures)
+        tried |= {*report.failures, *report.diverged}
     return report
 
 
 def _joined(one: Report, other: Report) -> Report:
-    failures = {**one.failures, **other.failures}
-    return Report((*one.trained, *other.trained), failures, one.interrupted or other.interrupted)
+    return Report(
+        (*one.trained, *other.trained),
+        {**one.failures, **other.failures},
+        {**one.diverged, **other.diverged},
+        one.interrupted or other.interrupted,
+    )

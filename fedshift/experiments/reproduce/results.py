@@ -44,7 +44,8 @@ class Cell:
 
     options      the method's, tuned ones included
     problem      why it cannot be run here
-    failures     messages of runs that failed just now
+    failures     messages of runs that failed just now, or diverged without another candidate
+    diverged     candidates that diverged, and so cannot be chosen
     absent       why seeds whose run is complete have no value, one sentence each
     twin         a row that should differ, and whose runs these are at so few rounds
     difference   to the baseline of the column over the seeds that both have
@@ -59,6 +60,7 @@ class Cell:
     values: tuple[Value, ...] = ()
     failures: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    diverged: tuple[str, ...] = ()
     twin: str = ""
     moments: Moments | None = None
     difference: Moments | None = None
@@ -83,6 +85,7 @@ class Cell:
         said += [f'the same runs as "{self.twin}"'] if self.twin else []
         said += [f"{len(self.failures)} failed"] if self.failures else []
         said += [f"{len(self.absent)} without a value"] if self.absent else []
+        said += [f"candidates that diverged: {', '.join(self.diverged)}"] if self.diverged else []
         return ", ".join(said)
 
     def _shares(self) -> list[str]:
@@ -135,19 +138,29 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
     )
     if cell.problem is not None:
         return cell
-    values, failed, absent = [], [], []
+    values, failed, absent, diverged = [], [], [], []
     for seed in plan.seeds_of(column):
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
-        if whole and all(store.done(c.run) for c in options):
+        lost = {c.label: why for c in options if (why := store.diverged(c.run)) is not None}
+        done = [c for c in options if store.done(c.run)]
+        if not done:
+            failed += lost.values()
+        elif whole and len(done) + len(lost) == len(options):
             metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
-            value = _value(seed, options, store, metric)
+            value = _value(seed, done, store, metric)
             values += [] if value is None else [value]
-            absent += [_why_not(seed, options, store, metric)] if value is None else []
+            absent += [_why_not(seed, done, store, metric)] if value is None else []
+            diverged += [f"{label} of seed {seed}" for label in lost]
     over_seeds = INTERVALS[plan.study.interval]
     summed = over_seeds([v.value for v in values], LEVEL) if values else None
     return replace(
-        cell, values=tuple(values), failures=tuple(failed), absent=tuple(absent), moments=summed
+        cell,
+        values=tuple(values),
+        failures=tuple(failed),
+        absent=tuple(absent),
+        diverged=tuple(diverged),
+        moments=summed,
     )
 
 

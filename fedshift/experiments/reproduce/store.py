@@ -19,7 +19,7 @@ from fedshift.experiments.load import dumps
 from fedshift.files import write
 
 SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
-CONFIG = "config.resolved.toml"
+CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
 HASH = 10
 
 
@@ -81,7 +81,7 @@ def _readable(config: Config) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """Run folders under one folder. A folder with a summary is complete."""
+    """Run folders under one folder. One with a summary is complete, one with DIVERGED is over."""
 
     folder: Path
 
@@ -92,6 +92,16 @@ class Store:
     def done(self, run: Run) -> bool:
         """Whether the run is complete."""
         return (self.path(run) / SUMMARY).is_file()
+
+    def diverged(self, run: Run) -> str | None:
+        """How training ended where it diverged; None for every other run."""
+        if not (self.path(run) / DIVERGED).is_file():
+            return None
+        return str(self._json(run, DIVERGED).get("error"))
+
+    def remember(self, run: Run, error: str) -> None:
+        """Note that training diverged."""
+        write(self.path(run) / DIVERGED, json.dumps({"error": error}) + "\n")
 
     def read(self, run: Run) -> Finished:
         """A complete run's summary and lock.

@@ -6,7 +6,7 @@ import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiments.folder import EventLog, kept_in, record
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
@@ -20,7 +20,8 @@ def perform(run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks) 
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
     `tell` hears of each event. asked: looked at after every round; a stop that is asked for leaves
-    a checkpoint. Whatever fails is raised; InputError where another process trains this run.
+    a checkpoint. Whatever fails is raised, and training that diverged is remembered: the same run
+    would diverge again. InputError where another process trains this run.
     """
     with alone_in(store.make(run)):
         if store.done(run):  # by another process, meanwhile
@@ -33,6 +34,8 @@ def perform(run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks) 
             record(folder, run.config, prepared, tell, keeper=keeper)
         except (Exception, KeyboardInterrupt) as e:
             EventLog(folder)({"event": "failed", "error": reason(e)})
+            if isinstance(e, DivergedError):
+                store.remember(run, reason(e))
             raise
 
 

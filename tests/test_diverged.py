@@ -1,0 +1,139 @@
+"""Training that diverges would diverge again: it is over, and a candidate that cannot win."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_reproduce import MINI, cell, results
+
+from fedshift.errors import DivergedError, TrainingError
+from fedshift.experiments.reproduce import worker
+from fedshift.experiments.reproduce.plan import read_tuned
+from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
+from fedshift.experiments.reproduce.store import DIVERGED
+
+HIGH = ("model.name=linear", "training.lr=3e38")
+
+
+def queues(request: Request) -> tuple[Reproduced, list[int]]:
+    """What came of it, and how many runs were to do each time."""
+    asked: list[int] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "queue":
+            asked.append(event["runs"])
+
+    return reproduce(request, listen), asked
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
+    """FedPALS with all its candidates, one seed."""
+    out = tmp_path_factory.mktemp("finished")
+    return out, reproduce(replace(MINI, out=out, methods=("fedpals",), seeds=(0,)))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_diverged_is_not_trained_again(jobs: int, tmp_path: Path) -> None:
+    request = replace(
+        MINI, out=tmp_path, methods=("fedavg",), seeds=(0,), overrides=HIGH, jobs=jobs
+    )
+    first, asked = queues(request)
+    assert asked[0] == 1
+    (why,) = first.report.diverged.values()
+    assert "its training diverged" in why
+    assert first.report.failures == {}
+    assert cell(first, "FedAvg").failures == (why,)
+    again, asked = queues(request)
+    assert asked == [0]
+    assert again.report == first.report
+    drawn = reproduce(replace(request, train=False))
+    assert cell(drawn, "FedAvg").failures == (why,)
+    (folder,) = (tmp_path / "runs").iterdir()
+    shutil.rmtree(folder)
+    assert queues(request)[1][0] == 1
+
+
+def test_what_fails_otherwise_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: Any) -> None:
+        raise TrainingError("a process died")
+
+    monkeypatch.setattr(worker, "prepare", fail)
+    request = replace(MINI, out=tmp_path, methods=("fedavg",), seeds=(0,))
+    first, _ = queues(request)
+    assert list(first.report.failures.values()) == ["a process died"]
+    assert first.report.diverged == {}
+    assert queues(request)[1][0] == 1
+
+
+def diverge(out: Path, name: str) -> None:
+    """Leave a run as one that diverged."""
+    folder = out / "runs" / name
+    for left in folder.iterdir():
+        left.unlink() if left.is_file() else shutil.rmtree(left)
+    (folder / DIVERGED).write_text(json.dumps({"error": "client 0 diverged"}))
+
+
+def test_a_candidate_that_diverged_is_not_chosen(
+    tmp_path: Path, finished: tuple[Path, Reproduced]
+) -> None:
+    shutil.copytree(finished[0], tmp_path / "one")
+    (value,) = cell(finished[1], "FedPALS").values
+    assert value.others
+    if value.chosen == "lambda=0":  # which tells what the other candidates are
+        lost, chosen = value.others[0].name, value.run.name
+    else:
+        lost, chosen = value.run.name, None
+    diverge(tmp_path / "one", lost)
+    done, asked = queues(replace(MINI, out=tmp_path / "one", methods=("fedpals",), seeds=(0,)))
+    assert asked in ([], [0])
+    here = cell(done, "FedPALS")
+    assert here.failures == ()
+    assert len(here.diverged) == 1
+    assert "candidates that diverged: ess=" in here.note
+    assert here.note.endswith(" of seed 0")
+    assert len(here.values[0].others) == len(value.others) - 1
+    assert here.values[0].run.name != lost
+    assert chosen in (None, here.values[0].run.name)
+    assert results(tmp_path / "one") != results(finished[0])
+
+
+def test_without_the_first_candidate_the_seed_has_no_value(
+    tmp_path: Path, finished: tuple[Path, Reproduced]
+) -> None:
+    shutil.copytree(finished[0], tmp_path / "one")
+    (value,) = cell(finished[1], "FedPALS").values
+    (first,) = (r for r in (value.run, *value.others) if "lam=0" in r.name)
+    diverge(tmp_path / "one", first.name)
+    done = reproduce(replace(MINI, out=tmp_path / "one", methods=("fedpals",), seeds=(0,)))
+    here = cell(done, "FedPALS")
+    assert (here.values, here.failures) == ((), ("client 0 diverged",))
+
+
+def test_a_point_of_a_grid_that_diverged_cannot_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = worker.prepare
+
+    def prepare(config: Any) -> Any:
+        if config.method.options.get("mu") == 0.1:
+            raise DivergedError("gone")
+        return plain(config)
+
+    monkeypatch.setattr(worker, "prepare", prepare)
+    request = replace(MINI, out=tmp_path, methods=("fedprox",), seeds=(0,), rounds=1, tune=True)
+    done = reproduce(request)
+    record = read_tuned(tmp_path / "tuned.json")["fashion-mnist-mini C=3", "FedProx"]
+    by_mu = {point["options"]["mu"]: point for point in record["grid"]}
+    assert by_mu[0.1]["validation_accuracy"] is None
+    assert all(p["validation_accuracy"] is not None for mu, p in by_mu.items() if mu != 0.1)
+    assert record["options"]["mu"] != 0.1
+    assert list(done.report.diverged.values()) == ["gone"]
+    assert len(cell(done, "FedProx").values) == 1
