@@ -41,8 +41,8 @@ class Stacked:
     For methods and networks of tensor operations alone. Raises InputError, with the place and the
     reason, for what cannot be stacked: Python that looks at values (FedALA; label sets in private
     mode), random layers, recurrent layers, BatchNorm where batches have different sizes. Networks
-    and terms of one's own must not mix the examples of a batch by other means. The stacked data of
-    a cohort are kept for the next round, if they fit in `memory`, too.
+    and terms of one's own must not mix the examples of a batch by other means. Stacked data
+    are kept for the rounds after, those used last, as far as they fit in `memory`, too.
 
     dense: phases are trained by `fedshift.client.dense`, which takes chains of linear layers and
     ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met.
@@ -58,11 +58,9 @@ class Stacked:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        blocks = self._blocks(update, list(jobs))
-        before, self._kept = self._kept, {}
         replies: list[Reply] = []
-        for block in blocks:
-            replies += _trained(update, block, self._data(block, before), self.dense)
+        for block in self._blocks(update, list(jobs)):
+            replies += _trained(update, block, self._data(block), self.dense)
         yield from sorted(replies, key=lambda reply: reply.client)
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
@@ -89,15 +87,20 @@ class Stacked:
         model = size_in_bytes(job.message) + size_in_bytes(job.state)
         return max(1, data + COPIES * model + self._measured[1])
 
-    def _data(self, block: Sequence[Job], before: Mapping[tuple[int, ...], _Kept]) -> ClientData:
-        """The block's data, stacked; those of the round before are taken again."""
+    def _data(self, block: Sequence[Job]) -> ClientData:
+        """The block's data, stacked; kept for another round, those used last the longest."""
         name = tuple(id(job.data.x) for job in block)
-        kept = before.get(name) or _Kept(tuple(job.data for job in block))
-        whole = kept.stacked or _padded(kept.clients)
-        held = sum(k.stacked.x.nbytes for k in self._kept.values() if k.stacked)
-        if held + whole.x.nbytes <= self.memory:
-            self._kept[name] = _Kept(kept.clients, whole)
-        return whole
+        kept = self._kept.pop(name, None)
+        if kept is None:
+            clients = tuple(job.data for job in block)
+            kept = _Kept(clients, _padded(clients))
+        self._kept[name] = kept
+        held = sum(one.stacked.x.nbytes for one in self._kept.values())
+        for old in tuple(self._kept):
+            if held <= self.memory:
+                break
+            held -= self._kept.pop(old).stacked.x.nbytes
+        return kept.stacked
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class _Kept:
     """Clients' data, and the same as one; the former are held so that their ids stay theirs."""
 
     clients: tuple[ClientData, ...]
-    stacked: ClientData | None = None
+    stacked: ClientData
 
 
 class _NoSeed:

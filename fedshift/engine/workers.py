@@ -32,6 +32,8 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.tree import Params, Parts
 
 Jobs = tuple[Job, ...]
+# Shares of a round for each process: while it trains one, the replies of the one before are summed.
+SHARES = 4
 
 
 class _Task(NamedTuple):
@@ -70,11 +72,11 @@ class Team:
         return _share_out(self, _Task(update), ((job,) for job in jobs))
 
     def blocks(self, within: Backend) -> Backend:
-        """Each process trains an equal share of a round's clients by `within`, which is pickled."""
+        """Processes train equal shares of a round's clients by `within`, which is pickled."""
 
         def spread(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
             todo = tuple(jobs)
-            each = max(1, -(-len(todo) // len(self.members)))
+            each = max(1, -(-len(todo) // (SHARES * len(self.members))))
             shares = (todo[i : i + each] for i in range(0, len(todo), each))
             return _share_out(self, _Task(update, within), shares)
 
