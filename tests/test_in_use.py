@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +17,11 @@ import pytest
 from test_resume import config_of, record_until, results
 
 from fedshift.errors import InputError
+from fedshift.experiments.folder import check_unused, reserved
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.reproduce.store import Store, run_of
 from fedshift.experiments.reproduce.worker import perform
-from fedshift.experiments.resume import reopened
+from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
 
 HOLD = """
@@ -94,12 +98,91 @@ def test_a_file_that_its_holder_removes_meanwhile_is_not_taken(
         assert os.path.samestat(os.fstat(opened[1]), (tmp_path / IN_USE).stat())
 
 
-def test_a_link_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "theirs").write_text("precious")
-    (tmp_path / IN_USE).symlink_to(tmp_path / "theirs")
-    with pytest.raises(InputError, match="in-use: cannot be written: a link"), alone_in(tmp_path):
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+def test_what_is_no_file_of_its_own_is_refused(kind: str, tmp_path: Path) -> None:
+    theirs, path = tmp_path / "theirs", tmp_path / "run" / IN_USE
+    theirs.write_text("precious")
+    path.parent.mkdir()
+    make: dict[str, Callable[[], None]] = {
+        "link": lambda: path.symlink_to(theirs),
+        "hard link": lambda: path.hardlink_to(theirs),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }
+    make[kind]()
+    with (
+        pytest.raises(InputError, match="in-use: cannot be written: (a link|not a file|Is a dir)"),
+        alone_in(path.parent),
+    ):
         pass
-    assert (tmp_path / "theirs").read_text() == "precious"
+    assert theirs.read_text() == "precious"
+    assert os.path.lexists(path)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with (
+            pytest.raises(InputError, match="in-use: cannot be written: No space left"),
+            reserved(tmp_path / "new", "x"),
+        ):
+            pass
+    assert not (tmp_path / "new").exists()
+    with holder(tmp_path):  # it is let go, too
+        pass
+
+
+def test_a_disk_without_locks_holds_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    with reserved(tmp_path / "new", "x") as folder:
+        assert list(folder.iterdir()) == []
+    assert not (tmp_path / "new").exists()  # nothing was written into it
+
+
+def test_a_new_folder_is_held_too(tmp_path: Path) -> None:
+    with reserved(tmp_path / "new", "x") as folder:
+        assert told_by_another(folder) == f"another process (number {os.getpid()})"
+        (folder / "something").touch()
+    assert told_by_another(folder) == ""
+
+
+def told_by_another(folder: Path) -> str:
+    """By whom another process says that the folder is held."""
+    script = "import sys; from pathlib import Path; from fedshift.experiments import in_use\n"
+    script += "with in_use.alone_in(Path(sys.argv[1])): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", script, folder], capture_output=True, text=True, check=False
+    )
+    return "".join(re.findall(r"another process \(number \d+\)", done.stderr)[:1])
+
+
+def test_what_a_killed_process_left_before_it_began_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / IN_USE).write_text("4711\n")
+    with reserved(tmp_path / "new", "x") as folder:
+        (folder / "something").touch()
+    with pytest.raises(InputError, match="exists and is not an empty folder"):
+        check_unused(folder)
+
+
+def test_a_run_that_was_completed_meanwhile_is_not_trained_again(tmp_path: Path) -> None:
+    config = config_of("fedavg")
+    record_until(tmp_path / "run", config, 2)
+    configured(tmp_path / "run")
+    record_until(tmp_path / "run", config, None)
+    with (
+        pytest.raises(InputError, match="this run is complete; `fedshift report"),
+        reopened(tmp_path / "run", config, prepare(config)),
+    ):
+        pass
 
 
 def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
@@ -130,7 +213,9 @@ def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path:
         before.items()
         <= {p.name: p.read_bytes() for p in store.path(run).iterdir() if p.is_file()}.items()
     )
-    perform(run, store, lambda event: None)
+    held = set[str]()
+    perform(run, store, lambda event: held.add(told_by_another(store.path(run))))
+    assert held == {f"another process (number {os.getpid()})"}
     done = results(store.path(run))
     perform(run, store, lambda event: pytest.fail("trained again"))
     assert results(store.path(run)) == done

@@ -280,6 +280,10 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
     lock.write_text(json.dumps(held | {"packages": held["packages"] | {"torch": "1.0"}}))
     with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
         assert moved.startswith("the last digits of results may differ: torch 1.0 then, 2")
+    lock.write_text(json.dumps(held | {"platform": "Plan9 mips", "python": "3.0"}))
+    with reopened(tmp_path / "o", config, prepare(config)) as (_, moved):
+        assert "python 3.0 then, 3." in moved
+        assert "platform Plan9 mips then, " in moved
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -96,16 +97,32 @@ def stopped(run: Any, store: Any, channel: Any) -> None:
     channel.send({"event": "over", "error": None, "stopped": True})
 
 
+def test_asked_while_the_table_is_written(whole: Any, tmp_path: Path) -> None:
+    """All is there, and the exit code is that of the signal."""
+    request = replace(REQUEST, out=tmp_path, seeds=(0,), rounds=1)
+    reproduce(request)
+    heard: list[int] = []
+    done = reproduce(replace(request, train=False), asked=lambda: (heard.append(1), 143)[1])
+    assert heard
+    assert done.report.interrupted is not None
+    assert done.page.is_file()
+
+
 @pytest.mark.parametrize(
-    ("number", "code", "jobs"), [(signal.SIGINT, 130, "1"), (signal.SIGTERM, 143, "2")]
-)
-def test_the_command_finishes_its_rounds(number: int, code: int, jobs: str, tmp_path: Path) -> None:
+    ("number", "code", "jobs", "group"),
+    [(signal.SIGINT, 130, "1", False), (signal.SIGTERM, 143, "2", False),
+     (signal.SIGINT, 130, "2", True)],
+)  # fmt: skip
+def test_the_command_finishes_its_rounds(
+    number: int, code: int, jobs: str, group: bool, tmp_path: Path
+) -> None:
     args = ["reproduce", "fedpals/table1", "--dataset", "fashion-mnist-mini", "--split", "C=3",
             "--methods", "fedavg", "--seeds", "0-1", "--rounds", "100000", "--jobs", jobs,
             "-c", "model.name=linear", "-c", "training.epochs=1", "--out", "o"]  # fmt: skip
     job = subprocess.Popen(
         [Path(sys.executable).with_name("fedshift"), *args],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c,
+        start_new_session=True,
     )  # fmt: skip
     with job:
         begun: list[Path] = []
@@ -113,11 +130,13 @@ def test_the_command_finishes_its_rounds(number: int, code: int, jobs: str, tmp_
             time.sleep(0.05)
             logs = list(tmp_path.glob("o/runs/*/events.jsonl"))
             begun = [log.parent for log in logs if '"round"' in log.read_text()]
-        job.send_signal(number)
+        # A terminal sends Ctrl-C to all processes.
+        (os.killpg if group else os.kill)(job.pid, number)
         err = job.communicate(timeout=60)[1].decode().splitlines()
     assert job.returncode == code
     assert "stopping after this round; once more stops at once" in err
     assert err[-1] == "interrupted; the same command goes on from here"
+    assert not [line for line in err if "failed" in line or "Traceback" in line]
     for folder in begun:
         last = f"round-{rounds_told(folder)[-1]:08d}"
         assert [p.name for p in (folder / CHECKPOINTS / folder.name).iterdir()] == [last]

@@ -24,7 +24,7 @@ from fedshift.errors import FedshiftError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, Experiment, in_process, run_experiment
 from fedshift.experiments.extras import extra_packages
-from fedshift.experiments.in_use import alone_in
+from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Asked, Keeper, nobody_asks
@@ -45,8 +45,10 @@ def reserved(out: Path | None, name: str) -> Iterator[Path]:
     """
     folder = _numbered(Path("runs"), name) if out is None else _empty(out)
     try:
-        with alone_in(folder), closing(folder):
-            yield folder
+        with alone_in(folder):
+            check_unused(folder)  # by nobody in the meantime
+            with closing(folder):
+                yield folder
     finally:
         with contextlib.suppress(OSError):  # it holds something
             folder.rmdir()
@@ -77,9 +79,16 @@ def _close(folder: Path, error: BaseException) -> None:
 
 
 def check_unused(out: Path | None) -> None:
-    """Refuse, with InputError, a folder for results that holds something, or is a file."""
+    """Refuse, with InputError, a folder for results that holds something, or is a file.
+
+    What a process that was killed before it began has left is nothing.
+    """
     try:
-        used = out is not None and out.exists() and (not out.is_dir() or any(out.iterdir()))
+        used = (
+            out is not None
+            and out.exists()
+            and (not out.is_dir() or any(p.name != IN_USE for p in out.iterdir()))
+        )
     except OSError as e:
         raise InputError(f"{out}: cannot be looked into: {e.strerror}") from None
     if used:

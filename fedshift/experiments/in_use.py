@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,43 +19,56 @@ IN_USE = "in-use"
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder for this process while the block runs; the system lets go when it dies.
 
-    Raises InputError where another process holds it. Without POSIX locks (Windows, some network
-    file systems) nothing is held.
+    Raises InputError where another process holds it, and where its file cannot be written. Without
+    POSIX locks (Windows, some network disks) nothing is held. The same process may enter twice, and
+    leaving once lets go.
     """
     path = folder / IN_USE
     held = _held(path)
     try:
         yield
     finally:
-        # Removed before it is let go: a process that waits for neither must not find it stale.
+        # Removed while it is still locked: else the file of the next holder might be removed.
         if held is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(held)
+            _leave(path, held)
+
+
+def _leave(path: Path, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+    os.close(descriptor)
 
 
 def _held(path: Path) -> int | None:
     if importlib.util.find_spec("fcntl") is None:
         return None
     while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
-        except OSError as e:
-            why = "a link to another place" if path.is_symlink() else e.strerror
-            raise InputError(f"{path}: cannot be written: {why}") from None
+        descriptor = _opened(path)
         try:
             locked = _lock(descriptor, path)
-        except BaseException:
+        except InputError:
             os.close(descriptor)
             raise
         if not locked:
-            os.close(descriptor)
+            _leave(path, descriptor)
             return None
         if _still_there(descriptor, path):
-            os.truncate(descriptor, 0)
-            os.write(descriptor, b"%d\n" % os.getpid())
+            _sign(descriptor, path)
             return descriptor
         os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    """The file, made where it is missing. Raises InputError for what is not a file of its own."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
+    except OSError as e:
+        raise _unwritable(path, "a link" if path.is_symlink() else e.strerror) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise _unwritable(path, "not a file of its own")
+    return descriptor
 
 
 def _lock(descriptor: int, path: Path) -> bool:
@@ -83,3 +97,17 @@ def _still_there(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
         return False
+
+
+def _sign(descriptor: int, path: Path) -> None:
+    """Write this process's number, for the message to others."""
+    try:
+        os.truncate(descriptor, 0)
+        os.write(descriptor, b"%d\n" % os.getpid())
+    except OSError as e:
+        _leave(path, descriptor)
+        raise _unwritable(path, e.strerror) from None
+
+
+def _unwritable(path: Path, why: str | None) -> InputError:
+    return InputError(f"{path}: cannot be written: {why}")

@@ -36,7 +36,7 @@ def configured(folder: Path) -> Config:
         summary_of(folder)
         # A run that was killed at its very end may have left them.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        raise InputError(f"{folder}: this run is complete; `fedshift report {folder}` draws it")
+        raise _complete(folder)
     if not (folder / CONFIG).is_file():
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has begun"
@@ -55,16 +55,23 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
     for a damaged lock.json, for checkpoints of another name, and for a folder with links in it, and
     InputError where another process is at work in it.
     """
-    check_links(folder)
-    then, now = read_object(folder / LOCK), lock(config, prepared)
-    for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
-        if then.get(key) != now[key]:
-            raise DataError(
-                f"{folder}: the {what} are not those with which the run began; start a new run"
-            )
-    _check_names(folder, slug(config.name))
-    with alone_in(folder), closing(folder):
-        yield folder, _moved(_versions(then), _versions(now))
+    with alone_in(folder):
+        if (folder / SUMMARY).exists():  # since it was looked at
+            raise _complete(folder)
+        check_links(folder)
+        then, now = read_object(folder / LOCK), lock(config, prepared)
+        for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
+            if then.get(key) != now[key]:
+                raise DataError(
+                    f"{folder}: the {what} are not those with which the run began; start a new run"
+                )
+        _check_names(folder, slug(config.name))
+        with closing(folder):
+            yield folder, _moved(_versions(then), _versions(now))
+
+
+def _complete(folder: Path) -> InputError:
+    return InputError(f"{folder}: this run is complete; `fedshift report {folder}` draws it")
 
 
 def check_links(folder: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -149,15 +149,17 @@ def _heard(
         event = channel.recv()
     except (EOFError, ConnectionError):
         process.join()
-        event = {"event": "over", "error": _death(process.exitcode), "stopped": False}
+        stopped = process.exitcode == -signal.SIGTERM and asked() is not None
+        event = {"event": "over", "error": _death(process.exitcode), "stopped": stopped}
     if event["event"] != "over":
         progress.round(run, event)
         return False
     process.join()
     channel.close()
-    if asked() is None or not (event["stopped"] or process.exitcode == -signal.SIGTERM):
-        error = "stopped from outside (SIGTERM)" if event["stopped"] else event["error"]
-        progress.over(run, error)
+    if not event["stopped"]:
+        progress.over(run, event["error"])
+    elif asked() is None:
+        progress.over(run, "stopped from outside (SIGTERM)")
     return True
 
 
@@ -170,6 +172,7 @@ def _spawn(run: Run, store: Store) -> tuple[Connection, SpawnProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(run, store, theirs), daemon=True)
+    resource_tracker.ensure_running()  # its first start lets SIGINT through
     with _interrupts_held():
         process.start()
     theirs.close()

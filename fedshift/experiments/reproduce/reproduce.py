@@ -110,6 +110,9 @@ def reproduce(
         page = publish(request.publish, outcome, store)
         if records:
             write_tuned(request.publish / TUNED, records)
+    code = asked()
+    if code is not None and report.interrupted is None:  # while the table was written
+        report = replace(report, interrupted=KeyboardInterrupt(code))
     return Reproduced(outcome, report, page)
 
 

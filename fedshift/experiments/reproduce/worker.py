@@ -53,6 +53,7 @@ def work(run: Run, store: Store, channel: Connection) -> None:
     SIGTERM, however often, asks it to stop after the round; "over" then says "stopped".
     """
     asked: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process decides
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
 
     def tell(event: dict[str, Any]) -> None:
