@@ -140,7 +140,8 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
     ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
     bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
-    some = max(1, CACHE // max(1, bytes_each))
+    # As equal as possible: three times four clients, not twice six and none.
+    some = -(-clients // -(-clients // max(1, CACHE // max(1, bytes_each))))
     losses = []
     for start in range(0, clients, some):
         part = slice(start, start + some)

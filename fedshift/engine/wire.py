@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedshift.tree import Params, Parts
 
 # Tensors start where torch's own allocator would put them: elsewhere kernels may round otherwise.
 ALIGN = 64
+# Pieces to a call; the system takes no more than 1,024.
+MANY = 512
 
 
 class Piece(NamedTuple):
@@ -47,29 +51,46 @@ def apart(parts: Mapping[str, Params], count: int) -> list[Parts]:
 def send(connection: Connection, about: Any, parts: Parts) -> None:
     """Send parts, and something small about them that can be pickled."""
     layout: dict[str, list[Piece]] = {part: [] for part in parts}
+    views: list[memoryview] = []
     end = 0
     for part, tree in parts.items():
         for name, v in tree.items():
             start = -(-end // ALIGN) * ALIGN
+            views += [memoryview(bytes(start - end)), _bytes(v)]
             end = start + v.numel() * v.element_size()
             layout[part].append(Piece(name, v.dtype, tuple(v.shape), start, end))
-    block = torch.empty(end, dtype=torch.uint8)
-    for part, pieces in layout.items():
-        for p in pieces:
-            flat = parts[part][p.name].detach().contiguous().reshape(-1)
-            block[p.start : p.stop] = flat.view(torch.uint8)
     connection.send((about, layout, end))
-    if end:
-        connection.send_bytes(block.numpy().data)
+    _write(connection.fileno(), [view for view in views if len(view)])
 
 
 def receive(connection: Connection) -> tuple[Any, Parts]:
     """(what was said about them, the parts). Raises EOFError where the other end is gone."""
     about, layout, size = connection.recv()
     block = torch.empty(size, dtype=torch.uint8)
-    if size:
-        connection.recv_bytes_into(block.numpy().data)
+    # Straight to its place: `Connection.recv_bytes_into` takes two copies more.
+    left = block.numpy().data
+    while left:
+        count = os.readv(connection.fileno(), [left])
+        if not count:
+            raise EOFError
+        left = left[count:]
     return about, {
         part: {p.name: block[p.start : p.stop].view(p.dtype).view(p.shape) for p in pieces}
         for part, pieces in layout.items()
     }
+
+
+def _bytes(v: Tensor) -> memoryview:
+    return v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _write(descriptor: int, views: list[memoryview]) -> None:
+    """Write one after the other, many to a call, from where they lie."""
+    first = 0
+    while first < len(views):
+        count = os.writev(descriptor, views[first : first + MANY])
+        while first < len(views) and count >= len(views[first]):
+            count -= len(views[first])
+            first += 1
+        if count:
+            views[first] = views[first][count:]

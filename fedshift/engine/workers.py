@@ -32,8 +32,8 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.tree import Params, Parts
 
 Jobs = tuple[Job, ...]
-# Shares of a round for each process: while it trains one, the replies of the one before are summed.
-SHARES = 4
+# Shares of a round for each process: while it trains one, the replies of the other are summed.
+SHARES = 2
 
 
 class _Task(NamedTuple):
