@@ -23,7 +23,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,7 +38,7 @@ from fedshift.engine.backends import Backend, loop
 from fedshift.engine.levers import channels_last
 from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
+from fedshift.engine.workers import Team, workers
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import ResNet
@@ -49,6 +49,8 @@ from fedshift.tree import Params
 CLASSES = 10
 # Largest share of a round's change that rounding may make of itself.
 AMPLIFIED = 1e-2
+# Steps of the comparison where a round is an epoch.
+CHECKED = 10
 
 
 class Cnn(nn.Module):
@@ -166,43 +168,56 @@ class Result:
 def measure(workload: Workload, quick: bool, repeat: int, count: int) -> Result:
     """Check that all contenders do the same, then time them in turn."""
     federation, algorithm = workload.federation(quick)
-    net, size = workload.net(), workload.cohort or workload.clients
-    ids = draw_cohort(workload.clients, size, 1, 0)
-    cohort = [federation.clients[i] for i in ids.tolist()]
-    first = start(algorithm, federation)
-
-    def ours(backend: Backend) -> Callable[[], Params]:
-        return lambda: play_round(
-            algorithm, federation, first.server, {}, ids, 1, backend
-        ).server["params"]  # fmt: skip
-
-    with workers(federation.clients, count) as backend:
-        contenders = {
-            "plain": lambda: plain_round(net, federation.params, cohort, workload.local),
-            "loop": ours(loop),
-            f"{count} workers": ours(backend),
-            "stacked": ours(Stacked()),
-        }
-        if isinstance(net, Cnn):
-            contenders["channels-last"] = ours(channels_last(loop))
-            contenders[f"channels-last, {count} workers"] = ours(channels_last(backend))
-        if isinstance(net, Mlp):
-            contenders["dense"] = ours(Stacked(dense=True))
-            contenders[f"dense, {count} workers"] = ours(backend.blocks(Stacked(dense=True)))
-        apart = check(workload, algorithm, federation, contenders, ids, net)
+    ids = draw_cohort(workload.clients, workload.cohort or workload.clients, 1, 0)
+    local = workload.local
+    # Rounding grows from step to step: an epoch of 188 would be compared with chance.
+    short = replace(local, epochs=None, steps=CHECKED) if local.steps is None else local
+    briefly = replace(workload, local=short)
+    brief = briefly.method(Setting(algorithm.model, TARGET, short))
+    with workers(federation.clients, count) as team:
+        checked = contenders_of(briefly, brief, federation, ids, team)
+        apart = check(briefly, brief, federation, checked, ids)
+        contenders = contenders_of(workload, algorithm, federation, ids, team)
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(repeat):
             for name, play in contenders.items():
                 began = time.perf_counter()
                 play()
                 times[name].append(time.perf_counter() - began)
-    weighing = int((algorithm.weigh(first.server, ids) > 0).sum())
+    weighing = int((algorithm.weigh(start(algorithm, federation).server, ids) > 0).sum())
     return Result(workload, {k: statistics.median(v) for k, v in times.items()}, apart, weighing)
+
+
+def contenders_of(
+    workload: Workload, algorithm: Algorithm, federation: Federation, ids: Tensor, team: Team
+) -> dict[str, Callable[[], Params]]:
+    """A round by the plain loop, and by every backend that may be the fastest."""
+    net, first, count = workload.net(), start(algorithm, federation), len(team.members)
+    cohort = [federation.clients[i] for i in ids.tolist()]
+
+    def ours(backend: Backend) -> Callable[[], Params]:
+        return lambda: play_round(
+            algorithm, federation, first.server, {}, ids, 1, backend
+        ).server["params"]  # fmt: skip
+
+    found = {
+        "plain": lambda: plain_round(net, federation.params, cohort, workload.local),
+        "loop": ours(loop),
+        f"{count} workers": ours(team),
+        "stacked": ours(Stacked()),
+    }
+    if isinstance(net, Cnn):
+        found["channels-last"] = ours(channels_last(loop))
+        found[f"channels-last, {count} workers"] = ours(channels_last(team))
+    if isinstance(net, Mlp):
+        found["dense"] = ours(Stacked(dense=True))
+        found[f"dense, {count} workers"] = ours(team.blocks(Stacked(dense=True)))
+    return found
 
 
 def check(
     workload: Workload, algorithm: Algorithm, federation: Federation,
-    contenders: dict[str, Callable[[], Params]], ids: Tensor, net: nn.Module,
+    contenders: dict[str, Callable[[], Params]], ids: Tensor,
 ) -> float:  # fmt: skip
     """The largest difference to the plain loop over the size of the round's change.
 
@@ -223,7 +238,7 @@ def check(
     for client in cohort:
         (plan,) = plan_all(algorithm.phases(), client, 1, 0, int(client.id)).values()
         batches.append([plan.rows[s, : plan.sizes[s]] for s in range(plan.steps)])
-    plain = plain_round(net, federation.params, cohort, workload.local, batches)
+    plain = plain_round(workload.net(), federation.params, cohort, workload.local, batches)
     change = max(float((plain[k] - federation.params[k]).abs().max()) for k in plain)
     apart = max(float((plain[k] - loops[k]).abs().max()) for k in plain) / change
     if not apart < 1e-2:
