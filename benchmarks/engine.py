@@ -54,14 +54,15 @@ CHECKED = 10
 
 
 class Cnn(nn.Module):
-    """conv5x5x32 - pool - conv5x5x64 - pool - fc512 - fc10, without padding."""
+    """conv5x5x32 - pool - conv5x5x64 - pool - fc512 - fc10; padding is 0 or 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, padding: int = 0) -> None:
         super().__init__()
+        left = 7 if padding else 4
         self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(64 * 4 * 4, 512), nn.ReLU(),
+            nn.Conv2d(1, 32, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(64 * left * left, 512), nn.ReLU(),
         )  # fmt: skip
         self.head = nn.Linear(512, CLASSES)
 
