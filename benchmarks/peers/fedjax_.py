@@ -25,7 +25,7 @@ def network(name: str) -> tuple[dict[str, Any], Any]:
 
     def conv(p: tuple[Any, Any], x: Any) -> Any:
         out = jax.lax.conv_general_dilated(
-            x, p[0], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            x, p[0], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
         return jax.lax.reduce_window(
             jax.nn.relu(out + p[1]), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
@@ -35,7 +35,7 @@ def network(name: str) -> tuple[dict[str, Any], Any]:
         return x @ p[0] + p[1]
 
     if name == "W1":
-        params = {"a": kernel(1, 32), "b": kernel(32, 64), "c": dense(3136, 512),
+        params = {"a": kernel(1, 32), "b": kernel(32, 64), "c": dense(1024, 512),
                   "d": dense(512, CLASSES)}  # fmt: skip
         return params, lambda p, x: layer(
             p["d"], jax.nn.relu(layer(p["c"], conv(p["b"], conv(p["a"], x)).reshape(len(x), -1)))
