@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
+from fedshift.pooling import Pair, pooled_first, rectified_pools
 from fedshift.seeds import key
 from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
@@ -29,6 +30,8 @@ class Model:
     augment: (x, seed) -> x of the same shape, what inputs go through before a gradient is taken
     (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
 
+    A rectifier right before a max-pool is computed after it (`fedshift.pooling`).
+
     mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
 
     Raises InputError for freeze_norm with a module that has no BatchNorm.
@@ -38,12 +41,14 @@ class Model:
     freeze_norm: bool = False
     augment: Augment | None = None
     _places: Places = field(init=False, repr=False)
+    _pools: tuple[Pair, ...] = field(init=False, repr=False)
     _random: bool = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
+        object.__setattr__(self, "_pools", rectified_pools(self.net))
         object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
         normed = any(map(_is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
@@ -85,7 +90,8 @@ class Model:
         if training and self.freeze_norm:
             for module in filter(_is_batch_norm, self.net.modules()):
                 module.eval()
-        out = call(self.net, self._places, params | buffers, x)
+        with pooled_first(self._pools):
+            out = call(self.net, self._places, params | buffers, x)
         return out if isinstance(out, dict) else {"logits": out}
 
 
