@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from fedshift.seeds import key
 from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
 
+NOTHING = contextlib.nullcontext()
 Augment = Callable[[Tensor, int], Tensor]
 
 
@@ -90,7 +92,8 @@ class Model:
         if training and self.freeze_norm:
             for module in filter(_is_batch_norm, self.net.modules()):
                 module.eval()
-        with pooled_first(self._pools):
+        # Where there is nothing to turn, entering a block would cost as much as a small layer.
+        with pooled_first(self._pools) if self._pools else NOTHING:
             out = call(self.net, self._places, params | buffers, x)
         return out if isinstance(out, dict) else {"logits": out}
 
