@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,20 @@ def refused(
 def test_too_few_nodes(setting: Setting, federation: Federation) -> None:
     told = refused(recipes.fedavg(setting), federation, nodes={0: 0, 1: 1, 2: 2, 3: 3})
     assert told == ("4 of 6 clients are connected after 0.1 s; start the others, or expect fewer")
+
+
+class Registered(LocalGrid):
+    """Nodes that operators have named."""
+
+    def get_nodes(self) -> Any:
+        return [SimpleNamespace(node_id=n, name=f"site-{n}") for n in self.get_node_ids()]
+
+
+def test_who_is_connected_is_named(setting: Setting, federation: Federation) -> None:
+    algorithm = recipes.fedavg(setting)
+    grid = Registered(client_app(sites(algorithm, federation)), 6, partitions={0: 0, 2: 2})
+    with pytest.raises(InputError, match=r"2 of 6 .* after 0\.1 s \(site-1000, site-1014\); start"):
+        strategy_of(algorithm, federation).begin(grid)
 
 
 def test_two_nodes_of_one_partition(setting: Setting, federation: Federation) -> None:

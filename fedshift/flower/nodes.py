@@ -122,9 +122,11 @@ def _wait(grid: Grid, clients: int, patience: float) -> list[int]:
     end = time.monotonic() + patience
     while len(ids := sorted(grid.get_node_ids())) < clients:
         if time.monotonic() > end:
+            known = sorted(names_of(grid).values())
+            named = f" ({', '.join(known)})" if known else ""
             raise InputError(
-                f"{len(ids)} of {clients} clients are connected after {patience:g} s; start the "
-                "others, or expect fewer"
+                f"{len(ids)} of {clients} clients are connected after {patience:g} s{named}; "
+                "start the others, or expect fewer"
             )
         time.sleep(0.05)
     return ids
