@@ -24,9 +24,7 @@ ORDER = ("engine", "methods", "growth", "registered", "startup", "aggregation", 
 
 def run(name: str, out: Path, quick: bool) -> None:
     """One benchmark, with its figures in `out`. A failure ends it all."""
-    # engine.py takes a folder, and names its files itself.
-    place = out if name == "engine" else out / f"{name}.json"
-    command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(place)]
+    command = [sys.executable, str(HERE / f"{name}.py"), "--out", str(out / f"{name}.json")]
     print(f"== {name}", flush=True)
     began = time.perf_counter()
     done = subprocess.run([*command, *(["--quick"] if quick else [])])
@@ -57,7 +55,7 @@ def main() -> None:
         run(name, given.out, given.quick)
     found = figures(given.out)
     # Numbers of a trial are nobody's results.
-    trial = given.quick or any(one.get("quick") for one in found.values() if isinstance(one, dict))
+    trial = given.quick or any(one["quick"] for one in found.values())
     target = given.page or (given.out / "benchmarks.md" if trial else PAGE)
     target.write_text(page.drawn(found))
     print(f"page: {target}")

@@ -1,11 +1,11 @@
 """Seconds per round against a plain loop: `python benchmarks/engine.py [--quick] [--only W1,W2]`.
 
 The plain loop is what one writes by hand: one thread, one `nn.Module`, `torch.optim.SGD`, a
-weighted sum of state dictionaries at the end of a round. Every figure is a ratio to it: all
-contenders play the same round in turn, again and again, and the medians of their times are
-compared. Before that, each must end a round of the same batches with the plain loop's parameters.
-
-Inputs are random numbers of the right shape: time does not depend on what they show.
+weighted sum of state dictionaries at the end of a round. It has a process of its own, so that
+nothing that the library sets for its process (the allocator) is the loop's, too. Every figure is a
+ratio to it: all contenders play a round in turn, then the next round, with another cohort where
+one is drawn, and the medians of their times are compared. Before that, each must end a round of
+the same batches with the plain loop's parameters.
 """
 
 # ruff: noqa: E402
@@ -16,140 +16,41 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported, or it does nothing
 
-import argparse
 import contextlib
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 
 import torch
-from torch import Tensor, nn
+from results import arguments, save
+from torch import Tensor
+from workloads import TARGET, WORKLOADS, Cnn, Workload, plain_round
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.client.local import Local, plan_all
-from fedshift.data import ClientData, client_data, register
+from fedshift.client.local import plan_all
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.levers import channels_last
 from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import Team, workers
-from fedshift.model import build
 from fedshift.models.dense import Mlp
-from fedshift.models.resnet import ResNet
 from fedshift.recipes import Setting
-from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params
 
-CLASSES = 10
 # Largest share of a round's change that rounding may make of itself.
 AMPLIFIED = 1e-2
-# Steps of the comparison where a round is an epoch.
-CHECKED = 10
+# Steps of the comparison, at most.
+CHECKED = 3
+# Unless told how many rounds to play: as many as the plain loop plays in so many seconds, these at
+# least and at most. Where they are many, some before them are not counted.
+ENOUGH, LEAST, MOST, UNCOUNTED = 90.0, 2, 40, 3
 
-
-class Cnn(nn.Module):
-    """conv5x5x32 - pool - conv5x5x64 - pool - fc512 - fc10; padding is 0 or 2."""
-
-    def __init__(self, padding: int = 0) -> None:
-        super().__init__()
-        left = 7 if padding else 4
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(64 * left * left, 512), nn.ReLU(),
-        )  # fmt: skip
-        self.head = nn.Linear(512, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Clients of equal size and a network; `cohort` of them train in each round."""
-
-    name: str
-    what: str
-    shape: tuple[int, ...]
-    net: Callable[[], nn.Module]
-    clients: int
-    examples: int
-    local: Local
-    cohort: int | None = None
-    labels: int = CLASSES
-    method: Callable[[Setting], Algorithm] = recipes.fedavg
-
-    def federation(self, quick: bool) -> tuple[Federation, Algorithm]:
-        """The clients with random inputs, and the method; a fifth of the examples if `quick`."""
-        source = generator(0, "benchmark", self.name)
-        n = max(self.examples // 5, self.local.batch) if quick else self.examples
-        clients: list[ClientData] = []
-        for i in range(self.clients):
-            y = (i + torch.randint(self.labels, (n,), generator=source)) % CLASSES
-            clients.append(client_data(torch.randn(n, *self.shape, generator=source), y, i))
-        model = build(self.net, seed=0)
-        table = register(clients, CLASSES)
-        algorithm = self.method(Setting(model, TARGET, self.local))
-        return Federation(clients, *model.init(), table, Seeds.of(0)), algorithm
-
-
-TARGET = (0.5, 0.5, *(0.0,) * (CLASSES - 2))
-MLP = lambda: Mlp((1, 28, 28), (200,), CLASSES)  # noqa: E731
-WORKLOADS = (
-    Workload("W1", "CNN, 10 clients x 6,000, 1 epoch of batch 32", (1, 28, 28), Cnn, 10, 6000,
-             Local(lr=0.05, epochs=1, batch=32)),
-    Workload("W2", "MLP 784-200-10, 100 clients x 600, 10 steps of batch 32", (1, 28, 28), MLP, 100,
-             600, Local(lr=0.05, steps=10, batch=32)),
-    Workload("W3", "logistic regression, 100 of 1,000 clients x 60, 3 steps of batch 20",
-             (1, 28, 28), lambda: Mlp((1, 28, 28), (), CLASSES), 1000, 60,
-             Local(lr=0.05, steps=3, batch=20), cohort=100),
-    Workload("W4", "ResNet-18 with GroupNorm, 8 clients, 10 steps of batch 128", (3, 32, 32),
-             lambda: ResNet(18, CLASSES, norm="group", stem="cifar"), 8, 1280,
-             Local(lr=0.05, steps=10, batch=128)),
-    Workload("W5", "MLP, 100 clients of 2 labels, FedPALS for 2 labels", (1, 28, 28), MLP, 100, 600,
-             Local(lr=0.05, steps=10, batch=32), labels=2,
-             method=lambda s: recipes.fedpals(s, lam=0.0)),
-)  # fmt: skip
-
-
-def plain_round(
-    net: nn.Module, params: Params, clients: Sequence[ClientData], local: Local,
-    batches: Sequence[Sequence[Tensor]] | None = None,
-) -> Params:  # fmt: skip
-    """A round of FedAvg as one writes it by hand; batches are drawn unless given."""
-    total = sum(len(c.y) for c in clients)
-    mixed: Params = {}
-    for i, client in enumerate(clients):
-        with torch.no_grad():
-            for k, p in net.named_parameters():
-                p.copy_(params[k])
-        optimizer = torch.optim.SGD(net.parameters(), lr=local.lr)
-        for rows in drawn(len(client.y), local) if batches is None else batches[i]:
-            out = net(client.x[rows])
-            out = out["logits"] if isinstance(out, dict) else out
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(out, client.y[rows]).backward()
-            optimizer.step()
-        share = len(client.y) / total
-        for k, p in net.named_parameters():
-            mixed[k] = mixed.get(k, 0.0) + share * p.detach()
-    return mixed
-
-
-def drawn(n: int, local: Local) -> list[Tensor]:
-    """One epoch's batches, or a fixed number of steps."""
-    if local.steps is None:
-        return list(torch.randperm(n).split(local.batch))
-    found: list[Tensor] = []
-    while len(found) < local.steps:
-        found += torch.randperm(n).split(local.batch)
-    return found[: local.steps]
+Round = Callable[[int], Params]
 
 
 @dataclass(frozen=True)
@@ -160,71 +61,128 @@ class Result:
     seconds: dict[str, float]
     apart: float
     weighing: int
+    rounds: int
 
     def ratio(self, contender: str) -> float:
         """How many times as fast as the plain loop."""
         return self.seconds["plain"] / self.seconds[contender]
 
 
-def measure(workload: Workload, quick: bool, repeat: int, count: int) -> Result:
+def cohort_of(workload: Workload, t: int) -> Tensor:
+    """The clients of round t."""
+    return draw_cohort(workload.clients, workload.cohort or workload.clients, t, 0)
+
+
+@contextlib.contextmanager
+def plain_loop() -> Iterator[Callable[[str, bool, int], float]]:
+    """Seconds of round t of a workload by the plain loop, in a process of its own.
+
+    To be entered before anything is set for this process: the other one is forked from it.
+    """
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_play_plainly, args=(theirs, ours), daemon=True)
+    process.start()
+    theirs.close()
+
+    def play(name: str, quick: bool, t: int) -> float:
+        ours.send((name, quick, t))
+        return float(ours.recv())
+
+    try:
+        yield play
+    finally:
+        ours.close()
+        process.join()
+
+
+def _play_plainly(connection: Connection, other: Connection) -> None:
+    other.close()
+    torch.set_num_threads(1)
+    held: tuple[str, Workload, Federation] | None = None
+    with contextlib.suppress(EOFError):
+        while True:
+            name, quick, t = connection.recv()
+            if held is None or held[0] != name:
+                workload = next(w for w in WORKLOADS if w.name == name)
+                held = name, workload, workload.federation(quick)[0]
+                net = workload.net()
+            _, workload, federation = held
+            cohort = [federation.clients[i] for i in cohort_of(workload, t).tolist()]
+            began = time.perf_counter()
+            plain_round(net, federation.params, cohort, workload.local)
+            connection.send(time.perf_counter() - began)
+
+
+def measure(
+    workload: Workload, quick: bool, repeat: int | None, count: int, plain: Callable[[int], float],
+    only: Sequence[str],
+) -> Result:  # fmt: skip
     """Check that all contenders do the same, then time them in turn."""
     federation, algorithm = workload.federation(quick)
-    ids = draw_cohort(workload.clients, workload.cohort or workload.clients, 1, 0)
     local = workload.local
-    # Rounding grows from step to step: an epoch of 188 would be compared with chance.
-    short = replace(local, epochs=None, steps=CHECKED) if local.steps is None else local
+    # Rounding grows from step to step: after an epoch of 188 chance would be compared.
+    short = replace(local, epochs=None, steps=min(CHECKED, local.steps or CHECKED))
     briefly = replace(workload, local=short)
     brief = briefly.method(Setting(algorithm.model, TARGET, short))
     with workers(federation.clients, count) as team:
-        checked = contenders_of(briefly, brief, federation, ids, team)
-        apart = check(briefly, brief, federation, checked, ids)
-        contenders = contenders_of(workload, algorithm, federation, ids, team)
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(repeat):
-            for name, play in contenders.items():
-                began = time.perf_counter()
-                play()
-                times[name].append(time.perf_counter() - began)
-    weighing = int((algorithm.weigh(start(algorithm, federation).server, ids) > 0).sum())
-    return Result(workload, {k: statistics.median(v) for k, v in times.items()}, apart, weighing)
+        few = contenders_of(briefly, brief, federation, team, only)
+        apart = check(briefly, brief, federation, few)
+        contenders = contenders_of(workload, algorithm, federation, team, only)
+        times, rounds = timed(contenders, plain, repeat)
+    server = start(algorithm, federation).server
+    weighing = int((algorithm.weigh(server, cohort_of(workload, 1)) > 0).sum())
+    medians = {k: statistics.median(v) for k, v in times.items()}
+    return Result(workload, medians, apart, weighing, rounds)
+
+
+def timed(
+    contenders: dict[str, Round], plain: Callable[[int], float], repeat: int | None
+) -> tuple[dict[str, list[float]], int]:
+    """(seconds of each contender's rounds, the plain loop first, and how many there were)."""
+    first = plain(1)
+    rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first)))
+    times: dict[str, list[float]] = {name: [] for name in ("plain", *contenders)}
+    for t in range(1, rounds + 1 + (UNCOUNTED if rounds == MOST else 0)):
+        times["plain"].append(first if t == 1 else plain(t))
+        for name, play in contenders.items():
+            began = time.perf_counter()
+            play(t)
+            times[name].append(time.perf_counter() - began)
+    return {name: taken[-rounds:] for name, taken in times.items()}, rounds
 
 
 def contenders_of(
-    workload: Workload, algorithm: Algorithm, federation: Federation, ids: Tensor, team: Team
-) -> dict[str, Callable[[], Params]]:
-    """A round by the plain loop, and by every backend that may be the fastest."""
-    net, first, count = workload.net(), start(algorithm, federation), len(team.members)
-    cohort = [federation.clients[i] for i in ids.tolist()]
+    workload: Workload, algorithm: Algorithm, federation: Federation, team: Team,
+    only: Sequence[str] = (),
+) -> dict[str, Round]:  # fmt: skip
+    """Round t by every backend that may be the fastest; by those of `only` if there are some."""
+    first, count = start(algorithm, federation), len(team.members)
 
-    def ours(backend: Backend) -> Callable[[], Params]:
-        return lambda: play_round(
-            algorithm, federation, first.server, {}, ids, 1, backend
+    def ours(backend: Backend) -> Round:
+        return lambda t: play_round(
+            algorithm, federation, first.server, {}, cohort_of(workload, t), t, backend
         ).server["params"]  # fmt: skip
 
-    found = {
-        "plain": lambda: plain_round(net, federation.params, cohort, workload.local),
-        "loop": ours(loop),
-        f"{count} workers": ours(team),
-        "stacked": ours(Stacked()),
-    }
-    if isinstance(net, Cnn):
+    found = {"loop": ours(loop), f"{count} workers": ours(team)}
+    if isinstance(workload.net(), Cnn):
         found["channels-last"] = ours(channels_last(loop))
         found[f"channels-last, {count} workers"] = ours(channels_last(team))
-    if isinstance(net, Mlp):
+    if isinstance(workload.net(), Mlp):
+        found["stacked"] = ours(Stacked())
         found["dense"] = ours(Stacked(dense=True))
         found[f"dense, {count} workers"] = ours(team.blocks(Stacked(dense=True)))
-    return found
+    return {k: v for k, v in found.items() if k == "loop" or not only or k in only}
 
 
 def check(
-    workload: Workload, algorithm: Algorithm, federation: Federation,
-    contenders: dict[str, Callable[[], Params]], ids: Tensor,
-) -> float:  # fmt: skip
+    workload: Workload, algorithm: Algorithm, federation: Federation, contenders: dict[str, Round]
+) -> float:
     """The largest difference to the plain loop over the size of the round's change.
 
     FedPALS weighs otherwise than the plain loop: only the backends are compared there.
     """
-    found = {name: play() for name, play in list(contenders.items())[1:]}
+    found = {name: play(1) for name, play in contenders.items()}
     loops = found.pop("loop")
     moved = max(float((loops[k] - federation.params[k]).abs().max()) for k in loops)
     for name, other in found.items():
@@ -234,7 +192,7 @@ def check(
             raise SystemExit(f"{workload.name}: {name} and loop differ by {gap / moved:.1e}")
     if workload.method is not recipes.fedavg:
         return float("nan")
-    cohort = [federation.clients[i] for i in ids.tolist()]
+    cohort = [federation.clients[i] for i in cohort_of(workload, 1).tolist()]
     batches = []
     for client in cohort:
         (plan,) = plan_all(algorithm.phases(), client, 1, 0, int(client.id)).values()
@@ -262,30 +220,30 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of the examples, W1 and W4")
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="as in W1,W3")
-    parser.add_argument("--repeat", type=int, default=5, help="rounds of each contender")
+    parser.add_argument("--contenders", default="", help='as in "2 workers;dense"; loop is always')
+    parser.add_argument("--repeat", type=int, help="rounds of each contender")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, help="folder for engine.md and engine.json")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
     chosen = [w for w in WORKLOADS if not given.only or w.name in given.only.split(",")]
+    only = given.contenders.split(";") if given.contenders else ()
     results = []
-    for workload in chosen:
-        results.append(measure(workload, given.quick, given.repeat, given.workers))
-        print(f"{workload.name}: {results[-1].seconds}", flush=True)
-    text = "\n".join(table(results))
-    machine = (
-        f"{os.cpu_count()} cores, torch {torch.__version__}, Python {platform.python_version()}"
-    )
-    print(f"\n{text}\n\n{machine}; medians of {given.repeat} rounds.")
-    if given.out:
-        given.out.mkdir(parents=True, exist_ok=True)
-        rows = [{"workload": r.workload.name, "apart": r.apart, **r.seconds} for r in results]
-        (given.out / "engine.md").write_text(f"{text}\n\n{machine}; medians of {given.repeat}.\n")
-        (given.out / "engine.json").write_text(json.dumps(rows, indent=1) + "\n")
+    with plain_loop() as plain:
+        keep_memory()
+        for w in chosen:
+            seconds = lambda t, w=w: plain(w.name, given.quick, t)  # noqa: E731
+            results.append(measure(w, given.quick, given.repeat, given.workers, seconds, only))
+            print(f"{w.name}: {results[-1].seconds}", flush=True)
+    print("\n".join(("", *table(results))))
+    rows = [
+        {"workload": r.workload.name, "what": r.workload.what,
+         "apart": None if r.apart != r.apart else r.apart,
+         "weighing": r.weighing, "rounds": r.rounds, "seconds": r.seconds}
+        for r in results
+    ]  # fmt: skip
+    save(given.out, {"workers": given.workers, "rows": rows}, quick=given.quick)
 
 
 if __name__ == "__main__":

@@ -33,14 +33,14 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from engine import WORKLOADS, Cnn, Workload, plain_round
+from workloads import WORKLOADS, Cnn, Workload, plain_round
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.rounds import Federation, run
 from fedshift.flower.quiet import quiet
 
 OUT = HERE.parent / "docs" / "results" / "flower_overhead.md"
-# Workloads of benchmarks/engine.py, and how many rounds of each for one of the first.
+# Workloads of benchmarks/workloads.py, and how many rounds of each for one of the first.
 CASES = {"W1": 1, "W2": 4}
 LIMIT = 0.05  # what our strategy may add to Flower's own round
 MIB = 1 << 20
@@ -48,7 +48,7 @@ MIB = 1 << 20
 
 @cache
 def made(name: str, quick: bool) -> tuple[Federation, Algorithm, Workload]:
-    """A workload of benchmarks/engine.py, once per process; convolutions are padded by 2."""
+    """A workload of benchmarks/workloads.py, once per process; convolutions are padded by 2."""
     found = next(one for one in WORKLOADS if one.name == name)
     if found.net is Cnn:
         found = replace(found, net=partial(Cnn, 2), what=found.what.replace("CNN", "padded CNN"))
@@ -301,7 +301,7 @@ def page(quick: bool, rounds: int) -> Iterator[str]:
         f"`python benchmarks/flower_overhead.py --write --rounds {rounds}`, "
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, torch "
         f"{torch.__version__}, flwr {flwr.__version__}, one thread per client. Medians of {told} "
-        "rounds after the first (smallest–largest), workloads of benchmarks/engine.py."
+        "rounds after the first (smallest–largest), workloads of benchmarks/workloads.py."
     )
     yield ""
     yield (
@@ -324,7 +324,7 @@ def main() -> None:
     if given.quick and given.write:
         parser.error("--quick prints only; leave out --write")
     torch.set_num_threads(1)
-    # Ray's processes import this module (and `engine`) by name.
+    # Ray's processes import this module (and `workloads`) by name.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     lines = []
     with quiet():

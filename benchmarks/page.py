@@ -24,8 +24,8 @@ def drawn(found: Mapping[str, Any]) -> str:
         "# Benchmarks",
         "",
         "Made by `make bench` from the JSON files that its parts leave; "
-        "`python benchmarks/all.py --draw` draws it again. Ratios compare what ran in turn in one "
-        "process. Peers are measured apart, see `benchmarks/peers/`.",
+        "`python benchmarks/all.py --draw` draws it again. Ratios compare what ran in turn on one "
+        "machine. Peers are measured apart, see `benchmarks/peers/`.",
     ]
     for name, about in ABOUT.items():
         if name in found:
@@ -33,10 +33,7 @@ def drawn(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _part(name: str, left: Any) -> Iterator[str]:
-    if not isinstance(left, dict):  # engine.py's rows, without the machine
-        yield from PARTS[name](left)
-        return
+def _part(name: str, left: Mapping[str, Any]) -> Iterator[str]:
     yield from PARTS[name](left["figures"])
     yield ""
     yield made_by(left)
@@ -62,21 +59,33 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield f"| {' | '.join(row)} |"
 
 
-def engine(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def engine(figures: Mapping[str, Any]) -> Iterator[str]:
     """The plain loop's seconds, and everybody's speed relative to it."""
-    known = {"workload", "what", "apart", "weighing"}
-    names = {k: None for row in rows for k, v in row.items() if isinstance(v, float)}
-    others = [name for name in names if name not in known | {"plain"}]
+    rows = figures["rows"]
+    others = list(dict.fromkeys(k for row in rows for k in row["seconds"] if k != "plain"))
 
-    def speed(row: Mapping[str, Any], name: str) -> str:
-        taken = row.get(name)
-        return f"{row['plain'] / taken:.2f}x" if taken else "–"
+    def speed(seconds: Mapping[str, float], name: str) -> str:
+        return f"{seconds['plain'] / seconds[name]:.2f}x" if name in seconds else "–"
 
     cells = [
-        [row["workload"], f"{row['plain']:.3f}", *(speed(row, name) for name in others)]
+        [row["workload"], f"{row['seconds']['plain']:.3f}",
+         *(speed(row["seconds"], name) for name in others), f"{row['rounds']}"]
         for row in rows
-    ]
-    yield from table(["workload", "plain loop, s", *others], cells)
+    ]  # fmt: skip
+    yield from table(["workload", "plain loop, s", *others, "rounds"], cells)
+    yield ""
+    yield "; ".join(f"{row['workload']}: {row['what']}" for row in rows) + "."
+    yield ""
+    yield (
+        "Medians. The plain loop has a process of its own; a round's contenders play in turn, and "
+        "every round has its own batches and, in W3, its own 100 of 1,000 clients. After the first "
+        "steps of the same batches the parameters of loop and plain loop are apart by "
+        + ", ".join(f"{row['apart']:.0e} of the change ({row['workload']})" for row in rows
+                    if row["apart"] is not None)
+        + ". In W5 the clients with weight are "
+        + (", ".join(f"{row['weighing']}" for row in rows if row["workload"] == "W5") or "not run")
+        + " of 100; the plain loop trains all."
+    )  # fmt: skip
 
 
 def methods(figures: Mapping[str, Any]) -> Iterator[str]:

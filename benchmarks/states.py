@@ -21,7 +21,7 @@ from pathlib import Path
 import memory
 import results
 import torch
-from engine import CLASSES, Cnn
+from workloads import CLASSES, Cnn
 
 from fedshift import recipes
 from fedshift.client.local import Local

@@ -35,7 +35,7 @@ def load(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
 
 def test_peers_play_the_same_workloads(load) -> None:  # type: ignore[no-untyped-def]
-    ours = {w.name: w for w in load("engine.py").WORKLOADS}
+    ours = {w.name: w for w in load("workloads.py").WORKLOADS}
     plain = load("peers/plain.py")
     assert list(plain.WORKLOADS) == ["W1", "W2", "W3"]
     for name, theirs in plain.WORKLOADS.items():
@@ -71,8 +71,12 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
     assert "7 clients, 1,234,567 parameters" in drawn
     assert f"torch {torch.__version__}" in drawn
     assert "A trial, not a result." in drawn
-    one = {"workload": "W1", "apart": 1e-4, "plain": 3.0, "loop": 2.0, "stacked": 4.0}
-    assert "| W1 | 3.000 | 1.50x | 0.75x |" in page.drawn({"engine": [one]})
+    seconds = {"plain": 3.0, "loop": 2.0, "stacked": 4.0}
+    one = {"workload": "W1", "what": "a CNN", "apart": 1e-4, "weighing": 3, "rounds": 7}
+    engine = {"workers": 2, "rows": [one | {"seconds": seconds}]}
+    assert "| W1 | 3.000 | 1.50x | 0.75x | 7 |" in page.drawn(
+        {"engine": left | {"figures": engine}}
+    )
 
 
 def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped-def]

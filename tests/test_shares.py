@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from fedshift.client.local import Local
 from fedshift.engine import workers as module
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.gate import Gate
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.levers import channels_last
+from fedshift.engine.one_round import jobs_of, open_round
+from fedshift.engine.rounds import Federation, run, start
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.wire import apart as parted
-from fedshift.engine.wire import under
+from fedshift.engine.wire import ALIGN, inside, receive, send
 from fedshift.engine.workers import Team, workers
 from fedshift.errors import TrainingError, UnfitError
 from fedshift.model import Model
 from fedshift.seeds import Seeds
+from fedshift.tree import Parts
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
@@ -164,9 +167,53 @@ def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.Monke
         assert sizes(blocks) == expected
 
 
-def test_parts_are_told_apart() -> None:
-    one, two = {"w": torch.ones(1)}, {"v": torch.zeros(2)}
-    packed = under("0/update", {"delta": one}) | under("1/update", {"delta": two, "report": one})
-    assert parted(packed, 3) == [
-        {"update/delta": one}, {"update/delta": two, "update/report": one}, {},
-    ]  # fmt: skip
+def test_trees_travel_as_they_are() -> None:
+    """Runs of equal forms, others between them, what is empty and what has no dimension."""
+    ours, theirs = Pipe()
+    one = {"a": {"w": torch.randn(3, 5), "b": torch.tensor(2.5)}, "empty": {}}
+    two = {"a": {"w": torch.randn(3, 5), "b": torch.tensor(-1.0)}, "empty": {}}
+    odd = {"c": {"y": torch.arange(7), "m": torch.tensor([True, False]), "none": torch.zeros(0, 4)}}
+    trees: list[Parts] = [one, two, odd, {}, one]
+    send(ours, "about", trees)
+    about, found = receive(theirs)
+    assert about == "about"
+    assert len(found) == len(trees)
+    for tree, back in zip(trees, found, strict=True):
+        assert tree.keys() == back.keys()
+        for part, leaves in tree.items():
+            assert leaves.keys() == back[part].keys()
+            for name, v in leaves.items():
+                assert v.dtype == back[part][name].dtype
+                assert torch.equal(v, back[part][name])
+                assert back[part][name].data_ptr() % ALIGN == 0 or not v.numel()
+    send(ours, None, [])
+    assert receive(theirs) == (None, [])
+
+
+def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
+    """What travels is how to draw them; a lever's mark makes them travel whole."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+    jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 0))
+    for sent in (jobs, tuple(with_channels_last(jobs))):
+        about, trees = module._packed(sent, {})
+        held = [set(inside("plan", tree)) for tree in trees]
+        back = module._unpacked(about, trees, {}, federation.clients)
+        for job, again in zip(sent, back, strict=True):
+            assert job.plans.keys() == again.plans.keys()
+            for k, plan in job.plans.items():
+                assert torch.equal(plan.rows, again.plans[k].rows)
+                assert plan[1].equal(again.plans[k][1])
+                assert plan[2:] == again.plans[k][2:]
+        assert held == [set() if sent is jobs else set(jobs[0].plans)] * 6
+
+
+def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
+    given: list[Job] = []
+
+    def spy(update: ClientUpdate, marked: Iterable[Job]) -> Iterator[Reply]:
+        given.extend(marked)
+        return iter(())
+
+    list(channels_last(spy)(lambda *a: ({}, {}), jobs))
+    return iter(given)

@@ -230,10 +230,21 @@ def test_data_are_stacked_once(setting: Setting, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_padded", spy)
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
     list(run(algorithm, federation, 3, backend=Stacked()))
-    assert calls == [6]
+    assert calls == [6, 6]  # kept from the second time on
     calls.clear()
     list(run(algorithm, federation, 2, backend=Stacked(memory=1)))  # no room to keep any
     assert calls == [1] * 12
+
+
+def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    backend = Stacked()
+    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=backend)}
+    assert len(drawn) == 3
+    assert not backend._kept
+    list(run(algorithm, federation, 3, cohort=2, backend=backend))  # the same three again
+    kept = {tuple(sorted(int(c.id) for c in one.clients)) for one in backend._kept.values()}
+    assert kept == drawn
 
 
 def test_blocks_fit_in_memory(setting: Setting) -> None:

@@ -1,6 +1,6 @@
 """W1 to W3 and the plain loop, for processes in which fedshift is not installed.
 
-The workloads are those of benchmarks/engine.py; tests/test_benchmarks.py compares the two.
+The workloads are those of benchmarks/workloads.py; tests/test_benchmarks.py compares the two.
 """
 
 # ruff: noqa: E402

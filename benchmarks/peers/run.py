@@ -1,9 +1,9 @@
 """Other libraries on W1 to W3: `python benchmarks/peers/run.py [--tiny] [--only pfl,fedjax]`.
 
 Each peer is installed from the package index into a virtual environment of its own, by its public
-interface alone plays rounds of FedAvg in turn with the plain loop of benchmarks/engine.py, in one
-process, and is reported as a ratio to that loop. One that does not install or run is listed with
-the reason. Nothing but the Python standard library is needed here.
+interface alone plays rounds of FedAvg in turn with the plain loop of benchmarks/workloads.py, in
+one process, and is reported as a ratio to that loop. One that does not install or run is listed
+with the reason. Nothing but the Python standard library is needed here.
 
 All have the CPU builds of torch and torchvision in constraints.txt: where pip finds none (give
 PyTorch's CPU index with PIP_EXTRA_INDEX_URL), peers are left out rather than gigabytes of another

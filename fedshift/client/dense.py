@@ -171,14 +171,18 @@ def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tenso
     truth = scale.new_zeros(steps, clients, wide, batch).scatter_(-2, y, scale)
     net = Nets.of(recipe, at, named)
     picked, pulled = [], []
-    for s in range(steps):
-        columns = x.index_select(0, rows[s].reshape(-1)).view(clients, batch, -1).transpose(1, 2)
+    # Taken apart at once: an index in every step costs as much as a small product.
+    each = (v.unbind() for v in (rows.reshape(steps, -1), y, scale, truth, rates))
+    for here, labels, factor, target, rate in zip(*each, strict=True):
+        columns = x.index_select(0, here).view(clients, batch, -1).transpose(1, 2)
         inputs, logits = net.forward(columns)
         log = F.log_softmax(logits, -2)
-        picked.append(log.gather(-2, y[s]))
-        pulled.append(net.pull())
-        net.backward(inputs, log.exp_().mul_(scale[s]).sub_(truth[s]), rates[s])
-    losses = -(torch.stack(picked) * share).sum((-1, -2)) + torch.stack(pulled)  # [S, c]
+        picked.append(log.gather(-2, labels))
+        if recipe.pulled:
+            pulled.append(net.pull())
+        net.backward(inputs, log.exp_().mul_(factor).sub_(target), rate)
+    losses = -(torch.stack(picked) * share).sum((-1, -2))  # [S, c]
+    losses = losses + torch.stack(pulled) if pulled else losses
     return (losses * live[..., 0]).sum(0) / live[..., 0].sum(0).clamp(min=1.0)
 
 

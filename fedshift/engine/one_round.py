@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
+from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
 from fedshift.engine.backends import Job, Reply
 from fedshift.engine.fold import Fold
@@ -114,15 +115,14 @@ def jobs_of(
 ) -> Iterator[Job]:
     """The work of those who are asked, in ascending client id, each with its state when it comes.
 
-    Batches are drawn for `AHEAD` clients at a time: in turns with training, both would push each
-    other's code and data out of the processor's cache. They are `job_of`'s.
+    Batches are drawn when they are asked for, for `AHEAD` clients at a time. They are `job_of`'s.
     """
     asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
     for start in range(0, len(asked), AHEAD):
-        group = [(i, clients[i]) for i in asked[start : start + AHEAD]]
-        plans = [plan_all(phases, data, opened.t, seed, i) for i, data in group]
-        for (i, data), drawn in zip(group, plans, strict=True):
-            yield Job(i, opened.message(i), state_of(i), data, drawn, opened.t)
+        group = {i: clients[i] for i in asked[start : start + AHEAD]}
+        draws = Draws(phases, opened.t, seed, group)
+        for i, data in group.items():
+            yield Job(i, opened.message(i), state_of(i), data, Drawn(draws, i), opened.t)
 
 
 def fold_of(opened: Opened, server: Parts) -> Fold:

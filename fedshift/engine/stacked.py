@@ -11,7 +11,6 @@ import contextlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, NoReturn, cast
 
 import torch
@@ -26,6 +25,8 @@ from fedshift.tree import Parts, size_in_bytes
 ROOM = 1 << 30
 # Copies of a client's messages and states at the same time: before, after, gradient, products.
 COPIES = 4
+# Blocks of clients that were stacked once, by name alone.
+MOST_SEEN = 100
 # Words by which torch says that an operation, and not the numbers it was given, is the matter.
 ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
 
@@ -51,6 +52,7 @@ class Stacked:
     memory: int = ROOM
     dense: bool = False
     _kept: dict[tuple[int, ...], _Kept] = field(default_factory=dict, repr=False)
+    _seen: set[tuple[int, ...]] = field(default_factory=set, repr=False)
     _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,10 +68,11 @@ class Stacked:
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
         blocks: list[tuple[Job, ...]] = []
-        formed = [((repr(_form(job)), len(job.data.y), job.client), job) for job in jobs]
-        formed.sort(key=lambda pair: pair[0])
-        for _, group in groupby(formed, key=lambda pair: pair[0][0]):
-            alike = [job for _, job in group]
+        formed: dict[Form, list[Job]] = {}
+        for job in jobs:
+            formed.setdefault(_form(job), []).append(job)
+        for alike in formed.values():
+            alike.sort(key=lambda job: (len(job.data.y), job.client))
             share = self._share(update, alike[-1])
             most = max(1, self.memory // share)
             # As equal as possible: 12 and 12 clients, not 23 and 1.
@@ -88,12 +91,20 @@ class Stacked:
         return max(1, data + COPIES * model + self._measured[1])
 
     def _data(self, block: Sequence[Job]) -> ClientData:
-        """The block's data, stacked; kept for another round, those used last the longest."""
+        """The block's data, stacked; kept for another round, those used last the longest.
+
+        Kept from the second time on: cohorts that are drawn anew hardly ever come again, and to
+        fill memory that is new to the process takes several times as long as to use it again.
+        """
         name = tuple(id(job.data.x) for job in block)
         kept = self._kept.pop(name, None)
         if kept is None:
             clients = tuple(job.data for job in block)
             kept = _Kept(clients, _padded(clients))
+            if name not in self._seen:
+                # Forgotten now and then: an id may be another tensor's by then.
+                self._seen = {name} if len(self._seen) >= MOST_SEEN else self._seen | {name}
+                return kept.stacked
         self._kept[name] = kept
         held = sum(one.stacked.x.nbytes for one in self._kept.values())
         for old in tuple(self._kept):
@@ -201,11 +212,10 @@ def _together(
     messages = _stack([job.message for job in block])
     states = _stack([job.state for job in block])
     updates, changed = torch.func.vmap(one)(messages, states, data, tensors)
-    return [
-        # What a client keeps outlives the round; as a view it would keep the whole block alive.
-        Reply(job.client, _row(updates, i), _row(changed, i, copy=True), job.t)
-        for i, job in enumerate(block)
-    ]
+    # What a client keeps outlives the round; as a view it would keep the whole block alive.
+    kept = _rows(changed, len(block), copy=True)
+    many = zip(block, _rows(updates, len(block)), kept, strict=True)
+    return [Reply(job.client, update, own, job.t) for job, update, own in many]
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:
@@ -220,15 +230,19 @@ def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
             "fedshift.engine.levers are for backends that take clients one by one; of stacked "
             "clients there is Stacked(dense=True) besides"
         )
+    lr = torch.stack([plan.lr for plan in plans])
     steps = max(plan.steps for plan in plans)
     # No further than the largest batch: a small client fills no batch of 256.
     wide = max((max(p.sizes or (p.rows.shape[1],), default=0) for p in plans), default=0)
+    if all(plan.steps == steps for plan in plans):
+        whole = torch.stack([plan.rows for plan in plans]), torch.stack([p.weight for p in plans])
+        return {"rows": whole[0][..., :wide], "weight": whole[1][..., :wide], "lr": lr}
     rows = plans[0].rows.new_zeros(len(plans), steps, wide)
     weight = plans[0].weight.new_zeros(len(plans), steps, wide)
     for i, plan in enumerate(plans):
         rows[i, : plan.steps] = plan.rows[:, :wide]
         weight[i, : plan.steps] = plan.weight[:, :wide]
-    return {"rows": rows, "weight": weight, "lr": torch.stack([plan.lr for plan in plans])}
+    return {"rows": rows, "weight": weight, "lr": lr}
 
 
 def _padded(clients: Sequence[ClientData]) -> ClientData:
@@ -262,11 +276,14 @@ def _stack(many: Sequence[Parts]) -> Parts:
     }
 
 
-def _row(stacked: Parts, i: int, *, copy: bool = False) -> Parts:
-    return {
-        part: {name: v[i].clone() if copy else v[i] for name, v in tree.items()}
-        for part, tree in stacked.items()
-    }
+def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
+    """Each client's own part, as views of the block unless copied."""
+    found: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
+    for part, tree in stacked.items():
+        for name, v in tree.items():
+            for one, row in zip(found, v.unbind(), strict=True):
+                one[part][name] = row.clone() if copy else row
+    return found
 
 
 def _refuse(e: Exception) -> NoReturn:

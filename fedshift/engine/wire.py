@@ -1,9 +1,9 @@
-"""Parts as one block of bytes, for pipes between processes of one machine."""
+"""Trees of tensors as one block of bytes, for pipes between processes of one machine."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -19,13 +19,22 @@ MANY = 512
 
 
 class Piece(NamedTuple):
-    """Where a tensor lies in a block, and what it is."""
+    """Where a tensor lies in a record, and what it is."""
 
+    part: str
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     stop: int
+
+
+class Layout(NamedTuple):
+    """What a tree's record looks like: its parts, their tensors, bytes from one to the next."""
+
+    parts: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+    size: int
 
 
 def under(prefix: str, parts: Mapping[str, Params]) -> Parts:
@@ -39,34 +48,29 @@ def inside(prefix: str, parts: Mapping[str, Params]) -> Parts:
     return {k.removeprefix(start): tree for k, tree in parts.items() if k.startswith(start)}
 
 
-def apart(parts: Mapping[str, Params], count: int) -> list[Parts]:
-    """The parts under "0", "1", ..., one after the other: all of `inside(str(i), parts)`."""
-    found: list[Parts] = [{} for _ in range(count)]
-    for name, tree in parts.items():
-        i, _, rest = name.partition("/")
-        found[int(i)][rest] = tree
-    return found
-
-
-def send(connection: Connection, about: Any, parts: Parts) -> None:
-    """Send parts, and something small about them that can be pickled."""
-    layout: dict[str, list[Piece]] = {part: [] for part in parts}
+def send(connection: Connection, about: Any, trees: Sequence[Parts]) -> None:
+    """Send trees, one after the other, and something small about them that can be pickled."""
+    runs: list[tuple[Layout, int]] = []  # trees of one layout in a row, and how many
     views: list[memoryview] = []
-    end = 0
-    for part, tree in parts.items():
-        for name, v in tree.items():
-            start = -(-end // ALIGN) * ALIGN
-            views += [memoryview(bytes(start - end)), _bytes(v)]
-            end = start + v.numel() * v.element_size()
-            layout[part].append(Piece(name, v.dtype, tuple(v.shape), start, end))
-    connection.send((about, layout, end))
+    for tree in trees:
+        layout = _layout(tree)
+        if runs and runs[-1][0] == layout:
+            runs[-1] = layout, runs[-1][1] + 1
+        else:
+            runs.append((layout, 1))
+        end = 0
+        for piece in layout.pieces:
+            views += [_gap(piece.start - end), _bytes(tree[piece.part][piece.name])]
+            end = piece.stop
+        views.append(_gap(layout.size - end))
+    connection.send((about, runs))
     _write(connection.fileno(), [view for view in views if len(view)])
 
 
-def receive(connection: Connection) -> tuple[Any, Parts]:
-    """(what was said about them, the parts). Raises EOFError where the other end is gone."""
-    about, layout, size = connection.recv()
-    block = torch.empty(size, dtype=torch.uint8)
+def receive(connection: Connection) -> tuple[Any, list[Parts]]:
+    """(what was said about them, the trees). Raises EOFError where the other end is gone."""
+    about, runs = connection.recv()
+    block = torch.empty(sum(layout.size * count for layout, count in runs), dtype=torch.uint8)
     # Straight to its place: `Connection.recv_bytes_into` takes two copies more.
     left = block.numpy().data
     while left:
@@ -74,10 +78,40 @@ def receive(connection: Connection) -> tuple[Any, Parts]:
         if not count:
             raise EOFError
         left = left[count:]
-    return about, {
-        part: {p.name: block[p.start : p.stop].view(p.dtype).view(p.shape) for p in pieces}
-        for part, pieces in layout.items()
-    }
+    trees: list[Parts] = []
+    for layout, count in runs:
+        size = layout.size * count
+        trees += _trees(layout, block[:size].view(count, layout.size))
+        block = block[size:]
+    return about, trees
+
+
+def _layout(tree: Parts) -> Layout:
+    pieces, end = [], 0
+    for part, leaves in tree.items():
+        for name, v in leaves.items():
+            start = _aligned(end)
+            end = start + v.numel() * v.element_size()
+            pieces.append(Piece(part, name, v.dtype, tuple(v.shape), start, end))
+    return Layout(tuple(tree), tuple(pieces), _aligned(end))
+
+
+def _aligned(end: int) -> int:
+    return -(-end // ALIGN) * ALIGN
+
+
+def _trees(layout: Layout, records: Tensor) -> list[Parts]:
+    """The trees of records [n, size], views of them."""
+    found: list[Parts] = [{part: {} for part in layout.parts} for _ in records]
+    for part, name, dtype, shape, start, stop in layout.pieces:
+        leaves = records[:, start:stop].view(dtype).view(len(records), *shape)
+        for tree, leaf in zip(found, leaves.unbind(), strict=True):
+            tree[part][name] = leaf
+    return found
+
+
+def _gap(count: int) -> memoryview:
+    return memoryview(bytes(count))
 
 
 def _bytes(v: Tensor) -> memoryview:

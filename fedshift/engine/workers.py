@@ -16,7 +16,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData, Plan
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.wire import apart, inside, receive, send, under
+from fedshift.engine.wire import inside, receive, send, under
 from fedshift.errors import InputError, TrainingError
 from fedshift.tree import Params, Parts
 
@@ -180,10 +181,10 @@ def _end(deadline: float | None) -> float | None:
 
 
 def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int = 0) -> None:
-    about, parts = _packed(jobs, worker.message)
+    about, trees = _packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     try:
-        send(worker.connection, (None if worker.task == task else task, about), parts)
+        send(worker.connection, (None if worker.task == task else task, about), trees)
     except OSError:
         _died(team, worker, task)
         return
@@ -196,33 +197,46 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
     worker.task, worker.message = task, jobs[-1].message
 
 
-def _packed(jobs: Jobs, message: Parts) -> tuple[list[Any], Parts]:
-    """Jobs for a pipe, but for what the message before each, first this one, holds already."""
-    about, parts = [], dict[str, Params]()
-    for i, job in enumerate(jobs):
+def _packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
+    """Jobs for a pipe, but for what the message before each, first this one, holds already.
+
+    Of plans that are not drawn yet, how to draw them.
+    """
+    about, trees = [], []
+    for job in jobs:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
-        plans = {k: {"rows": p.rows, "weight": p.weight, "lr": p.lr} for k, p in job.plans.items()}
-        parts |= under(f"{i}/message", new) | under(f"{i}/state", job.state)
-        parts |= under(f"{i}/plan", plans)
-        rest = {k: p[3:] for k, p in job.plans.items()}
-        about.append((job.client, job.t, tuple(job.message), rest))
+        tree = under("message", new) | under("state", job.state)
+        if isinstance(job.plans, Drawn):
+            how: Any = job.plans.draws.phases, job.plans.draws.seed
+        else:
+            how = {k: p[3:] for k, p in job.plans.items()}
+            tree |= under("plan", {k: _tensors(p) for k, p in job.plans.items()})
+        about.append((job.client, job.t, tuple(job.message), how))
+        trees.append(tree)
         message = job.message
-    return about, parts
+    return about, trees
+
+
+def _tensors(plan: Plan) -> Params:
+    return {"rows": plan.rows, "weight": plan.weight, "lr": plan.lr}
 
 
 def _unpacked(
-    about: list[Any], parts: Parts, message: Parts, clients: Sequence[ClientData]
+    about: list[Any], trees: Sequence[Parts], message: Parts, clients: Sequence[ClientData]
 ) -> list[Job]:
     """What `_packed` packed."""
     jobs = []
-    for (client, t, names, rest), own in zip(about, apart(parts, len(about)), strict=True):
-        held = message | inside("message", own)
+    for (client, t, names, how), tree in zip(about, trees, strict=True):
+        held = message | inside("message", tree)
         message = {name: held[name] for name in names}
-        plans = {
-            k: Plan(p["rows"], p["weight"], p["lr"], *rest[k])
-            for k, p in inside("plan", own).items()
-        }
-        jobs.append(Job(client, message, inside("state", own), clients[client], plans, t))
+        data, plans = clients[client], inside("plan", tree)
+        drawn: Mapping[str, Plan]
+        if isinstance(how, tuple):
+            phases, seed = how
+            drawn = Drawn(Draws(phases, t, seed, {client: data}), client)
+        else:
+            drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
+        jobs.append(Job(client, message, inside("state", tree), data, drawn, t))
     return jobs
 
 
@@ -230,15 +244,14 @@ def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
     """What came back; None where the process is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
-        (failure, about), parts = receive(worker.connection)
+        (failure, about), trees = receive(worker.connection)
     except (EOFError, OSError):
         _died(team, worker, task)
         return None
     worker.jobs = ()
     if failure is not None:
         raise failure
-    each = apart(parts, len(about))
-    return [_reply_of(client, t, one) for (client, t), one in zip(about, each, strict=True)]
+    return [_reply_of(client, t, tree) for (client, t), tree in zip(about, trees, strict=True)]
 
 
 def _reply_of(client: int, t: int, parts: Parts) -> Reply:
@@ -287,9 +300,9 @@ def _serve(
     message: Parts = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
-            (fresh, about), parts = receive(connection)
+            (fresh, about), trees = receive(connection)
             task = task if fresh is None else fresh
-            jobs = _unpacked(about, parts, message, clients)
+            jobs = _unpacked(about, trees, message, clients)
             message = jobs[-1].message
             _reply(connection, task, jobs)
 
@@ -298,9 +311,7 @@ def _reply(connection: Connection, task: _Task, jobs: Sequence[Job]) -> None:
     try:
         replies = list((task.within or loop)(task.update, jobs))
     except Exception as e:
-        send(connection, (e, ()), {})
+        send(connection, (e, ()), ())
         return
-    parts: Parts = {}
-    for i, reply in enumerate(replies):
-        parts |= under(f"{i}/update", reply.update) | under(f"{i}/changed", reply.changed)
-    send(connection, (None, [(reply.client, reply.t) for reply in replies]), parts)
+    trees = [under("update", reply.update) | under("changed", reply.changed) for reply in replies]
+    send(connection, (None, [(reply.client, reply.t) for reply in replies]), trees)

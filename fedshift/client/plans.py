@@ -1,0 +1,48 @@
+"""Plans that are drawn when they are first asked for, in the process that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fedshift.client.local import Local, plan_all
+from fedshift.data import ClientData, Plan
+
+
+@dataclass(eq=False)
+class Draws:
+    """The plans of some clients in round t, drawn together.
+
+    In turns with training, drawing and training would push each other's code and data out of the
+    processor's cache. A client's plans are those of `plan_all`, whoever else is drawn with it.
+    """
+
+    phases: Mapping[str, Local]
+    t: int
+    seed: int
+    clients: Mapping[int, ClientData]
+    _drawn: dict[int, dict[str, Plan]] = field(default_factory=dict, repr=False)
+
+    def of(self, client: int) -> dict[str, Plan]:
+        """The plans of one of the clients by phase."""
+        if not self._drawn:
+            for i, data in self.clients.items():
+                self._drawn[i] = plan_all(self.phases, data, self.t, self.seed, i)
+        return self._drawn[client]
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(Mapping[str, Plan]):
+    """One client's plans by phase, of those that are drawn together."""
+
+    draws: Draws
+    client: int
+
+    def __getitem__(self, phase: str) -> Plan:
+        return self.draws.of(self.client)[phase]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.draws.phases)
+
+    def __len__(self) -> int:
+        return len(self.draws.phases)
