@@ -238,7 +238,9 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         yield from (take(data, plan, s) for s in range(plan.steps))
         return
     labels, importance = data.y[plan.rows], plan.weight
-    even = bool((data.w == 1.0).all()) and data.w.dtype == plan.weight.dtype
+    # On another device the question would wait for all work before it.
+    here = data.w.device.type == "cpu" and data.w.dtype == plan.weight.dtype
+    even = here and bool((data.w == 1.0).all())
     if not even:  # else the plan's own ones will do
         importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}

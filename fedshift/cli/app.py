@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.audits import audit_app
+from fedshift.cli.choices import Format, How, Where
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
 
@@ -33,31 +33,6 @@ deploy_app = typer.Typer(
 )
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(audit_app, name="audit")
-
-
-class Format(StrEnum):
-    """How a command prints its result."""
-
-    table = "table"
-    json = "json"
-
-
-class How(StrEnum):
-    """How the clients of a round train."""
-
-    loop = "loop"
-    workers = "workers"
-    stacked = "stacked"
-    dense = "dense"
-    channels_last = "channels-last"
-    auto = "auto"
-
-
-class Where(StrEnum):
-    """Where clients run."""
-
-    in_process = "in-process"
-    flower_sim = "flower-sim"
 
 
 FormatOption = Annotated[

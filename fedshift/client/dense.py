@@ -156,9 +156,10 @@ def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tenso
     """Train `at` [c, ...] in place along the plans; the mean losses [c]."""
     kind, (clients, n), steps = drawn.x.dtype, drawn.y.shape, drawn.rows.shape[1]
     if not steps:
-        return torch.zeros(clients, dtype=kind)
+        return drawn.x.new_zeros(clients)
     # Rows among all clients' examples, [S, c, B]: one look-up serves all.
-    rows = (drawn.rows + torch.arange(clients)[:, None, None] * n).transpose(0, 1)
+    first = torch.arange(0, clients * n, n, device=drawn.rows.device)
+    rows = (drawn.rows + first[:, None, None]).transpose(0, 1)
     x, y = drawn.x.reshape(clients * n, -1), drawn.y.reshape(-1)[rows][..., None, :]
     weight = drawn.weight.transpose(0, 1)
     sizes = weight.sum(-1, keepdim=True)  # [S, c, 1]

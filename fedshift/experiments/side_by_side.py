@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+import torch
+
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
+from fedshift.engine.device import on
 from fedshift.engine.levers import channels_last
 from fedshift.engine.probe import probe
 from fedshift.engine.rounds import Federation, Round, run
@@ -22,7 +25,7 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, check_deadline
 from fedshift.experiments.training import Play
 
-Name = Literal["loop", "workers", "stacked", "dense", "channels-last", "auto"]
+Name = Literal["loop", "workers", "stacked", "dense", "channels-last", "cuda", "cuda-loop", "auto"]
 # Those that can train several clients at once, in processes.
 SPREAD = ("workers", "dense", "channels-last", "auto")
 Say = Callable[[str], None]
@@ -44,11 +47,13 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
             "dense" and "channels-last" are one process unless it is given
     say     is told in one line what "auto" has chosen and why, once per experiment
 
-    Raises InputError for a count below 1 or one that the backend has no use for, and for workers
-    where the configuration has more threads than one; "auto" then leaves them out.
+    Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where
+    there is no such device, and for workers where the configuration has more threads than one;
+    "auto" then leaves them out.
     """
     if name not in get_args(Name):
         raise unknown("backend", name, get_args(Name))
+    Way(name).alone()  # a device that is not there says so before anything is trained
     if count is not None and count < 1:
         raise InputError(f"--workers {count}: give 1 or more")
     if count is not None and name not in SPREAD:
@@ -74,6 +79,8 @@ class Way(NamedTuple):
 
     def alone(self) -> Backend:
         """Without processes."""
+        if self.name.startswith("cuda"):
+            return on("cuda", loop if self.name == "cuda-loop" else Stacked())
         if self.name in ("stacked", "dense"):
             return Stacked(dense=self.name == "dense")
         return channels_last(loop) if self.name == "channels-last" else loop
@@ -147,6 +154,8 @@ def _opened(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend
     ways = [Way("stacked"), Way("dense")]
     if federation.clients[0].x.dim() == 4:
         ways.append(Way("channels-last"))
+    if torch.cuda.is_available():
+        ways += [Way("cuda"), Way("cuda-loop")]
     with contextlib.ExitStack() as held:
         contenders: dict[Way, Backend] = {way: way.alone() for way in ways}
         # Where processes cannot be forked there are none to choose.

@@ -1,0 +1,32 @@
+"""What options choose from. Nothing here waits for torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Format(StrEnum):
+    """How a command prints its result."""
+
+    table = "table"
+    json = "json"
+
+
+class How(StrEnum):
+    """How the clients of a round train."""
+
+    loop = "loop"
+    workers = "workers"
+    stacked = "stacked"
+    dense = "dense"
+    channels_last = "channels-last"
+    cuda = "cuda"
+    cuda_loop = "cuda-loop"
+    auto = "auto"
+
+
+class Where(StrEnum):
+    """Where clients run."""
+
+    in_process = "in-process"
+    flower_sim = "flower-sim"

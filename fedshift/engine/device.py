@@ -1,0 +1,96 @@
+"""Clients that train on another device, a CUDA GPU: for backends of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedshift.data import ClientData, Plan
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.errors import InputError
+from fedshift.tree import Params, Parts
+
+
+def on(device: str | torch.device, within: Backend) -> Backend:
+    """Clients train on `device`, by `within`; what leaves them and what they keep comes back.
+
+        for played in run(algorithm, federation, 10, backend=on("cuda", Stacked())): ...
+
+    Examples stay on the device from their first round on; what the server sends to all is copied
+    once a round. Batches are drawn on the processor, so that they are those of every backend, and
+    sums are taken there. Raises InputError for a device that torch does not have here, and where
+    its memory does not hold the clients' examples and a block's training.
+    """
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"there is no device {place} for this torch ({torch.__version__}); install a build for "
+            "CUDA, or leave the device out"
+        )
+    return _Moved(place, within)
+
+
+@dataclass(eq=False)
+class _Moved:
+    """The backend that `on` gives, and the examples that are there already."""
+
+    place: torch.device
+    within: Backend
+    _resident: dict[int, tuple[Tensor, ClientData]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        try:
+            for reply in self.within(update, self._sent(jobs)):
+                yield _back(reply)
+        except torch.OutOfMemoryError as e:
+            raise InputError(
+                f"the memory of {self.place} is full: {str(e).partition('. ')[0]}. Give stacked "
+                "clients less (Stacked(memory=...)), train them one by one, or take a larger device"
+            ) from e
+
+    def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The jobs there; tensors of messages that many share go there once."""
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def shared(v: Tensor) -> Tensor:
+            # With the original, so that its id stays its own.
+            held = copies.get(id(v))
+            if held is None:
+                held = copies[id(v)] = v, v.to(self.place)
+            return held[1]
+
+        for job in jobs:
+            yield job._replace(
+                message=_mapped(shared, job.message),
+                state=_mapped(lambda v: v.to(self.place), job.state),
+                data=self._data(job.data),
+                plans={name: _plan(plan, self.place) for name, plan in job.plans.items()},
+            )
+
+    def _data(self, data: ClientData) -> ClientData:
+        held = self._resident.get(id(data.x))
+        if held is None:
+            held = self._resident[id(data.x)] = data.x, ClientData(*_there(data, self.place))
+        return held[1]
+
+
+def _there(tensors: Iterable[Tensor], place: torch.device) -> Iterator[Tensor]:
+    return (v.to(place) for v in tensors)
+
+
+def _plan(plan: Plan, place: torch.device) -> Plan:
+    rows, weight, lr = _there(plan[:3], place)
+    return plan._replace(rows=rows, weight=weight, lr=lr)
+
+
+def _mapped(f: Callable[[Tensor], Tensor], parts: Mapping[str, Params]) -> Parts:
+    return {part: {name: f(v) for name, v in tree.items()} for part, tree in parts.items()}
+
+
+def _back(reply: Reply) -> Reply:
+    return reply._replace(
+        update=_mapped(Tensor.cpu, reply.update), changed=_mapped(Tensor.cpu, reply.changed)
+    )
