@@ -12,6 +12,7 @@ ABOUT = {
     "methods": "What each method costs relative to FedAvg",
     "growth": "How cost grows",
     "registered": "Very many registered clients (W6)",
+    "precision": "Local training in bfloat16",
     "startup": "How soon it is there",
     "aggregation": "Folding a cohort",
     "states": "Clients' states on disk",
@@ -131,6 +132,28 @@ def registered(figures: Mapping[str, Any]) -> Iterator[str]:
     yield from table(header, [row])
 
 
+def precision(figures: Mapping[str, Any]) -> Iterator[str]:
+    """A step's seconds by float32, the others' speed relative to it, and gradients' errors."""
+    extensions = ", ".join(figures["extensions"]) or "none"
+    yield (
+        f"One thread; the processor's own instructions for bfloat16: {extensions}. With "
+        "amx_bf16 bfloat16 is faster than float32 where products take most of the time; without "
+        "such instructions it may be slower. Last columns: how far gradients at the first weights "
+        "are from float64's."
+    )
+    yield ""
+    rows = figures["rows"]
+    ways = [name for name in rows[0]["seconds"] if name != "float32"]
+    cells = [
+        [f"{row['workload']}, batch {row['batch']}", _seconds(row["seconds"]["float32"]),
+         *(f"{row['seconds']['float32'] / row['seconds'][way]:.2f}x" for way in ways),
+         *(f"{error:.1e}" for error in row["errors"].values())]
+        for row in rows
+    ]  # fmt: skip
+    errors = [f"error of {name}" for name in rows[0]["errors"]]
+    yield from table(["workload", "float32, s a step", *ways, *errors], cells)
+
+
 def startup(figures: Mapping[str, Any]) -> Iterator[str]:
     """New processes, beside `import torch`."""
     torch = figures["import torch"]["wall"]
@@ -177,5 +200,5 @@ def _seconds(value: float) -> str:
 
 PARTS = {
     "engine": engine, "methods": methods, "growth": growth, "registered": registered,
-    "startup": startup, "aggregation": aggregation, "states": states,
+    "precision": precision, "startup": startup, "aggregation": aggregation, "states": states,
 }  # fmt: skip

@@ -11,6 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from fedshift.client.local import Local
+from fedshift.model import build
+
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -81,3 +84,21 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
 
 def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped-def]
     assert set(load("all.py").ORDER) == set(load("page.py").ABOUT) == set(load("page.py").PARTS)
+
+
+def test_precisions_on_a_small_network(load) -> None:  # type: ignore[no-untyped-def]
+    """Every way takes its steps, and the page has the figures."""
+    precision, page = load("precision.py"), load("page.py")
+    workloads = precision.workloads
+    assert set(precision.WORKLOADS) <= {w.name for w in workloads.WORKLOADS}
+    model, local = build(workloads.Cnn, seed=0), Local(lr=0.05, batch=2)
+    data = precision.data_of((1, 28, 28), 2)
+    seconds = precision.seconds_of(precision.steps_of(model, data, local, 1), 1)
+    errors = precision.errors_of(model, data, local)
+    assert errors["float32"] < 1e-5 < 1e-3 < errors["bfloat16"] < 0.5
+    row = {"workload": "W1", "batch": 2, "seconds": seconds, "errors": errors}
+    (line,) = (
+        x for x in page.precision({"extensions": [], "rows": [row]}) if x.startswith("| W1, ")
+    )
+    assert line.count("x |") == 3
+    assert f"{errors['bfloat16']:.1e} |" in line

@@ -54,6 +54,14 @@ def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federa
     assert (here.t, here.trained, here.loss) == (there.t, there.trained, there.loss)
 
 
+def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    other = replace(setting, local=replace(setting.local, precision="bfloat16"))
+    here = in_process(recipes.scaffold(other, option="I"), federation, 2)
+    assert apart(here, on_flower(recipes.scaffold(other, option="I"), federation, 2)) == []
+    assert apart(here, on_flower(recipes.scaffold(setting, option="I"), federation, 2))
+
+
 def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
     """Another seed on one client, and a client without its memory, are seen."""
     federation = federated()

@@ -71,12 +71,15 @@ def train_dense(
     """(parameters, mean loss []) after a phase. Raises UnfitError for what is not accepted:
 
     chains as `client.chains.layers_of` has them; `CrossEntropy` alone or with `Proximal`; SGD, with
-    momentum and weight decay as they come; no oracle but `Shift`; inputs of the parameters' type.
+    momentum and weight decay as they come, precision "float32"; no oracle but `Shift`; inputs of
+    the parameters' type.
     """
     layers = layers_of(model, data.x.dim())
     mus = _proximal(objective)
     if local.optimizer != "sgd":
         raise not_dense(f"the local optimizer is {local.optimizer}")
+    if local.precision != "float32":
+        raise not_dense(f"the local precision is {local.precision}")
     if odd := [o for o in oracles if type(o) is not Shift]:
         raise not_dense(f"gradients go through {type(odd[0]).__name__}")
     if any(v.dtype != data.x.dtype for v in params.values()):

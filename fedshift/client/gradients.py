@@ -31,13 +31,15 @@ def pass_gradient(
     """sum_s (B_s / n) g_s(theta) + decay theta over the batches s of one epoch, B_s their sizes.
 
     That is grad F_i(theta) over all n examples, in pieces that fit in memory; g_s is what the
-    phase's oracles give. Parameters that do not move in the phase have gradient 0.
+    phase's oracles give, in its precision. Parameters that do not move in the phase have gradient
+    0.
     """
     moving, frozen = phase.parts(params)
     sizes = plan.weight.double().sum(-1)
     total = zeros(moving)
     for s in range(plan.steps):
-        oracle = gradient_of(model, objective, frozen, buffers, take(data, plan, s), context)
+        batch = take(data, plan, s)
+        oracle = gradient_of(model, objective, frozen, buffers, batch, context, phase.precision)
         for wrap in phase.oracles:
             oracle = wrap(oracle)
         share = sizes[s] / sizes.sum().clamp(min=1.0)

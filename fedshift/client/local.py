@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
+from fedshift.client.precision import Precision, forward_of
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase
 from fedshift.errors import InputError, unknown
@@ -48,11 +49,13 @@ class Trained(NamedTuple):
 
 
 def gradient_of(
-    model: Model, objective: Term, frozen: Params, buffers: Params, batch: Batch, context: Parts
-) -> GradFn:
+    model: Model, objective: Term, frozen: Params, buffers: Params, batch: Batch, context: Parts,
+    precision: Precision = "float32",
+) -> GradFn:  # fmt: skip
     """The gradient of the objective on one batch, as a function of the parameters that move.
 
-    Where the model augments, all terms and all passes see the same augmented batch.
+    Where the model augments, all terms and all passes see the same augmented batch. `precision` is
+    the pass's that is trained; terms take other models' passes in float32.
     """
     if batch.stacked and batch.padded and model.mixes:
         raise InputError(
@@ -61,10 +64,11 @@ def gradient_of(
         )
     if model.augment is not None:
         batch = batch._replace(x=model.augment(batch.x, batch.seed))
+    forward = forward_of(model, precision)
 
     def value(moving: Params) -> tuple[Tensor, Params]:
         params = moving | frozen
-        out, after = model.train(params, buffers, batch.x, batch.seed)
+        out, after = forward(params, buffers, batch.x, batch.seed)
         return objective(View(model, params, out, batch, context)), after
 
     def at(moving: Params) -> Gradient:
@@ -89,6 +93,8 @@ class Local:
     frozen     name prefixes of parameters that stay, bit for bit; they win over `only`
     optimizer  "adam": `descent.Adam` in place of the step above; moments start at zero in every
                round, as the FedPALS authors' code does, and momentum must be 0
+    precision  "bfloat16": the network's matrix products and convolutions, forward and backward, in
+               bfloat16, by `torch.autocast`; all else, the objective included, stays float32
     Raises InputError for values outside these ranges.
     """
 
@@ -102,6 +108,7 @@ class Local:
     oracles: tuple[Oracle, ...] = ()
     frozen: tuple[str, ...] = ()
     optimizer: Optimizer = "sgd"
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None:
@@ -127,6 +134,8 @@ class Local:
             raise InputError(
                 f"momentum {self.momentum} is SGD's; Adam has moments of its own: set momentum = 0"
             )
+        if self.precision not in get_args(Precision):
+            raise unknown("local precision", str(self.precision), get_args(Precision))
 
     def rate(self, t: int) -> float:
         """The learning rate of round t."""
@@ -173,7 +182,7 @@ class Local:
         moments, lr = descent.start(moving), descent.rate(moving, plan.lr)
         losses: list[Tensor] = []
         for s, batch in enumerate(batches(data, plan)):
-            oracle = gradient_of(model, objective, frozen, buffers, batch, context)
+            oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
             step = _taken(oracle, moving, batch, data, plan)

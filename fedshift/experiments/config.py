@@ -117,6 +117,7 @@ class Method(Section):
 class Training(Section):
     """[training]: rounds, local SGD (or Adam) and the server's step.
 
+    precision: of the layers' products in local training, see `fedshift.client.local.Local`.
     schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
     rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and the three that
@@ -130,6 +131,7 @@ class Training(Section):
     steps: Count | None = None
     batch: Count = 32
     optimizer: Literal["sgd", "adam"] = "sgd"
+    precision: Literal["float32", "bfloat16"] = "float32"
     lr: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -175,7 +177,10 @@ class Training(Section):
 
     def unused(self) -> set[str]:
         """Keys that came after checkpoints were first written, where they say nothing."""
-        later = ("on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries")
+        later = (
+            "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
+            "precision",
+        )  # fmt: skip
         return {k for k in later if getattr(self, k) == type(self).model_fields[k].default}
 
 

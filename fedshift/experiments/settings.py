@@ -51,6 +51,7 @@ def local_of(t: Training) -> Local:
         momentum=t.momentum,
         decay=t.decay,
         optimizer=t.optimizer,
+        precision=t.precision,
     )
 
 

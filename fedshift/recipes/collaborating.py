@@ -115,7 +115,8 @@ def fedas(
     """
     if align_epochs < 0:
         raise InputError(f"align_epochs must be 0 or more, got {align_epochs}")
-    align = Local(lr=align_lr, epochs=align_epochs, batch=align_batch) if align_epochs else None
+    kind = setting.local.precision
+    align = Local(align_lr, align_epochs, align_batch, precision=kind) if align_epochs else None
     head = personal.head_of(setting)
     return FedAs(setting.model, head, align, local=setting.local, server=setting.server)
 
