@@ -75,7 +75,7 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
     assert f"torch {torch.__version__}" in drawn
     assert "A trial, not a result." in drawn
     seconds = {"plain": 3.0, "loop": 2.0, "stacked": 4.0}
-    one = {"workload": "W1", "what": "a CNN", "apart": 1e-4, "weighing": 3, "rounds": 7}
+    one = {"workload": "W1", "what": "a CNN", "apart": {"plain": 1e-4}, "weighing": 3, "rounds": 7}
     engine = {"workers": 2, "rows": [one | {"seconds": seconds}]}
     assert "| W1 | 3.000 | 1.50x | 0.75x | 7 |" in page.drawn(
         {"engine": left | {"figures": engine}}

@@ -6,7 +6,9 @@ asks for a number, for which a GPU would have to wait. What it computes is not t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ def replies_of(
     monkeypatch.setattr(module, "_back", lambda reply: reply)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(3), 1)
     jobs = jobs_of(opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0)
-    replies = list(backend(opened.stage.client_update, jobs))
+    replies = sorted(backend(opened.stage.client_update, jobs), key=lambda reply: reply.client)
     assert [reply.client for reply in replies] == opened.ids[opened.asked].tolist()
     return replies
 
@@ -119,6 +121,45 @@ def test_examples_go_there_once_and_the_model_once_a_round(
     assert weights[:3] == [weights[0]] * 3
     assert weights[3:] == [weights[3]] * 3
     assert weights[0] != weights[3]
+
+
+@pytest.mark.parametrize("make", [lambda: on("cpu", loop), Stacked, lambda: Stacked(dense=True)])
+def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
+    """The same inputs with other labels, or written to, are other clients."""
+    model = build(lambda: Mlp((FEATURES,), (4,), CLASSES), seed=1)
+    algorithm = recipes.fedavg(Setting(model, TARGET, Local(lr=0.3, batch=12)))
+    federation, backend = make_federation(model), make()
+    turned = tuple(c._replace(y=(c.y + 1) % CLASSES) for c in federation.clients)
+    for _ in range(2):
+        for clients in (federation.clients, turned):
+            there = replace(federation, clients=clients)
+            alone = last(run(algorithm, there, 1, backend=make()))
+            assert not different(alone, last(run(algorithm, there, 1, backend=backend)))
+    for client in federation.clients:
+        client.x.mul_(2.0)
+    alone = last(run(algorithm, federation, 1, backend=make()))
+    assert not different(alone, last(run(algorithm, federation, 1, backend=backend)))
+
+
+def counted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    """A backend that trains nobody."""
+    for job in jobs:
+        yield Reply(job.client, {}, {})
+
+
+def test_what_is_nowhere_else_is_not_kept(setting: Setting) -> None:
+    """As clients that are made on demand: else the device would fill up."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+    backend = on("meta", counted)
+    made = [c._replace(x=c.x.clone()) for c in federation.clients]
+    assert (
+        len(list(backend(opened.stage.client_update, jobs_of(opened, made, lambda i: {}, 0)))) == 6
+    )
+    assert len(backend._resident) == 6  # type: ignore[attr-defined]
+    del made
+    gc.collect()
+    assert len(backend._resident) == 0  # type: ignore[attr-defined]
 
 
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,12 @@ from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.gate import Gate
 from fedshift.engine.levers import channels_last
 from fedshift.engine.one_round import jobs_of, open_round
-from fedshift.engine.rounds import Federation, run, start
+from fedshift.engine.parcels import packed, unpacked
+from fedshift.engine.rounds import Federation, first_state, run, start
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.wire import ALIGN, inside, receive, send
+from fedshift.engine.wire import inside
 from fedshift.engine.workers import Team, workers
-from fedshift.errors import TrainingError, UnfitError
+from fedshift.errors import InputError, TrainingError, UnfitError
 from fedshift.model import Model
 from fedshift.seeds import Seeds
 from fedshift.tree import Parts
@@ -145,18 +145,18 @@ def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -
 
 def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six clients, two processes: by SHARES, how many travel together."""
-    packed: list[int] = []
-    plain = module._packed
+    sizes_seen: list[int] = []
+    plain = module.packed
     monkeypatch.setattr(
-        module, "_packed", lambda jobs, held: (packed.append(len(jobs)), plain(jobs, held))[1]
+        module, "packed", lambda jobs, held: (sizes_seen.append(len(jobs)), plain(jobs, held))[1]
     )
     federation = make_federation(setting.model)
 
     def sizes(spread: Any) -> list[int]:
-        packed.clear()
+        sizes_seen.clear()
         with workers(federation.clients, 2) as team:
             last(run(recipes.fedavg(setting), federation, 1, backend=spread(team)))
-        return packed[:]
+        return sizes_seen[:]
 
     def blocks(team: Team) -> Backend:
         return team.blocks(loop)
@@ -167,38 +167,15 @@ def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.Monke
         assert sizes(blocks) == expected
 
 
-def test_trees_travel_as_they_are() -> None:
-    """Runs of equal forms, others between them, what is empty and what has no dimension."""
-    ours, theirs = Pipe()
-    one = {"a": {"w": torch.randn(3, 5), "b": torch.tensor(2.5)}, "empty": {}}
-    two = {"a": {"w": torch.randn(3, 5), "b": torch.tensor(-1.0)}, "empty": {}}
-    odd = {"c": {"y": torch.arange(7), "m": torch.tensor([True, False]), "none": torch.zeros(0, 4)}}
-    trees: list[Parts] = [one, two, odd, {}, one]
-    send(ours, "about", trees)
-    about, found = receive(theirs)
-    assert about == "about"
-    assert len(found) == len(trees)
-    for tree, back in zip(trees, found, strict=True):
-        assert tree.keys() == back.keys()
-        for part, leaves in tree.items():
-            assert leaves.keys() == back[part].keys()
-            for name, v in leaves.items():
-                assert v.dtype == back[part][name].dtype
-                assert torch.equal(v, back[part][name])
-                assert back[part][name].data_ptr() % ALIGN == 0 or not v.numel()
-    send(ours, None, [])
-    assert receive(theirs) == (None, [])
-
-
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
     """What travels is how to draw them; a lever's mark makes them travel whole."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
-    jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 0))
+    jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
     for sent in (jobs, tuple(with_channels_last(jobs))):
-        about, trees = module._packed(sent, {})
+        about, trees = packed(sent, {})
         held = [set(inside("plan", tree)) for tree in trees]
-        back = module._unpacked(about, trees, {}, federation.clients)
+        back = unpacked(about, trees, {}, federation.clients)
         for job, again in zip(sent, back, strict=True):
             assert job.plans.keys() == again.plans.keys()
             for k, plan in job.plans.items():
@@ -217,3 +194,87 @@ def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
 
     list(channels_last(spy)(lambda *a: ({}, {}), jobs))
     return iter(given)
+
+
+def test_a_team_that_was_left_alone_starts_afresh(setting: Setting, tmp_path: Path) -> None:
+    """After an error, and in the middle of a round: nobody's answers are taken for others'."""
+    federation = make_federation(setting.model)
+    algorithm = recipes.fedavg(setting)
+    other = recipes.fedavg(replace(setting, local=replace(setting.local, lr=0.05)))
+    alone = last(run(other, federation, 1))
+    with workers(federation.clients, 3) as team:
+        with pytest.raises(TrainingError, match="no reason"):
+            last(run(algorithm, federation, 1, backend=team.blocks(Within(tmp_path / "a", broken))))
+        assert not different(alone, last(run(other, federation, 1, backend=team)))
+        opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+        jobs = jobs_of(
+            opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0
+        )
+        some = team(opened.stage.client_update, jobs)
+        next(some)
+        some.close()  # type: ignore[attr-defined]
+        assert not different(alone, last(run(other, federation, 1, backend=team)))
+
+
+def broken() -> None:
+    raise ValueError("no reason")
+
+
+def test_workers_are_for_the_clients_that_they_were_made_with(setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    others = tuple(c._replace(x=c.x + 1) for c in federation.clients)
+    with workers(others, 2) as team, pytest.raises(InputError, match="client 0 has other examples"):
+        last(run(recipes.fedavg(setting), federation, 1, backend=team))
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A client's work with something else in the update of client 2."""
+
+    update: ClientUpdate
+    kind: str
+
+    def __call__(self, message: Parts, state: Parts, data: Any, plans: Any) -> tuple[Parts, Parts]:
+        sent, kept = self.update(message, state, data, plans)
+        odd: Any = {
+            "sparse": lambda: torch.ones(3).to_sparse(),
+            "float": lambda: 2.0,
+            "history": lambda: torch.ones(3).requires_grad_() * 2,
+        }[self.kind]
+        return (sent | {"delta": sent["delta"] | {"odd": odd()}} if data.id == 2 else sent), kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("sparse", "not dense"), ("float", "no tensor but float"), ("history", "its gradient")],
+)
+def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: Setting) -> None:
+    federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
+    algorithm = recipes.fedavg(setting)
+
+    def found(within: Backend) -> Any:
+        def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+            return within(Odd(update, kind), jobs)
+
+        return last(run(algorithm, federation, 1, backend=odd))
+
+    with workers(federation.clients, 2) as team:
+        alone, together = found(loop), found(team)
+        assert not different(alone, together)
+        for played in (alone, together):
+            assert [client for client, why in played.dropped if words in why] == [2]
+
+
+def test_large_models_travel_in_small_shares(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    plain = module.packed
+    monkeypatch.setattr(
+        module, "packed", lambda jobs, held: (seen.append(len(jobs)), plain(jobs, held))[1]
+    )
+    monkeypatch.setattr(module, "ROOM", 1)
+    federation = make_federation(setting.model)
+    with workers(federation.clients, 1) as team:
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(loop)))
+    assert seen == [1] * 6

@@ -232,8 +232,8 @@ def test_data_are_stacked_once(setting: Setting, monkeypatch: pytest.MonkeyPatch
     list(run(algorithm, federation, 3, backend=Stacked()))
     assert calls == [6, 6]  # kept from the second time on
     calls.clear()
-    list(run(algorithm, federation, 2, backend=Stacked(memory=1)))  # no room to keep any
-    assert calls == [1] * 12
+    list(run(algorithm, federation, 3, backend=Stacked(memory=1)))  # no room to keep any
+    assert calls == [1] * 18
 
 
 def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
@@ -309,7 +309,7 @@ def test_mlps_without_hidden_layers() -> None:
 @pytest.mark.parametrize(
     ("name", "count", "message"),
     [
-        ("vmap", None, 'unknown backend "vmap"; allowed: auto, channels-last, dense, '),
+        ("vmap", None, 'unknown backend "vmap"; allowed: auto, channels-last, cuda, '),
         ("stacked", 2, "--workers 2 is for the backends .*; stacked is one"),
         ("auto", 0, "--workers 0: give 1 or more"),
     ],

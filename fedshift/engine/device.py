@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, stamp
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
@@ -39,7 +41,8 @@ class _Moved:
 
     place: torch.device
     within: Backend
-    _resident: dict[int, tuple[Tensor, ClientData]] = field(default_factory=dict, repr=False)
+    # By a client's inputs, for as long as these are held elsewhere.
+    _resident: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, repr=False)
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         try:
@@ -71,10 +74,11 @@ class _Moved:
             )
 
     def _data(self, data: ClientData) -> ClientData:
-        held = self._resident.get(id(data.x))
-        if held is None:
-            held = self._resident[id(data.x)] = data.x, ClientData(*_there(data, self.place))
-        return held[1]
+        if data.x not in self._resident or self._resident[data.x][0] != stamp(data):
+            # With the originals beside it, so that their ids stay theirs.
+            held = stamp(data), data[1:], ClientData(*_there(data, self.place))
+            self._resident[data.x] = held
+        return cast(ClientData, self._resident[data.x][2])
 
 
 def _there(tensors: Iterable[Tensor], place: torch.device) -> Iterator[Tensor]:

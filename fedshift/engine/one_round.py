@@ -118,6 +118,8 @@ def jobs_of(
     Batches are drawn when they are asked for, for `AHEAD` clients at a time. They are `job_of`'s.
     """
     asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
+    for phase in phases.values():
+        phase.rate(opened.t)  # what is wrong with a schedule is no client's failure
     for start in range(0, len(asked), AHEAD):
         group = {i: clients[i] for i in asked[start : start + AHEAD]}
         draws = Draws(phases, opened.t, seed, group)

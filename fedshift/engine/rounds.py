@@ -11,6 +11,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, Routes
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients, largest_label
+from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
 from fedshift.engine.gate import Dropped as Dropped
@@ -185,6 +186,7 @@ def run(
     network that does not fit the clients' examples or a schedule without a rate for the last round,
     all before the first round, and TrainingError when a client's update cannot be used.
     """
+    keep_memory()
     total = len(federation.clients)
     size = total if cohort is None else cohort
     if rounds < 0:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, work
+from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, stamp, work
 from fedshift.errors import InputError, UnfitError
 from fedshift.tree import Parts, size_in_bytes
 
@@ -31,6 +31,8 @@ MOST_SEEN = 100
 ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
 
 Form = tuple[Any, ...]
+# A block's tensors, and how often each was written to.
+Name = tuple[tuple[int, ...], ...]
 
 
 @dataclass(eq=False)
@@ -51,8 +53,8 @@ class Stacked:
 
     memory: int = ROOM
     dense: bool = False
-    _kept: dict[tuple[int, ...], _Kept] = field(default_factory=dict, repr=False)
-    _seen: set[tuple[int, ...]] = field(default_factory=set, repr=False)
+    _kept: dict[Name, _Kept] = field(default_factory=dict, repr=False)
+    _seen: set[Name] = field(default_factory=set, repr=False)
     _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,10 +62,8 @@ class Stacked:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        replies: list[Reply] = []
         for block in self._blocks(update, list(jobs)):
-            replies += _trained(update, block, self._data(block), self.dense)
-        yield from sorted(replies, key=lambda reply: reply.client)
+            yield from _trained(update, block, self._data(block), self.dense)
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
@@ -96,7 +96,7 @@ class Stacked:
         Kept from the second time on: cohorts that are drawn anew hardly ever come again, and to
         fill memory that is new to the process takes several times as long as to use it again.
         """
-        name = tuple(id(job.data.x) for job in block)
+        name = tuple(stamp(job.data) for job in block)
         kept = self._kept.pop(name, None)
         if kept is None:
             clients = tuple(job.data for job in block)

@@ -16,7 +16,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -24,17 +24,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedshift.client.plans import Drawn, Draws
-from fedshift.data import ClientData, Plan
+from fedshift.data import ClientData
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.wire import inside, receive, send, under
-from fedshift.errors import InputError, TrainingError
-from fedshift.tree import Params, Parts
+from fedshift.engine.parcels import (
+    Jobs,
+    check_clients,
+    packed,
+    packed_replies,
+    unpacked,
+    unpacked_replies,
+)
+from fedshift.engine.wire import receive, send
+from fedshift.errors import FedshiftError, InputError, TrainingError
+from fedshift.tree import Parts, size_in_bytes
 
-Jobs = tuple[Job, ...]
 # Shares of a round for each process: while it trains one, the replies of the other are summed.
 SHARES = 2
+# Bytes that the answers of a share may take.
+ROOM = 1 << 28
 
 
 class _Task(NamedTuple):
@@ -77,7 +85,12 @@ class Team:
 
         def spread(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
             todo = tuple(jobs)
-            each = max(1, -(-len(todo) // (SHARES * len(self.members))))
+            each = -(-len(todo) // (SHARES * len(self.members)))
+            # What a share answers is here at once: about as much as it was sent, for each client.
+            largest = max(
+                (size_in_bytes(j.message) + size_in_bytes(j.state) for j in todo), default=1
+            )
+            each = max(1, min(each, ROOM // max(1, largest)))
             shares = (todo[i : i + each] for i in range(0, len(todo), each))
             return _share_out(self, _Task(update, within), shares)
 
@@ -149,6 +162,7 @@ def _dismiss(team: Sequence[_Worker]) -> None:
         worker.connection.close()
         if worker.jobs:  # at work for nobody; it would not notice for a while
             worker.process.terminate()
+            worker.jobs = ()
     for worker in team:
         worker.process.join()
 
@@ -156,21 +170,30 @@ def _dismiss(team: Sequence[_Worker]) -> None:
 def _share_out(team: Team, task: _Task, shares: Iterable[Jobs]) -> Iterator[Reply]:
     """Whoever is idle gets the next share, until all are done or the time is over."""
     waiting, end = iter(shares), _end(team.deadline)
-    for worker, jobs in zip(
-        team.members, itertools.islice(waiting, len(team.members)), strict=False
-    ):
-        _assign(team, worker, task, jobs)
-    while busy := [worker for worker in team.members if worker.jobs]:
-        ready = set(wait([w.connection for w in busy], None if end is None else end - _now()))
-        if end is not None and _now() >= end:
+    try:
+        for worker, jobs in zip(
+            team.members, itertools.islice(waiting, len(team.members)), strict=False
+        ):
+            _assign(team, worker, task, jobs)
+        while busy := [worker for worker in team.members if worker.jobs]:
+            late = end is not None and _now() >= end
+            left = None if end is None else max(0.0, end - _now())
+            # What has come by the end of the time counts, whenever it is read.
+            ready = set(wait([w.connection for w in busy], left))
+            if late and not ready:
+                return
             for worker in busy:
-                team.replace(worker)
-            return
-        for worker in busy:
-            if worker.connection in ready and (replies := _answer(team, worker, task)) is not None:
-                for jobs in itertools.islice(waiting, 1):
+                if worker.connection not in ready:
+                    continue
+                replies = _answer(team, worker, task)
+                for jobs in () if replies is None or late else itertools.islice(waiting, 1):
                     _assign(team, worker, task, jobs)
-                yield from replies
+                yield from replies or ()
+    finally:
+        # Late, or left alone after an error: what they would answer is nobody's.
+        for worker in team.members:
+            if worker.jobs:
+                team.replace(worker)
 
 
 _now = time.monotonic
@@ -181,7 +204,8 @@ def _end(deadline: float | None) -> float | None:
 
 
 def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int = 0) -> None:
-    about, trees = _packed(jobs, worker.message)
+    check_clients(team.clients, jobs)
+    about, trees = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     try:
         send(worker.connection, (None if worker.task == task else task, about), trees)
@@ -197,49 +221,6 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
     worker.task, worker.message = task, jobs[-1].message
 
 
-def _packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
-    """Jobs for a pipe, but for what the message before each, first this one, holds already.
-
-    Of plans that are not drawn yet, how to draw them.
-    """
-    about, trees = [], []
-    for job in jobs:
-        new = {k: v for k, v in job.message.items() if message.get(k) is not v}
-        tree = under("message", new) | under("state", job.state)
-        if isinstance(job.plans, Drawn):
-            how: Any = job.plans.draws.phases, job.plans.draws.seed
-        else:
-            how = {k: p[3:] for k, p in job.plans.items()}
-            tree |= under("plan", {k: _tensors(p) for k, p in job.plans.items()})
-        about.append((job.client, job.t, tuple(job.message), how))
-        trees.append(tree)
-        message = job.message
-    return about, trees
-
-
-def _tensors(plan: Plan) -> Params:
-    return {"rows": plan.rows, "weight": plan.weight, "lr": plan.lr}
-
-
-def _unpacked(
-    about: list[Any], trees: Sequence[Parts], message: Parts, clients: Sequence[ClientData]
-) -> list[Job]:
-    """What `_packed` packed."""
-    jobs = []
-    for (client, t, names, how), tree in zip(about, trees, strict=True):
-        held = message | inside("message", tree)
-        message = {name: held[name] for name in names}
-        data, plans = clients[client], inside("plan", tree)
-        drawn: Mapping[str, Plan]
-        if isinstance(how, tuple):
-            phases, seed = how
-            drawn = Drawn(Draws(phases, t, seed, {client: data}), client)
-        else:
-            drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
-        jobs.append(Job(client, message, inside("state", tree), data, drawn, t))
-    return jobs
-
-
 def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
     """What came back; None where the process is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
@@ -251,13 +232,7 @@ def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
     worker.jobs = ()
     if failure is not None:
         raise failure
-    return [_reply_of(client, t, tree) for (client, t), tree in zip(about, trees, strict=True)]
-
-
-def _reply_of(client: int, t: int, parts: Parts) -> Reply:
-    # What a client keeps outlives the round; as views it would keep the update alive, too.
-    changed = {k: {n: v.clone() for n, v in t.items()} for k, t in inside("changed", parts).items()}
-    return Reply(client, inside("update", parts), changed, t)
+    return unpacked_replies(about, trees)
 
 
 def _died(team: Team, worker: _Worker, task: _Task) -> None:
@@ -302,16 +277,18 @@ def _serve(
         while True:
             (fresh, about), trees = receive(connection)
             task = task if fresh is None else fresh
-            jobs = _unpacked(about, trees, message, clients)
+            jobs = unpacked(about, trees, message, clients)
             message = jobs[-1].message
             _reply(connection, task, jobs)
 
 
 def _reply(connection: Connection, task: _Task, jobs: Sequence[Job]) -> None:
     try:
-        replies = list((task.within or loop)(task.update, jobs))
+        about, trees = packed_replies((task.within or loop)(task.update, jobs))
     except Exception as e:
-        send(connection, (e, ()), ())
+        # Errors of another form would fail on the way, or when they arrive.
+        plain = isinstance(e, FedshiftError) or type(e).__module__ == "builtins"
+        told = e if plain else TrainingError(f"{type(e).__name__}: {e}")
+        send(connection, (told, ()), ())
         return
-    trees = [under("update", reply.update) | under("changed", reply.changed) for reply in replies]
-    send(connection, (None, [(reply.client, reply.t) for reply in replies]), trees)
+    send(connection, (None, about), trees)

@@ -1,0 +1,100 @@
+"""Jobs and replies as trees, for pipes between processes of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedshift.client.plans import Drawn, Draws
+from fedshift.data import ClientData, Plan, Surveyed
+from fedshift.engine.backends import FAILED, Job, Reply
+from fedshift.engine.replies import odd_kind
+from fedshift.engine.wire import inside, under
+from fedshift.errors import InputError
+from fedshift.tree import Params, Parts
+
+Jobs = tuple[Job, ...]
+
+
+def check_clients(clients: Sequence[ClientData], jobs: Jobs) -> None:
+    """InputError where jobs have other examples than those that workers were forked with."""
+    if isinstance(clients, Surveyed):  # made on demand: no two are the same object
+        return
+    for job in jobs:
+        if job.client >= len(clients) or clients[job.client].x is not job.data.x:
+            raise InputError(
+                f"client {job.client} has other examples than the one that these workers were made "
+                "for; make them with the clients of the federation that runs"
+            )
+
+
+def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
+    """Jobs for a pipe, but for what the message before each, first this one, holds already.
+
+    Of plans that are not drawn yet, how to draw them.
+    """
+    about, trees = [], []
+    for job in jobs:
+        new = {k: v for k, v in job.message.items() if message.get(k) is not v}
+        tree = under("message", new) | under("state", job.state)
+        if isinstance(job.plans, Drawn):
+            how: Any = job.plans.draws.phases, job.plans.draws.seed
+        else:
+            how = {k: p[3:] for k, p in job.plans.items()}
+            tree |= under("plan", {k: _tensors(p) for k, p in job.plans.items()})
+        about.append((job.client, job.t, tuple(job.message), how))
+        trees.append(tree)
+        message = job.message
+    return about, trees
+
+
+def _tensors(plan: Plan) -> Params:
+    return {"rows": plan.rows, "weight": plan.weight, "lr": plan.lr}
+
+
+def unpacked(
+    about: list[Any], trees: Sequence[Parts], message: Parts, clients: Sequence[ClientData]
+) -> list[Job]:
+    """What `packed` packed."""
+    jobs = []
+    for (client, t, names, how), tree in zip(about, trees, strict=True):
+        held = message | inside("message", tree)
+        message = {name: held[name] for name in names}
+        data, plans = clients[client], inside("plan", tree)
+        drawn: Mapping[str, Plan]
+        if isinstance(how, tuple):
+            phases, seed = how
+            drawn = Drawn(Draws(phases, t, seed, {client: data}), client)
+        else:
+            drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
+        jobs.append(Job(client, message, inside("state", tree), data, drawn, t))
+    return jobs
+
+
+def packed_replies(replies: Iterable[Reply]) -> tuple[list[Any], list[Parts]]:
+    """Replies for a pipe."""
+    plain = [_plain(reply) for reply in replies]
+    trees = [under("update", one.update) | under("changed", one.changed) for one in plain]
+    return [(one.client, one.t) for one in plain], trees
+
+
+def unpacked_replies(about: list[Any], trees: Sequence[Parts]) -> list[Reply]:
+    """What `packed_replies` packed."""
+    return [_reply_of(client, t, tree) for (client, t), tree in zip(about, trees, strict=True)]
+
+
+def _reply_of(client: int, t: int, parts: Parts) -> Reply:
+    # What a client keeps outlives the round; as views it would keep the update alive, too.
+    changed = {k: {n: v.clone() for n, v in t.items()} for k, t in inside("changed", parts).items()}
+    return Reply(client, inside("update", parts), changed, t)
+
+
+def _plain(reply: Reply) -> Reply:
+    """The reply, or as a failure what cannot travel or would arrive as something else."""
+    for parts in (reply.update, reply.changed):
+        if odd := odd_kind(parts):
+            reason = torch.frombuffer(bytearray(f"sent {odd}".encode()), dtype=torch.uint8)
+            return Reply(reply.client, {FAILED: {"reason": reason}}, {}, reply.t)
+    return reply

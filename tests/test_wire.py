@@ -1,0 +1,74 @@
+"""Trees through pipes between processes: as they are, whatever their number, or an error."""
+
+from __future__ import annotations
+
+import threading
+from multiprocessing import Pipe
+
+import pytest
+import torch
+
+from fedshift.engine import wire as module
+from fedshift.engine.wire import ALIGN, receive, send
+from fedshift.tree import Parts
+
+
+def there_and_back(trees: list[Parts]) -> list[Parts]:
+    """Through a pipe that holds less than is sent: one writes while the other reads."""
+    ours, theirs = Pipe()
+    writer = threading.Thread(target=send, args=(ours, "about", trees))
+    writer.start()
+    about, found = receive(theirs)
+    writer.join()
+    assert about == "about"
+    return found
+
+
+def check_same(trees: list[Parts], found: list[Parts]) -> None:
+    assert len(found) == len(trees)
+    for tree, back in zip(trees, found, strict=True):
+        assert [(p, list(leaves)) for p, leaves in tree.items()] == [
+            (p, list(leaves)) for p, leaves in back.items()
+        ]
+        for part, leaves in tree.items():
+            for name, v in leaves.items():
+                assert v.dtype == back[part][name].dtype
+                assert torch.equal(v, back[part][name])
+                assert back[part][name].data_ptr() % ALIGN == 0 or not v.numel()
+
+
+def test_trees_travel_as_they_are() -> None:
+    """Runs of equal forms, others between them, what is empty and what has no dimension."""
+    one: Parts = {"a": {"w": torch.randn(3, 5), "b": torch.tensor(2.5)}, "empty": {}}
+    two: Parts = {"a": {"w": torch.randn(3, 5), "b": torch.tensor(-1.0)}, "empty": {}}
+    odd: Parts = {
+        "c": {"y": torch.arange(7), "m": torch.tensor([True, False]), "none": torch.zeros(0, 4)}
+    }
+    turned: Parts = {"t": {"v": torch.randn(4, 6).t(), "h": torch.randn(5).bfloat16()}}
+    trees = [one, two, odd, {}, turned, one]
+    check_same(trees, there_and_back(trees))
+    assert there_and_back([]) == []
+
+
+def test_more_pieces_than_a_call_takes_and_more_bytes_than_a_pipe_holds() -> None:
+    many: Parts = {"m": {f"{i}": torch.full((3,), float(i)) for i in range(3 * module.MANY)}}
+    large: Parts = {"l": {"v": torch.arange(1 << 20)}}
+    check_same([many, large, many], there_and_back([many, large, many]))
+
+
+def test_writes_that_are_cut_short_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = module.os.writev
+    monkeypatch.setattr(
+        module.os, "writev", lambda where, views: whole(where, [views[0][: len(views[0]) // 2 + 1]])
+    )
+    trees: list[Parts] = [{"a": {"v": torch.arange(100), "w": torch.randn(7)}}]
+    check_same(trees, there_and_back(trees))
+
+
+def test_an_end_in_the_middle_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    monkeypatch.setattr(module, "_write", lambda where, views: None)
+    send(ours, None, [{"a": {"v": torch.arange(100)}}])
+    ours.close()
+    with pytest.raises(EOFError):
+        receive(theirs)
