@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from fedshift.engine.backends import Reply
+from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate
 from fedshift.engine.replies import check_finite
 from fedshift.errors import DivergedError, TrainingError
@@ -19,13 +20,16 @@ def in_turn(
     replies: Iterable[Reply],
     asked: Asked,
     take: Callable[[Sequence[Reply]], Iterable[Reply]],
+    fold: Fold | None = None,
     some: int = SOME,
 ) -> Admitted:
     """Let replies, in any order, through the gate in ascending client id, `some` at a time.
 
     `take` is given those let through, and returns what is to be kept of them. Replies wait only for
-    clients of smaller id. Raises TrainingError for the first client whose reply cannot be used:
-    DivergedError where its numbers are not finite.
+    clients of smaller id. fold: where `take` adds them; one look at its sums is then a look at all
+    that went into them, and only where it finds something are replies gone through one by one.
+    Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
+    numbers are not finite.
     """
     waiting: dict[int, Reply] = {}
     kept: list[Reply] = []
@@ -34,10 +38,7 @@ def in_turn(
 
     def let(clients: Sequence[int]) -> None:
         came = [waiting.pop(i) for i in clients if i in waiting]
-        admitted = gate.admit(came, asked._replace(clients=tuple(clients)))
-        if admitted.bad:
-            raise _refusal(admitted.bad[0], came)
-        kept.extend(take(admitted.good))
+        kept.extend(_taken(gate, came, asked._replace(clients=tuple(clients)), take, fold))
 
     silent = set(asked.clients)
     for reply in replies:
@@ -54,6 +55,33 @@ def in_turn(
     while left:
         let(left.pop())
     return Admitted(tuple(kept), ())
+
+
+def _taken(
+    gate: Gate,
+    came: Sequence[Reply],
+    asked: Asked,
+    take: Callable[[Sequence[Reply]], Iterable[Reply]],
+    fold: Fold | None,
+) -> list[Reply]:
+    """What `take` leaves of replies that pass the gate together."""
+
+    def look(bad: Sequence[Dropped] = ()) -> None:
+        # At all numbers of all replies: the first client that is refused is the one to name.
+        if bad := gate.admit(came, asked).bad or bad:
+            raise _refusal(bad[0], came)
+
+    admitted = gate.admit(came, asked, () if fold is None else fold.telling(asked.clients))
+    if admitted.bad:
+        look(admitted.bad)
+    try:
+        left = list(take(admitted.good))
+    except TrainingError:
+        look()
+        raise
+    if fold is not None and not fold.finite():
+        look()
+    return left
 
 
 def _refusal(bad: Dropped, came: Sequence[Reply]) -> TrainingError:

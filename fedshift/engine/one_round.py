@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.client.local import plan_all
+from fedshift.client.local import plan_all, plan_many
 from fedshift.data import ClientData
 from fedshift.engine.backends import Job, Reply
 from fedshift.engine.fold import Fold
@@ -120,7 +120,7 @@ def jobs_of(
     asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
     for start in range(0, len(asked), AHEAD):
         group = [(i, clients[i]) for i in asked[start : start + AHEAD]]
-        plans = [plan_all(phases, data, opened.t, seed, i) for i, data in group]
+        plans = plan_many(phases, group, opened.t, seed)
         for (i, data), drawn in zip(group, plans, strict=True):
             yield Job(i, opened.message(i), state_of(i), data, drawn, opened.t)
 
