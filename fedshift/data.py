@@ -59,6 +59,7 @@ class Plan(NamedTuple):
     Without it (clients stacked to equal shapes) padding stays and is masked. `stacked` is for those
     who work within `torch.func.vmap` over clients. `dense` asks a phase to train without autograd,
     by `fedshift.client.dense`; `channels_last` to lay out its batches by `fedshift.layout`.
+    Clients' plans may share `weight` and `lr`: nobody writes to them.
     """
 
     rows: Tensor
@@ -200,20 +201,35 @@ def plan_phase(
     An epoch is a permutation of the n rows, cut every `batch` rows.
     """
     each = -(-n // batch)  # batches of an epoch, the last one shorter
-    passes = (epochs or 0) if steps is None else -(-steps // each) if n else 0
-    full = n == each * batch
-    rows = torch.zeros(passes * each, batch, dtype=torch.int64)
-    weight = torch.ones(passes * each, batch) if full else torch.zeros(passes, each * batch)
-    if not full:
-        weight[:, :n] = 1.0
-        weight = weight.view(passes * each, batch)
-    for start in range(0, rows.numel(), max(1, each * batch)):  # no rows, no step
-        torch.randperm(n, generator=generator, out=rows.view(-1)[start : start + n])
-    sizes = ((batch,) * (each - 1) + (n - (each - 1) * batch,)) * passes if n else ()
-    seed = int(torch.randint(2**62, (), generator=generator))
-    if steps is not None and steps < len(sizes):
-        rows, weight, sizes = rows[:steps], weight[:steps], sizes[:steps]
+    count = each * (epochs or 0) if steps is None else steps if n else 0
+    rows, seed = _drawn(n, batch, count, generator)
+    epoch = torch.zeros(each * batch)
+    epoch[:n] = 1.0
+    weight = epoch.view(each, batch).repeat(-(-count // max(1, each)), 1)[:count]
+    last = n - (each - 1) * batch
+    sizes = tuple(last if s % each == each - 1 else batch for s in range(count))
     return Plan(rows, weight, torch.tensor(lr, dtype=torch.float64), sizes, seed)
+
+
+def redrawn(plan: Plan, n: int, generator: torch.Generator) -> Plan:
+    """`plan_phase` of another client of n examples: all but what chance decides is there once."""
+    steps, batch = plan.rows.shape
+    rows, seed = _drawn(n, batch, steps, generator)
+    return Plan(rows, plan.weight, plan.lr, plan.sizes, seed)
+
+
+def _drawn(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Rows [S, B] of as many epochs as that takes, and the seed of random layers."""
+    each = -(-n // batch)
+    if n == each * batch and steps == each:  # nothing to lay out
+        rows = torch.randperm(n, generator=generator).view(steps, batch)
+    else:
+        passes = -(-steps // each) if n else 0
+        epochs = torch.zeros(passes, each * batch, dtype=torch.int64)
+        for epoch in epochs[:, :n].unbind():
+            torch.randperm(n, generator=generator, out=epoch)
+        rows = epochs.view(passes * each, batch)[:steps]
+    return rows, int(torch.randint(2**62, (), generator=generator))
 
 
 def take(data: ClientData, plan: Plan, step: int) -> Batch:
@@ -238,9 +254,8 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         yield from (take(data, plan, s) for s in range(plan.steps))
         return
     labels, importance = data.y[plan.rows], plan.weight
-    # On another device the question would wait for all work before it.
-    here = data.w.device.type == "cpu" and data.w.dtype == plan.weight.dtype
-    even = here and bool((data.w == 1.0).all())
+    even = data.w.device.type == "cpu" and data.w.dtype == plan.weight.dtype  # a GPU would wait
+    even = even and bool((data.w == 1.0).all())
     if not even:  # else the plan's own ones will do
         importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}

@@ -21,7 +21,9 @@ def key(*parts: Part) -> int:
     Integers and strings are kept apart (`1` and `"1"` give different keys) and so are the borders
     between parts (`("ab", "c")` and `("a", "bc")`).
     """
-    text = repr(tuple(p if isinstance(p, str) else int(p) for p in parts))
+    # Most are int or str already; others, as numpy's integers, are written as Python's.
+    known = {int, str}.issuperset(map(type, parts))
+    text = repr(parts if known else tuple(p if isinstance(p, str) else int(p) for p in parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

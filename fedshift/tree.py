@@ -69,20 +69,44 @@ def stack(many: Sequence[Parts]) -> Parts:
     """
     first = many[0]
     for i, one in enumerate(many):
-        for part in first | one:
-            ours, theirs = first.get(part), one.get(part)
-            if ours is None or theirs is None or ours.keys() != theirs.keys():
-                raise InputError(f'cannot stack: entry {i} differs from entry 0 in part "{part}"')
-            for name in ours:
-                if ours[name].shape != theirs[name].shape:
-                    raise InputError(
-                        f'cannot stack: "{part}/{name}" is {tuple(theirs[name].shape)} in entry '
-                        f"{i} and {tuple(ours[name].shape)} in entry 0"
-                    )
+        if not same_parts(one, first):
+            _check_stackable(first, one, i)
     return {
         part: {name: torch.stack([one[part][name] for one in many]) for name in first[part]}
         for part in first
     }
+
+
+def same_form(a: Params, b: Params) -> bool:
+    """Whether two trees have the same names, shapes and types."""
+    return same_parts({"": a}, {"": b})
+
+
+def same_parts(a: Parts, b: Parts) -> bool:
+    """Whether two messages have the same parts, each of the same names, shapes and types."""
+    if a.keys() != b.keys():
+        return False
+    for part, tree in a.items():
+        other = b[part]
+        if tree.keys() != other.keys():
+            return False
+        for name, v in tree.items():
+            if v.shape != other[name].shape or v.dtype != other[name].dtype:
+                return False
+    return True
+
+
+def _check_stackable(first: Parts, one: Parts, i: int) -> None:
+    for part in first | one:
+        ours, theirs = first.get(part), one.get(part)
+        if ours is None or theirs is None or ours.keys() != theirs.keys():
+            raise InputError(f'cannot stack: entry {i} differs from entry 0 in part "{part}"')
+        for name in ours:
+            if ours[name].shape != theirs[name].shape:
+                raise InputError(
+                    f'cannot stack: "{part}/{name}" is {tuple(theirs[name].shape)} in entry '
+                    f"{i} and {tuple(ours[name].shape)} in entry 0"
+                )
 
 
 def weighted_sum(weights: Tensor, stacked: Params) -> Params:
@@ -93,33 +117,33 @@ def weighted_sum(weights: Tensor, stacked: Params) -> Params:
     """
     rows = torch.nonzero(weights).flatten().tolist()
     w = weights.double()
+    by = [w[i] for i in rows]
 
     def total(leaf: Tensor) -> Tensor:
-        flat = leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None]
-        out = torch.zeros(flat.shape[1], dtype=torch.float64, device=leaf.device)
-        accumulate(out, [flat[i] for i in rows], [w[i] for i in rows])
-        return out.to(leaf.dtype).view(leaf.shape[1:])
+        out = torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
+        accumulate(out, [leaf[i] for i in rows], by)
+        return out.to(leaf.dtype)
 
     return map_(total, stacked)
 
 
 def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """total [n] float64 += w_i v_i, row after row; rows [n], weights [].
+    """total [...] float64, contiguous, += w_i v_i, row after row; rows [...], weights [].
 
     Row by row within a block of columns: the bits are those of whole rows added in turn, and the
     block's sums are read and written once for all rows.
     """
-    if len(total) <= COLUMNS:
+    if total.numel() <= COLUMNS:
+        product = torch.empty_like(total)
         for row, w in zip(rows, weights, strict=True):
-            total.add_(row.double() * w)
+            total.add_(product.copy_(row).mul_(w))
         return
     scratch = torch.empty(COLUMNS, dtype=torch.float64, device=total.device)
-    for start in range(0, len(total), COLUMNS):
-        block = slice(start, start + COLUMNS)
-        sums = total[block]
-        part = scratch[: len(sums)]
-        for row, w in zip(rows, weights, strict=True):
-            sums.add_(part.copy_(row[block]).mul_(w))
+    cut = [torch.split(row.reshape(-1), COLUMNS) for row in rows]
+    for i, sums in enumerate(torch.split(total.view(-1), COLUMNS)):
+        product = scratch[: len(sums)]
+        for blocks, w in zip(cut, weights, strict=True):
+            sums.add_(product.copy_(blocks[i]).mul_(w))
 
 
 def flatten(parts: Parts) -> Params:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -13,10 +13,10 @@ from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
 from fedshift.client.slopes import slope
-from fedshift.data import Batch, ClientData, Plan, batches, plan_phase
+from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
-from fedshift.seeds import generator
+from fedshift.seeds import key
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
@@ -256,8 +256,24 @@ def plan_all(
     A stream is named by (seed, round, client, phase), so a client's batches depend neither on who
     else takes part nor on where it runs.
     """
-    n = int(torch.count_nonzero(data.w))
-    return {
-        name: phase.plan(n, t, generator(seed, "batch", t, client, name))
-        for name, phase in phases.items()
-    }
+    return plan_many(phases, [(client, data)], t, seed)[0]
+
+
+def plan_many(
+    phases: Mapping[str, Local], clients: Sequence[tuple[int, ClientData]], t: int, seed: int
+) -> list[dict[str, Plan]]:
+    """`plan_all` of several clients; those of equally many examples share what chance leaves."""
+    source, usual = torch.Generator(), dict[tuple[str, int], Plan]()
+
+    def drawn(name: str, phase: Local, n: int, client: int) -> Plan:
+        source.manual_seed(key(seed, "batch", t, client, name))
+        like = usual.get((name, n))
+        if like is not None:
+            return redrawn(like, n, source)
+        return usual.setdefault((name, n), phase.plan(n, t, source))
+
+    counts = [int(torch.count_nonzero(data.w)) for _, data in clients]
+    return [
+        {name: drawn(name, phase, n, client) for name, phase in phases.items()}
+        for (client, _), n in zip(clients, counts, strict=True)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fedshift.client.local import Local, plan_all
+from fedshift.client.local import Local, plan_many
 from fedshift.data import ClientData, Plan
 
 
@@ -20,14 +20,14 @@ class Draws:
     phases: Mapping[str, Local]
     t: int
     seed: int
-    clients: Mapping[int, ClientData]
+    clients: dict[int, ClientData]
     _drawn: dict[int, dict[str, Plan]] = field(default_factory=dict, repr=False)
 
     def of(self, client: int) -> dict[str, Plan]:
         """The plans of one of the clients by phase."""
         if not self._drawn:
-            for i, data in self.clients.items():
-                self._drawn[i] = plan_all(self.phases, data, self.t, self.seed, i)
+            many = plan_many(self.phases, list(self.clients.items()), self.t, self.seed)
+            self._drawn = dict(zip(self.clients, many, strict=True))
         return self._drawn[client]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from fedshift.engine.backends import Reply
+from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate
 from fedshift.engine.replies import check_finite
 from fedshift.errors import DivergedError, TrainingError
+from fedshift.tree import size_in_bytes
 
 # Replies that pass the gate together: their majority says what a reply looks like, and their sums
 # are read from and written to memory once.
@@ -19,13 +21,16 @@ def in_turn(
     replies: Iterable[Reply],
     asked: Asked,
     take: Callable[[Sequence[Reply]], Iterable[Reply]],
+    fold: Fold | None = None,
     some: int = SOME,
 ) -> Admitted:
     """Let replies, in any order, through the gate in ascending client id, `some` at a time.
 
     `take` is given those let through, and returns what is to be kept of them. Replies wait only for
-    clients of smaller id. Raises TrainingError for the first client whose reply cannot be used:
-    DivergedError where its numbers are not finite.
+    clients of smaller id. fold: where `take` adds them; one look at its sums is then a look at all
+    that went into them, and only where it finds something are replies gone through one by one.
+    Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
+    numbers are not finite.
     """
     waiting: dict[int, Reply] = {}
     kept: list[Reply] = []
@@ -34,10 +39,7 @@ def in_turn(
 
     def let(clients: Sequence[int]) -> None:
         came = [waiting.pop(i) for i in clients if i in waiting]
-        admitted = gate.admit(came, asked._replace(clients=tuple(clients)))
-        if admitted.bad:
-            raise _refusal(admitted.bad[0], came)
-        kept.extend(take(admitted.good))
+        kept.extend(_taken(gate, came, asked._replace(clients=tuple(clients)), take, fold))
 
     silent = set(asked.clients)
     for reply in replies:
@@ -56,11 +58,39 @@ def in_turn(
     return Admitted(tuple(kept), ())
 
 
-def _refusal(bad: Dropped, came: Sequence[Reply]) -> TrainingError:
+def _taken(
+    gate: Gate,
+    came: Sequence[Reply],
+    asked: Asked,
+    take: Callable[[Sequence[Reply]], Iterable[Reply]],
+    fold: Fold | None,
+) -> list[Reply]:
+    """What `take` leaves of replies that pass the gate together."""
+
+    def look(bad: Sequence[Dropped] = ()) -> None:
+        # At all numbers of all replies: the first client that is refused is the one to name.
+        if bad := gate.admit(came, asked).bad or bad:
+            raise _refusal(gate, bad[0], came)
+
+    admitted = gate.admit(came, asked, () if fold is None else fold.telling(asked.clients))
+    if admitted.bad:
+        look(admitted.bad)
+    try:
+        left = list(take(admitted.good))
+    except TrainingError:
+        look()
+        raise
+    if fold is not None and not fold.finite():
+        look()
+    return left
+
+
+def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply]) -> TrainingError:
     """What a reply that cannot be used ends the run with."""
     try:
         for reply in came:
-            if reply.client == bad.client:
+            # What is refused for its size is not read: it may be one number a billion times.
+            if reply.client == bad.client and size_in_bytes(reply.update) <= gate.max_bytes:
                 check_finite(reply)
     except DivergedError:
         return DivergedError(bad.reason)

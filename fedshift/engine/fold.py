@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,9 +10,12 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Summing
 from fedshift.engine.backends import Reply
+from fedshift.engine.replies import finite
 from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
-from fedshift.tree import Params, Parts, accumulate
+from fedshift.tree import Params, Parts, accumulate, same_form
+
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(eq=False)
@@ -28,8 +31,15 @@ class Fold:
 
     ids: Tensor
     weights: Mapping[str, Tensor]
+    _by: dict[str, dict[int, Tensor | None]] = field(init=False, repr=False)
     _totals: dict[str, Params] = field(default_factory=dict, repr=False)
     _like: Parts = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        # Most parts are summed by one and the same weights.
+        known = {id(w): w for w in self.weights.values()}
+        by = {k: _by_client(self.ids, w.double()) for k, w in known.items()}
+        self._by = {part: by[id(w)] for part, w in self.weights.items()}
 
     @staticmethod
     def of(stage: Algorithm, server: Parts, ids: Tensor, weights: Tensor) -> Fold:
@@ -43,11 +53,25 @@ class Fold:
         """Add replies, in ascending client id after those added before; the same without the parts
         that were added. Raises TrainingError for a part that is not shaped like the first client's.
         """
-        places = torch.searchsorted(self.ids, torch.tensor([r.client for r in replies]))
-        for part, weights in self.weights.items():
+        for part in self.weights:
             if part in replies[0].update:
-                self._add(part, replies, weights.double()[places])
-        return tuple(r._replace(update=self._rest(r.update)) for r in replies)
+                self._add(part, replies)
+        return tuple(Reply(r.client, self._rest(r.update), r.changed, r.t) for r in replies)
+
+    def telling(self, clients: Iterable[int]) -> frozenset[str]:
+        """Parts of which none of these clients is left out: what is not finite in theirs leaves a
+        sum that is not finite, either.
+        """
+        asked = tuple(clients)
+        return frozenset(k for k, by in self._by.items() if None not in map(by.get, asked))
+
+    def finite(self) -> bool:
+        """Whether all sums are finite, so far, and of types whose sum in float64 tells of them."""
+        kinds = {v.dtype for like in self._like.values() for v in like.values()}
+        told = all(
+            kind in REAL or not (kind.is_floating_point or kind.is_complex) for kind in kinds
+        )
+        return told and all(finite(v) for tree in self._totals.values() for v in tree.values())
 
     def parts(self) -> Parts:
         """The sums, in the type of what was summed, and by which weights; called once."""
@@ -56,32 +80,34 @@ class Fold:
         return {**found, SUMMED: by} if found else {}
 
     def _rest(self, update: Parts) -> Parts:
-        return {part: tree for part, tree in update.items() if part not in self.weights}
+        return {
+            part: {k: _own(v) for k, v in tree.items()}
+            for part, tree in update.items()
+            if part not in self.weights
+        }
 
-    def _add(self, part: str, replies: Sequence[Reply], weights: Tensor) -> None:
+    def _add(self, part: str, replies: Sequence[Reply]) -> None:
         if part not in self._totals:
             self._begin(part, replies[0].update[part])
-        form = _form(self._like[part])
+        like, by = self._like[part], self._by[part]
         for reply in replies:
-            if _form(reply.update.get(part, {})) != form:
+            if not same_form(reply.update.get(part, {}), like):
                 raise TrainingError(f'client {reply.client} sent an update with another "{part}"')
-        used = [i for i, w in enumerate(weights.tolist()) if w != 0]
-        by = [weights[i] for i in used]
+        used = [(reply.update[part], w) for reply in replies if (w := by[reply.client]) is not None]
+        weights = [w for _, w in used]
         for name, total in self._totals[part].items():
-            rows = [replies[i].update[part][name].reshape(-1) for i in used]
-            accumulate(total, rows, by)
+            accumulate(total, [tree[name] for tree, _ in used], weights)
 
     def _begin(self, part: str, first: Params) -> None:
         self._totals[part] = {
-            k: torch.zeros(v.numel(), dtype=torch.float64, device=v.device)
-            for k, v in first.items()
+            k: torch.zeros(v.shape, dtype=torch.float64, device=v.device) for k, v in first.items()
         }
         self._like[part] = {k: _empty(v) for k, v in first.items()}
 
     def _cast(self, part: str) -> Params:
         # One by one, so that no more than the largest tensor is there twice.
         like, totals = self._like[part], self._totals.pop(part)
-        return {k: totals.pop(k).to(v.dtype).view(v.shape) for k, v in like.items()}
+        return {k: totals.pop(k).to(v.dtype) for k, v in like.items()}
 
 
 def _empty(v: Tensor) -> Tensor:
@@ -89,5 +115,12 @@ def _empty(v: Tensor) -> Tensor:
     return v.new_empty(1).expand(v.shape) if v.dim() else v.new_empty(())
 
 
-def _form(tree: Params) -> list[tuple[str, torch.Size, torch.dtype]]:
-    return [(k, v.shape, v.dtype) for k, v in sorted(tree.items())]
+def _own(v: Tensor) -> Tensor:
+    """The tensor in memory of its own: a view would keep all that it came with alive."""
+    return v if v.untyped_storage().nbytes() <= v.nbytes else v.clone()
+
+
+def _by_client(ids: Tensor, weights: Tensor) -> dict[int, Tensor | None]:
+    """Each client's weight; None for 0."""
+    known = zip(ids.tolist(), weights.tolist(), weights.unbind(), strict=True)
+    return {i: w if number != 0 else None for i, number, w in known}

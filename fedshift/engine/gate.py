@@ -7,7 +7,7 @@ the server's table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from fedshift.engine.backends import Reply, failure
 from fedshift.engine.replies import (
+    Came,
+    alike,
     check_reply,
-    check_said,
     expected_update,
     finite,
+    misshapen,
     odd_kind,
 )
 from fedshift.errors import InputError, unknown
@@ -94,24 +96,31 @@ class Gate:
         if math.isfinite(self.max_gap) and not self.target:
             raise InputError("max_gap needs the target's label shares; give target as well")
 
-    def admit(self, replies: Iterable[Reply], asked: Asked) -> Admitted:
+    def admit(
+        self, replies: Iterable[Reply], asked: Asked, summed: Collection[str] = ()
+    ) -> Admitted:
         """Sort replies, in any order, into usable ones and clients that drop out, with reasons.
 
         A client that answers twice drops out: nobody can tell which answer is its own. One that was
-        not asked is named, and nothing of it is used.
+        not asked is named, and nothing of it is used. summed: parts whose numbers may be other than
+        finite here, since the caller looks at their sum.
         """
         bad = dict.fromkeys(asked.clients, "no answer in time")
-        first: dict[int, Reply] = {}
+        first: dict[int, Came] = {}
+        usual: Reply | None = None
         for reply in replies:
-            twice = reply.client in first
-            first.setdefault(reply.client, reply)
-            why = f"client {reply.client} answered twice" if twice else self._refused(reply, asked)
-            bad[reply.client] = why
+            if reply.client in first:
+                bad[reply.client] = f"client {reply.client} answered twice"
+                continue
+            like = usual if usual is not None and alike(reply.update, usual.update) else None
+            bad[reply.client] = why = self._refused(reply, asked, plain=like is not None)
+            first[reply.client] = Came(reply, like or reply)
+            usual = usual if why or like else reply
         told = [first[i] for i in sorted(first) if not bad[i]]
-        expected = expected_update(asked.message, told, asked.parts) if told else {}
-        for reply in told:
-            bad[reply.client] = self._unusable(reply, expected, asked)
-        good = tuple(reply for reply in told if not bad[reply.client])
+        odd = misshapen(told, expected_update(asked.message, told, asked.parts)) if told else {}
+        for reply, _ in told:
+            bad[reply.client] = odd.get(reply.client) or self._unusable(reply, asked, summed)
+        good = tuple(reply for reply, _ in told if not bad[reply.client])
         return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
 
     def gap(self, table: Params, weights: Tensor) -> float:
@@ -132,12 +141,14 @@ class Gate:
             return f"the gap to the target is {gap:.4g}, above max_gap = {self.max_gap:g}"
         return ""
 
-    def _refused(self, reply: Reply, asked: Asked) -> str:
-        """Why a reply is not even looked into."""
+    def _refused(self, reply: Reply, asked: Asked, *, plain: bool) -> str:
+        """Why a reply is not even looked into; plain: it looks as one that was not refused."""
         if reply.client not in asked.clients:
             return f"client {reply.client} was not asked"
         if reply.t != asked.t:
             return f"client {reply.client} answers round {reply.t}; this is round {asked.t}"
+        if plain:
+            return ""
         if odd := odd_kind(reply.update):
             return f"client {reply.client} sent {odd}"
         if (size := size_in_bytes(reply.update)) > self.max_bytes:
@@ -146,11 +157,10 @@ class Gate:
             return f"client {reply.client} failed: {why}"
         return ""
 
-    def _unusable(self, reply: Reply, expected: Parts, asked: Asked) -> str:
+    def _unusable(self, reply: Reply, asked: Asked, summed: Collection[str]) -> str:
         """Why the numbers of a reply cannot be used."""
         try:
-            check_reply(reply, expected)
-            check_said(reply, asked.message)
+            check_reply(reply, asked.message, summed)
         except (RuntimeError, TypeError, ValueError) as e:
             # Not only our own word: kinds of numbers that nobody expects cannot even be summed.
             return str(e)

@@ -23,11 +23,15 @@ def check_clients(clients: Sequence[ClientData], jobs: Jobs) -> None:
     if isinstance(clients, Surveyed):  # made on demand: no two are the same object
         return
     for job in jobs:
-        if job.client >= len(clients) or clients[job.client].x is not job.data.x:
+        if job.client >= len(clients) or not _same(clients[job.client], job.data):
             raise InputError(
                 f"client {job.client} has other examples than the one that these workers were made "
                 "for; make them with the clients of the federation that runs"
             )
+
+
+def _same(one: ClientData, other: ClientData) -> bool:
+    return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
@@ -58,7 +62,7 @@ def unpacked(
     about: list[Any], trees: Sequence[Parts], message: Parts, clients: Sequence[ClientData]
 ) -> list[Job]:
     """What `packed` packed."""
-    jobs = []
+    jobs, draws = [], dict[tuple[int, int], Draws]()
     for (client, t, names, how), tree in zip(about, trees, strict=True):
         held = message | inside("message", tree)
         message = {name: held[name] for name in names}
@@ -66,7 +70,10 @@ def unpacked(
         drawn: Mapping[str, Plan]
         if isinstance(how, tuple):
             phases, seed = how
-            drawn = Drawn(Draws(phases, t, seed, {client: data}), client)
+            # Those of a round are drawn together.
+            together = draws.setdefault((t, seed), Draws(phases, t, seed, {}))
+            together.clients[client] = data
+            drawn = Drawn(together, client)
         else:
             drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
         jobs.append(Job(client, message, inside("state", tree), data, drawn, t))

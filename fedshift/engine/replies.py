@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +14,26 @@ from torch import Tensor
 from fedshift.engine.backends import Reply
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import split_buffers
-from fedshift.tree import Parts, flatten
+from fedshift.tree import Parts, flatten, same_form, same_parts
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 # By how much counters (batches that running statistics have seen) may grow in one round.
 MOST_BATCHES = 1_000_000
+# Types of which a single number is looked at without a sum.
+PLAIN = (torch.float32, torch.float64)
+
+
+class Came(NamedTuple):
+    """A reply, and one that came before and looks as it does: whose parts have the same names,
+    shapes and types. The first one of its look is its own.
+    """
+
+    reply: Reply
+    like: Reply
 
 
 def expected_update(
-    message: Callable[[int], Parts], replies: Sequence[Reply], parts: Collection[str] = ()
+    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str] = ()
 ) -> Parts:
     """What an update must look like: the model that was sent for what mirrors it.
 
@@ -30,23 +42,33 @@ def expected_update(
     forms that mirror what was sent, and hold none but the method's `parts` (any if left out), come
     first, and of two equals the one with more parts. `message` gives what a client was sent.
     """
-    forms = [_form(reply) for reply in replies]
+    usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts)
+    own = {k: v for k, v in usual.update.items() if not parts or k in parts}
+    return {**own, **_mirrors(message, usual)}
+
+
+def _looks(came: Sequence[Came]) -> dict[int, Reply]:
+    return {id(one.like): one.like for one in came}
+
+
+def _usual(message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str]) -> Reply:
+    looks = {k: _form(like.update) for k, like in _looks(came).items()}
+    forms = [looks[id(one.like)] for one in came]
     counts = Counter(forms)
 
     def worth(form: Form) -> tuple[bool, int, int, int]:
         i = forms.index(form)
-        told = replies[i].update
-        fits = not parts or set(told) <= set(parts)
-        fits = fits and all(_same(told[k], v) for k, v in _mirrors(message, replies[i]).items())
-        return fits, counts[form], len(told), -i
+        reply = came[i].reply
+        fits = not parts or set(reply.update) <= set(parts)
+        sent = _mirrors(message, reply).items() if fits else ()
+        fits = fits and all(same_form(reply.update[k], v) for k, v in sent)
+        return fits, counts[form], len(reply.update), -i
 
-    usual = replies[forms.index(max(counts, key=worth))]
-    known = {k: v for k, v in usual.update.items() if not parts or k in parts}
-    return {**known, **_mirrors(message, usual)}
+    return came[forms.index(max(counts, key=worth))].reply
 
 
-def _form(reply: Reply) -> Form:
-    flat = flatten(reply.update).items()
+def _form(update: Parts) -> Form:
+    flat = flatten(update).items()
     return tuple((k, tuple(v.shape), v.dtype) for k, v in sorted(flat, key=itemgetter(0)))
 
 
@@ -60,10 +82,24 @@ def _mirrors(message: Callable[[int], Parts], reply: Reply) -> Parts:
     return {part: tree for part, tree in mirrors.items() if part in reply.update}
 
 
-def _same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(
-        v.shape == theirs[k].shape and v.dtype == theirs[k].dtype for k, v in ours.items()
-    )
+def alike(update: Parts, plain: Parts) -> bool:
+    """Whether an update has the parts, names, shapes and types of one that `odd_kind` let pass, and
+    would pass there itself.
+    """
+    if type(update) is not dict or update.keys() != plain.keys():
+        return False
+    for part, tree in update.items():
+        like = plain[part]
+        if type(tree) is not dict or tree.keys() != like.keys():
+            return False
+        for name, v in tree.items():
+            # Of what is not torch's own kind of tensor, nothing else is asked here.
+            if type(v) is not Tensor or v.layout != torch.strided or v.requires_grad or v.is_nested:
+                return False
+            other = like[name]
+            if v.shape != other.shape or v.dtype != other.dtype or v.is_meta:
+                return False
+    return True
 
 
 def odd_kind(update: Parts) -> str:
@@ -83,39 +119,64 @@ def odd_kind(update: Parts) -> str:
     return ""
 
 
-def check_reply(reply: Reply, expected: Parts) -> None:
-    """Raise TrainingError, naming the client, for a misshapen or non-finite update.
+def misshapen(came: Sequence[Came], expected: Parts) -> dict[int, str]:
+    """Why updates have not the form that is expected, by client; those that have it are left out.
+
+    Each look is looked at once.
+    """
+    odd = {k for k, like in _looks(came).items() if not same_parts(like.update, expected)}
+    return {one.reply.client: _odd_form(one.reply, expected) for one in came if id(one.like) in odd}
+
+
+def _odd_form(reply: Reply, expected: Parts) -> str:
+    for part in expected | reply.update:
+        ours, theirs = reply.update.get(part), expected.get(part)
+        if ours is None or theirs is None or ours.keys() != theirs.keys():
+            return f'client {reply.client} sent an update with a different "{part}"'
+        for name, v in ours.items():
+            if v.shape != theirs[name].shape or v.dtype != theirs[name].dtype:
+                return (
+                    f'client {reply.client} sent "{part}/{name}" as {v.dtype} {tuple(v.shape)}, '
+                    f"expected {theirs[name].dtype} {tuple(theirs[name].shape)}"
+                )
+    return ""
+
+
+def check_reply(
+    reply: Reply, message: Callable[[int], Parts], summed: Collection[str] = ()
+) -> None:
+    """`check_finite`, for the parts that are not `summed`, and `check_said`."""
+    own = {part: tree for part, tree in reply.update.items() if part not in summed}
+    check_finite(Reply(reply.client, own, reply.changed))
+    check_said(reply, message)
+
+
+def check_finite(reply: Reply) -> None:
+    """Raise DivergedError for non-finite numbers in what a client sends, or would keep.
 
     What a client keeps must be finite too: a personal model may diverge without a word of it in
     the update, and would be served.
     """
-    for part in expected | reply.update:
-        ours, theirs = reply.update.get(part), expected.get(part)
-        if ours is None or theirs is None or ours.keys() != theirs.keys():
-            raise TrainingError(f'client {reply.client} sent an update with a different "{part}"')
-        for name, v in ours.items():
-            if v.shape != theirs[name].shape or v.dtype != theirs[name].dtype:
-                raise TrainingError(
-                    f'client {reply.client} sent "{part}/{name}" as {v.dtype} {tuple(v.shape)}, '
-                    f"expected {theirs[name].dtype} {tuple(theirs[name].shape)}"
-                )
-    check_finite(reply)
+    if odd := _not_finite(reply.update):
+        raise DivergedError(
+            f'client {reply.client} sent non-finite numbers in "{odd}": its '
+            "training diverged. Lower the learning rate, or look at this client's data"
+        )
+    if odd := _not_finite(reply.changed):
+        raise DivergedError(
+            f'client {reply.client} would keep non-finite numbers in "{odd}": its own model '
+            "diverged. Lower the learning rate, or the strength of what pulls on this model"
+        )
 
 
-def check_finite(reply: Reply) -> None:
-    """Raise DivergedError for non-finite numbers in what a client sends, or would keep."""
-    for name, v in flatten(reply.update).items():
+def _not_finite(parts: Parts) -> str:
+    """The first tensor that is not finite; empty if all are."""
+    # What is no tree of tensors fails before any number is looked at.
+    leaves = [(part, name, v) for part, tree in parts.items() for name, v in tree.items()]
+    for part, name, v in leaves:
         if not finite(v):
-            raise DivergedError(
-                f'client {reply.client} sent non-finite numbers in "{name}": its '
-                "training diverged. Lower the learning rate, or look at this client's data"
-            )
-    for name, v in flatten(reply.changed).items():
-        if not finite(v):
-            raise DivergedError(
-                f'client {reply.client} would keep non-finite numbers in "{name}": its own model '
-                "diverged. Lower the learning rate, or the strength of what pulls on this model"
-            )
+            return f"{part}/{name}"
+    return ""
 
 
 def check_said(reply: Reply, message: Callable[[int], Parts]) -> None:
@@ -142,8 +203,10 @@ def check_said(reply: Reply, message: Callable[[int], Parts]) -> None:
 
 def finite(v: Tensor) -> bool:
     """Whether all entries are finite."""
-    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
-    # sum of finite numbers may overflow, then each is looked at.
     if not (v.is_floating_point() or v.is_complex()):
         return True
+    if v.numel() == 1 and v.dtype in PLAIN:
+        return math.isfinite(v.item())
+    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
+    # sum of finite numbers may overflow, then each is looked at.
     return math.isfinite(v.sum().item()) or bool(torch.isfinite(v).all())

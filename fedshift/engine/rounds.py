@@ -113,9 +113,9 @@ def play_round(
         def take(replies: Sequence[Reply]) -> Iterable[Reply]:
             for reply in replies:
                 keep(reply)
-            return [r._replace(changed={}) for r in fold.take(replies)]
+            return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
 
-        admitted = in_turn(gate, backend(stage.client_update, jobs), asked, take)
+        admitted = in_turn(gate, backend(stage.client_update, jobs), asked, take, fold)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
     admitted = gate.admit(backend(Forgiving(stage.client_update), jobs), asked)
