@@ -1,11 +1,12 @@
 """Seconds per round against a plain loop: `python benchmarks/engine.py [--quick] [--only W1,W2]`.
 
 The plain loop is what one writes by hand: one thread, one `nn.Module`, a `torch.optim.SGD` for each
-client, a weighted sum of parameters at the end of a round. It has a process of its own, so that
-nothing that the library sets for its process (the allocator) is the loop's, too. Every figure is a
-ratio to it: all contenders play a round in turn, then the next round, with another cohort where
-one is drawn, and the medians of their times are compared. Before that, the first steps of the same
-batches must lead the backend loop to the plain loop's parameters, and all others to loop's.
+client, a weighted sum of parameters at the end of a round. It and every backend have a process of
+their own, so that none has the other's memory, nor the plain loop what the library sets (the
+allocator). Every figure is a ratio to it: all play some rounds in turn, then the next ones, each
+with another cohort where one is drawn, and the medians of their times are compared. Before that,
+the first steps of the same batches must lead the backend loop to the plain loop's parameters, and
+all others to loop's.
 """
 
 # ruff: noqa: E402
@@ -19,7 +20,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -47,10 +48,12 @@ AMPLIFIED = 1e-3
 # Steps of the comparison, at most.
 CHECKED = 3
 # Unless told how many rounds to play: as many as the plain loop plays in so many seconds, these at
-# least and at most. Where they are many, some before them are not counted.
-ENOUGH, LEAST, MOST, UNCOUNTED = 90.0, 2, 40, 3
+# least and at most. Where they are many, a turn is several rounds, and some before them that are
+# not counted: in a run, nobody else's data are in the processor's cache.
+ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 60.0, 2, 40, 5, 2
 
 Round = Callable[[int], Params]
+Seconds = Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -74,50 +77,68 @@ def cohort_of(workload: Workload, t: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def plain_loop() -> Iterator[Callable[[str, bool, int], float]]:
-    """Seconds of round t of a workload by the plain loop, in a process of its own.
+def players(
+    workload: Workload, names: Sequence[str], quick: bool, count: int
+) -> Iterator[dict[str, Seconds]]:
+    """By contender: the seconds that round t takes it, in a process of its own."""
+    context, lines, processes = get_context("fork"), list[Connection](), []
 
-    To be entered before anything is set for this process: the other one is forked from it.
-    """
-    context = get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_play_plainly, args=(theirs, ours), daemon=True)
-    process.start()
-    theirs.close()
+    def asker(line: Connection) -> Seconds:
+        def ask(t: int) -> float:
+            line.send(t)
+            return float(line.recv())
 
-    def play(name: str, quick: bool, t: int) -> float:
-        ours.send((name, quick, t))
-        return float(ours.recv())
+        return ask
 
+    for name in names:
+        ours, theirs = context.Pipe()
+        lines.append(ours)
+        given = (theirs, tuple(lines), workload, name, quick, count)
+        processes.append(context.Process(target=_play, args=given))
+        processes[-1].start()
+        theirs.close()
     try:
-        yield play
+        yield {name: asker(line) for name, line in zip(names, lines, strict=True)}
     finally:
-        ours.close()
-        process.join()
+        for line in lines:
+            line.close()
+        for process in processes:
+            process.join()
 
 
-def _play_plainly(connection: Connection, other: Connection) -> None:
-    other.close()
+def _play(
+    line: Connection, others: Sequence[Connection], workload: Workload, name: str, quick: bool,
+    count: int,
+) -> None:  # fmt: skip
+    """Tell the seconds of each round that is asked for, until nobody asks."""
+    for other in others:
+        other.close()
     torch.set_num_threads(1)
-    held: tuple[str, Workload, Federation] | None = None
-    with contextlib.suppress(EOFError):
+    federation, algorithm = workload.federation(quick)
+    net = workload.net()
+
+    def plain(t: int) -> None:
+        cohort = [federation.clients[i] for i in cohort_of(workload, t).tolist()]
+        plain_round(net, federation.params, cohort, workload.local)
+
+    with contextlib.ExitStack() as held, contextlib.suppress(EOFError):
+        play: Callable[[int], object] = plain
+        if name != "plain":
+            keep_memory()  # as `engine.rounds.run` does
+            team = held.enter_context(
+                workers(federation.clients, count if "workers" in name else 1)
+            )
+            play = contenders_of(workload, algorithm, federation, team)[name]
         while True:
-            name, quick, t = connection.recv()
-            if held is None or held[0] != name:
-                workload = next(w for w in WORKLOADS if w.name == name)
-                held = name, workload, workload.federation(quick)[0]
-                net = workload.net()
-            _, workload, federation = held
-            cohort = [federation.clients[i] for i in cohort_of(workload, t).tolist()]
+            t = line.recv()
             began = time.perf_counter()
-            plain_round(net, federation.params, cohort, workload.local)
-            connection.send(time.perf_counter() - began)
+            play(t)
+            line.send(time.perf_counter() - began)
 
 
 def measure(
-    workload: Workload, quick: bool, repeat: int | None, count: int, plain: Callable[[int], float],
-    only: Sequence[str],
-) -> Result:  # fmt: skip
+    workload: Workload, quick: bool, repeat: int | None, count: int, only: Sequence[str]
+) -> Result:
     """Check that all contenders do the same, then time them in turn."""
     federation, algorithm = workload.federation(quick)
     local = workload.local
@@ -129,28 +150,27 @@ def measure(
     with workers(federation.clients, count) as team:
         few = contenders_of(briefly, brief, federation, team, only)
         apart = check(briefly, brief, federation, few)
-        contenders = contenders_of(workload, algorithm, federation, team, only)
-        times, rounds = timed(contenders, plain, repeat)
     server = start(algorithm, federation).server
     weighing = int((algorithm.weigh(server, cohort_of(workload, 1)) > 0).sum())
+    del federation, algorithm, server
+    with players(workload, ("plain", *few), quick, count) as asked:
+        times, rounds = timed(asked, repeat)
     medians = {k: statistics.median(v) for k, v in times.items()}
     return Result(workload, medians, apart, weighing, rounds)
 
 
-def timed(
-    contenders: dict[str, Round], plain: Callable[[int], float], repeat: int | None
-) -> tuple[dict[str, list[float]], int]:
-    """(seconds of each contender's rounds, the plain loop first, and how many there were)."""
-    first = plain(1)
+def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, list[float]], int]:
+    """(seconds of each contender's rounds, and how many there were)."""
+    first = asked["plain"](1)
     rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first)))
-    times: dict[str, list[float]] = {name: [] for name in ("plain", *contenders)}
-    for t in range(1, rounds + 1 + (UNCOUNTED if rounds == MOST else 0)):
-        times["plain"].append(first if t == 1 else plain(t))
-        for name, play in contenders.items():
-            began = time.perf_counter()
-            play(t)
-            times[name].append(time.perf_counter() - began)
-    return {name: taken[-rounds:] for name, taken in times.items()}, rounds
+    many = rounds == MOST
+    times: dict[str, list[float]] = {name: [] for name in asked}
+    for begin in range(1, rounds + 1, TURN if many else 1):
+        for name, seconds in asked.items():
+            for t in range(UNCOUNTED if many else 0):
+                seconds(t + 1)
+            times[name] += [seconds(t) for t in range(begin, begin + (TURN if many else 1))]
+    return times, rounds
 
 
 def contenders_of(
@@ -242,12 +262,9 @@ def main() -> None:
     chosen = [w for w in WORKLOADS if not given.only or w.name in given.only.split(",")]
     only = given.contenders.split(";") if given.contenders else ()
     results = []
-    with plain_loop() as plain:
-        keep_memory()
-        for w in chosen:
-            seconds = lambda t, w=w: plain(w.name, given.quick, t)  # noqa: E731
-            results.append(measure(w, given.quick, given.repeat, given.workers, seconds, only))
-            print(f"{w.name}: {results[-1].seconds}", flush=True)
+    for w in chosen:
+        results.append(measure(w, given.quick, given.repeat, given.workers, only))
+        print(f"{w.name}: {results[-1].seconds}", flush=True)
     print("\n".join(("", *table(results))))
     rows = [
         {"workload": r.workload.name, "what": r.workload.what,

@@ -78,7 +78,7 @@ def engine(figures: Mapping[str, Any]) -> Iterator[str]:
     yield "; ".join(f"{row['workload']}: {row['what']}" for row in rows) + "."
     yield ""
     yield (
-        "Medians. The plain loop has a process of its own; a round's contenders play in turn, and "
+        "Medians. All have a process of their own; contenders play in turn, and "
         "every round has its own batches and, in W3, its own 100 of 1,000 clients. Checked before: "
         "as many steps of as many examples as the plain loop's, and after the first steps of the "
         "same batches the same parameters, the largest difference over the round's change being "

@@ -63,7 +63,10 @@ class Fold:
         sum that is not finite, either.
         """
         asked = tuple(clients)
-        return frozenset(k for k, by in self._by.items() if None not in map(by.get, asked))
+        # Not `None in ...`, which would compare tensors.
+        return frozenset(
+            part for part, by in self._by.items() if all(by.get(i) is not None for i in asked)
+        )
 
     def finite(self) -> bool:
         """Whether all sums are finite, so far, and of types whose sum in float64 tells of them."""

@@ -16,7 +16,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -78,21 +78,25 @@ class Team:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies as they come."""
-        return _share_out(self, _Task(update), ((job,) for job in jobs))
+        return _share_out(self, _Task(update), ((job,) for job in jobs), self.members)
 
     def blocks(self, within: Backend) -> Backend:
-        """Processes train equal shares of a round's clients by `within`, which is pickled."""
+        """Processes train shares of a round's clients by `within`, which is pickled.
+
+        This process is one of them, in the first one's place: with as many others as cores, it
+        would wait for a core before it could read what they answer. Not where there is a deadline,
+        for it cannot end itself, nor where there is one process alone.
+        """
 
         def spread(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-            todo = tuple(jobs)
-            each = -(-len(todo) // (SHARES * len(self.members)))
-            # What a share answers is here at once: about as much as it was sent, for each client.
-            largest = max(
-                (size_in_bytes(j.message) + size_in_bytes(j.state) for j in todo), default=1
-            )
-            each = max(1, min(each, ROOM // max(1, largest)))
-            shares = (todo[i : i + each] for i in range(0, len(todo), each))
-            return _share_out(self, _Task(update, within), shares)
+            todo, task = tuple(jobs), _Task(update, within)
+            if self.deadline is not None or len(self.members) == 1:
+                shares = _cut(todo, SHARES * len(self.members))
+                return _share_out(self, task, shares, self.members)
+            others = self.members[1:]
+            count = len(todo) // len(self.members)
+            shares = _cut(todo[count:], len(others))
+            return _share_out(self, task, shares, others, lambda: within(update, todo[:count]))
 
         return spread
 
@@ -167,15 +171,28 @@ def _dismiss(team: Sequence[_Worker]) -> None:
         worker.process.join()
 
 
-def _share_out(team: Team, task: _Task, shares: Iterable[Jobs]) -> Iterator[Reply]:
-    """Whoever is idle gets the next share, until all are done or the time is over."""
+def _cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
+    """Equal shares, so many unless a share's answers would take more than `ROOM`."""
+    # About as much comes back as was sent, for each client.
+    sent = max((size_in_bytes(j.message) + size_in_bytes(j.state) for j in jobs), default=1)
+    each = max(1, min(-(-len(jobs) // count), ROOM // max(1, sent)))
+    return (jobs[i : i + each] for i in range(0, len(jobs), each))
+
+
+def _share_out(
+    team: Team, task: _Task, shares: Iterable[Jobs], members: Sequence[_Worker],
+    own: Callable[[], Iterable[Reply]] = tuple,
+) -> Iterator[Reply]:  # fmt: skip
+    """Whoever is idle gets the next share, until all are done or the time is over.
+
+    own: what this process gives while the first shares are trained.
+    """
     waiting, end = iter(shares), _end(team.deadline)
     try:
-        for worker, jobs in zip(
-            team.members, itertools.islice(waiting, len(team.members)), strict=False
-        ):
+        for worker, jobs in zip(members, itertools.islice(waiting, len(members)), strict=False):
             _assign(team, worker, task, jobs)
-        while busy := [worker for worker in team.members if worker.jobs]:
+        yield from own()
+        while busy := [worker for worker in members if worker.jobs]:
             late = end is not None and _now() >= end
             left = None if end is None else max(0.0, end - _now())
             # What has come by the end of the time counts, whenever it is read.
