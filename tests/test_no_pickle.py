@@ -29,7 +29,9 @@ MAY = {
     "benchmarks/decoders.py": {"dumps"},
 }
 # Where messages between processes of this machine are received.
-PIPES = {"fedshift/engine/wire.py", "fedshift/experiments/reproduce/execute.py"}
+PIPES = {
+    "fedshift/engine/wire.py", "fedshift/experiments/reproduce/execute.py", "benchmarks/engine.py",
+}  # fmt: skip
 
 
 def breaches(name: str, source: str) -> list[str]:

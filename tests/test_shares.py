@@ -144,7 +144,7 @@ def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -
 
 
 def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six clients, two processes: by SHARES, how many travel together."""
+    """Six clients: how many travel together, with a share for this process and without."""
     sizes_seen: list[int] = []
     plain = module.packed
     monkeypatch.setattr(
@@ -152,9 +152,9 @@ def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.Monke
     )
     federation = make_federation(setting.model)
 
-    def sizes(spread: Any) -> list[int]:
+    def sizes(spread: Any, count: int = 2, deadline: float | None = None) -> list[int]:
         sizes_seen.clear()
-        with workers(federation.clients, 2) as team:
+        with workers(federation.clients, count, deadline=deadline) as team:
             last(run(recipes.fedavg(setting), federation, 1, backend=spread(team)))
         return sizes_seen[:]
 
@@ -162,9 +162,13 @@ def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.Monke
         return team.blocks(loop)
 
     assert sizes(lambda team: team) == [1] * 6
+    assert sizes(blocks) == [3]
+    assert sizes(blocks, 3) == [2, 2]
     for shares, expected in ((1, [3, 3]), (2, [2, 2, 2]), (4, [1] * 6)):
         monkeypatch.setattr(module, "SHARES", shares)
-        assert sizes(blocks) == expected
+        assert sizes(blocks, deadline=600.0) == expected
+    monkeypatch.setattr(module, "SHARES", 2)
+    assert sizes(blocks, 1) == [3, 3]
 
 
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
