@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,12 +76,20 @@ class Pals:
             raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
 
     def __call__(self, table: Params) -> Tensor:
-        solved = pals_weights(
-            table["labels"].numpy(),
-            self.target,
-            lam=self.lam,
-            ess=self.ess,
-            cap=self.cap,
-            fidelity=self.fidelity,
-        )
-        return torch.tensor(solved.weights, dtype=torch.float64)
+        labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
+        rule = tuple(self.target), self.lam, self.ess, self.cap, self.fidelity
+        return torch.tensor(_solved(labels.tobytes(), labels.shape, *rule), dtype=torch.float64)
+
+
+@lru_cache(maxsize=8)
+def _solved(
+    labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
+    lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity,
+) -> tuple[float, ...]:  # fmt: skip
+    """The weights over a table of label counts; solved once for a cohort that comes again.
+
+    The solver takes milliseconds, which in a small federation is as long as training.
+    """
+    counts = np.frombuffer(labels).reshape(shape)
+    solved = pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+    return tuple(solved.weights.tolist())
