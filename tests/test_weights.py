@@ -39,7 +39,8 @@ def test_a_cohort_that_comes_again_is_not_solved_again(monkeypatch: pytest.Monke
     # Another order of the same numbers, other numbers, other settings are other questions.
     for other, given in (
         (rule, counts.flip(1)), (rule, counts.view(2, 3)[:, :2]),
-        (Pals((0.6, 0.4), lam=3.0), counts), (Pals((0.7, 0.3), ess=0.9), counts), (Pals((0.7, 0.3), lam=3.0, cap=0.5), counts),
+        (Pals((0.6, 0.4), lam=3.0), counts), (Pals((0.7, 0.3), ess=0.9), counts),
+        (Pals((0.7, 0.3), lam=3.0, cap=0.5), counts),
         (Pals((0.7, 0.3), lam=3.0, fidelity="norm"), counts),
     ):  # fmt: skip
         before = len(calls)
