@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 import torch
 from results import arguments, save
 from torch import Tensor
-from workloads import TARGET, WORKLOADS, Cnn, Workload, drawn, plain_round
+from workloads import TARGET, WORKLOADS, Workload, drawn, plain_round
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
@@ -162,8 +162,7 @@ def measure(
 
 def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, list[float]], int]:
     """(seconds of each contender's rounds, and how many there were)."""
-    first = asked["plain"](1)
-    rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first)))
+    rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / asked["plain"](1))))
     many = rounds == MOST
     times: dict[str, list[float]] = {name: [] for name in asked}
     for begin in range(1, rounds + 1, TURN if many else 1):
@@ -187,7 +186,7 @@ def contenders_of(
         ).server["params"]  # fmt: skip
 
     found = {"loop": ours(loop), f"{count} workers": ours(team)}
-    if isinstance(workload.net(), Cnn):
+    if not isinstance(workload.net(), Mlp):
         found["channels-last"] = ours(channels_last(loop))
         found[f"channels-last, {count} workers"] = ours(channels_last(team))
     if isinstance(workload.net(), Mlp):

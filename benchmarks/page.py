@@ -9,6 +9,8 @@ MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
+    "deep": "The same for a deep network",
+    "peers": "Other libraries",
     "methods": "What each method costs relative to FedAvg",
     "growth": "How cost grows",
     "registered": "Very many registered clients (W6)",
@@ -26,7 +28,7 @@ def drawn(found: Mapping[str, Any]) -> str:
         "",
         "Made by `make bench` from the JSON files that its parts leave; "
         "`python benchmarks/all.py --draw` draws it again. Ratios compare what ran in turn on one "
-        "machine. Peers are measured apart, see `benchmarks/peers/`.",
+        "machine.",
     ]
     for name, about in ABOUT.items():
         if name in found:
@@ -78,15 +80,37 @@ def engine(figures: Mapping[str, Any]) -> Iterator[str]:
     yield "; ".join(f"{row['workload']}: {row['what']}" for row in rows) + "."
     yield ""
     yield (
-        "Medians. All have a process of their own; contenders play in turn, and "
-        "every round has its own batches and, in W3, its own 100 of 1,000 clients. Checked before: "
-        "as many steps of as many examples as the plain loop's, and after the first steps of the "
-        "same batches the same parameters, the largest difference over the round's change being "
+        "Medians. All have a process of their own; contenders play in turn, and every round has "
+        "its own batches and, where one is drawn, its own cohort. Checked before: as many steps of "
+        "as many examples as the plain loop's, and after the first steps of the same batches the "
+        "same parameters, the largest difference over the round's change being "
         + ", ".join(f"{max(row['apart'].values()):.0e} ({row['workload']})" for row in rows)
-        + ". In W5 the clients with weight are "
-        + (", ".join(f"{row['weighing']}" for row in rows if row["workload"] == "W5") or "not run")
-        + " of 100; the plain loop trains all."
-    )  # fmt: skip
+        + "."
+        + "".join(
+            f" In W5 {row['weighing']} clients have weight; the plain loop trains all."
+            for row in rows
+            if row["workload"] == "W5"
+        )
+    )
+
+
+def peers(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Each peer's speed on each workload, and which have no figures."""
+    rows = [row for row in figures["rows"] if "missing" not in row]
+    works = sorted({row["workload"] for row in rows})
+    ratios = {(row["peer"], row["workload"]): f"{row['ratio']:.2f}x" for row in rows}
+    names = {row["peer"]: f"{row['peer']} {row['version']}" for row in rows}
+    cells = [[said, *(ratios.get((k, w), "–") for w in works)] for k, said in names.items()]
+    yield from table(["library", *works], cells)
+    yield ""
+    yield (
+        "Relative to the plain loop, which each has in its own process and environment, in turn; "
+        "medians. " + " ".join(f"{k}: {v}" for k, v in _without(figures["rows"]))
+    ).strip()
+
+
+def _without(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    return ((row["peer"], f"{row['missing']}.") for row in rows if "missing" in row)
 
 
 def methods(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -199,6 +223,7 @@ def _seconds(value: float) -> str:
 
 
 PARTS = {
-    "engine": engine, "methods": methods, "growth": growth, "registered": registered,
-    "precision": precision, "startup": startup, "aggregation": aggregation, "states": states,
+    "engine": engine, "deep": engine, "peers": peers, "methods": methods, "growth": growth,
+    "registered": registered, "precision": precision, "startup": startup,
+    "aggregation": aggregation, "states": states,
 }  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +40,7 @@ def save(path: Path | None, figures: Any, *, quick: bool) -> None:
     """Write the figures with the machine and the command that gave them."""
     if path is None:
         return
-    command = " ".join(["python", *_shortened(sys.argv)])
+    command = shlex.join(["python", *_shortened(sys.argv)])
     whole = {"command": command, "quick": quick, "machine": machine(), "figures": figures}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n")

@@ -83,7 +83,19 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
 
 
 def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped-def]
-    assert set(load("all.py").ORDER) == set(load("page.py").ABOUT) == set(load("page.py").PARTS)
+    runs, page = load("all.py"), load("page.py")
+    assert {*runs.PARTS, runs.PEERS} == set(page.ABOUT) == set(page.PARTS)
+    assert all((BENCHMARKS / command[0]).exists() for command in runs.PARTS.values())
+
+
+def test_peers_on_the_page(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    results, page = load("results.py"), load("page.py")
+    row = {"peer": "pfl", "version": "0.6.0", "workload": "W3", "ratio": 0.853}
+    rows = [row, row | {"workload": "W1", "ratio": 1.2}, {"peer": "fluke", "missing": "no torch"}]
+    results.save(tmp_path / "peers.json", {"rows": rows}, quick=False)
+    drawn = page.drawn({"peers": json.loads((tmp_path / "peers.json").read_text())})
+    assert "| pfl 0.6.0 | 1.20x | 0.85x |" in drawn
+    assert "fluke: no torch." in drawn
 
 
 def test_precisions_on_a_small_network(load) -> None:  # type: ignore[no-untyped-def]

@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from results import save  # noqa: E402
+
 WORKLOADS = ("W1", "W2", "W3")
+# Where the page of all benchmarks looks for it.
+OUT = HERE.parents[1] / "build" / "benchmarks" / "peers.json"
 INSTALL, PLAY = 1800, 3600  # seconds that either may take
 Version = tuple[int, int]
 
@@ -136,15 +141,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true", help="a few clients, to try it out")
     parser.add_argument("--venvs", type=Path, default=HERE.parents[1] / "build" / "peers")
-    parser.add_argument("--out", type=Path, help="write the rows to this JSON file")
+    parser.add_argument("--out", type=Path, default=OUT, help="write the rows to this JSON file")
     given = parser.parse_args()
     names, workloads = given.only.split(","), given.workloads.split(",")
     if odd := [*set(names) - set(PEERS), *set(workloads) - set(WORKLOADS)]:
         raise SystemExit(f"unknown: {', '.join(sorted(odd))}")
     options = ["--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
     found = rows(names, workloads, given.venvs, options)
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    save(given.out, {"rows": found}, quick=given.tiny)
 
 
 if __name__ == "__main__":

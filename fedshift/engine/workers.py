@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import multiprocessing
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ from fedshift.tree import Parts, size_in_bytes
 SHARES = 2
 # Bytes that the answers of a share may take.
 ROOM = 1 << 28
+# Bytes on their way between two processes, where the system allows as many: with its usual 200 KB
+# 16 MB take several times as long, since the two must wake each other a hundred times.
+BUFFER = 1 << 22
 
 
 class _Task(NamedTuple):
@@ -155,6 +159,9 @@ def workers(
 def _hire(clients: Sequence[ClientData], others: Sequence[Connection]) -> _Worker:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
+    for end in (ours, theirs):
+        with socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     process = context.Process(target=_serve, args=(theirs, clients, [ours, *others]), daemon=True)
     process.start()
     theirs.close()
