@@ -110,7 +110,7 @@ def peers(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _without(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    return ((row["peer"], f"{row['missing']}.") for row in rows if "missing" in row)
+    return ((row["peer"], f"{row['missing'].rstrip('.')}.") for row in rows if "missing" in row)
 
 
 def methods(figures: Mapping[str, Any]) -> Iterator[str]:

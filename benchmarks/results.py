@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PLACES = ("--out", "--venvs")
 PACKAGES = ("fedshift", "torch", "numpy", "scipy", "safetensors")
 
 
@@ -47,13 +48,13 @@ def save(path: Path | None, figures: Any, *, quick: bool) -> None:
 
 
 def _shortened(argv: Sequence[str]) -> list[str]:
-    """The command without where its figures go."""
+    """The command without the places where it keeps things."""
     kept, skip = [os.path.relpath(argv[0], Path(__file__).parents[1]), *argv[1:]], False
     found = []
     for word in kept:
-        if skip or word.startswith("--out="):
+        if skip or word.startswith(tuple(f"{place}=" for place in PLACES)):
             skip = False
-        elif word == "--out":
+        elif word in PLACES:
             skip = True
         else:
             found.append(word)

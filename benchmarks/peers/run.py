@@ -69,7 +69,7 @@ def environment(name: str, place: Path) -> Path:
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if not (folder / "complete").exists():
         venv.create(folder, with_pip=True, clear=True)
-        wanted = ["-r", str(HERE / "needs" / f"{name}.txt"), "-c", str(HERE / "constraints.txt")]
+        wanted = ["-r", f"needs/{name}.txt", "-c", "constraints.txt"]
         called(
             [str(python), "-m", "pip", "install", "--quiet", *wanted], "does not install", INSTALL
         )
@@ -83,7 +83,7 @@ def called(command: list[str], failed: str, seconds: int) -> str:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, env=os.environ | one
+            command, capture_output=True, text=True, timeout=seconds, env=os.environ | one, cwd=HERE
         )
     except subprocess.TimeoutExpired:
         raise Missing(f"{failed} within {seconds} s") from None
@@ -147,7 +147,7 @@ def main() -> None:
     if odd := [*set(names) - set(PEERS), *set(workloads) - set(WORKLOADS)]:
         raise SystemExit(f"unknown: {', '.join(sorted(odd))}")
     options = ["--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
-    found = rows(names, workloads, given.venvs, options)
+    found = rows(names, workloads, given.venvs.resolve(), options)
     save(given.out, {"rows": found}, quick=given.tiny)
 
 

@@ -160,7 +160,11 @@ def _hire(clients: Sequence[ClientData], others: Sequence[Connection]) -> _Worke
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     for end in (ours, theirs):
-        with socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        # Linux gives as much as it allows, others refuse what they do not.
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line,
+        ):
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
     process = context.Process(target=_serve, args=(theirs, clients, [ours, *others]), daemon=True)
     process.start()
