@@ -1,7 +1,8 @@
 """All benchmarks in turn, and the page of their figures: `python benchmarks/all.py [--quick]`.
 
 Each runs in a process of its own and leaves a JSON file in --out; the page is drawn from these
-files alone, so that --draw draws it again. Without --quick the page is docs/results/benchmarks.md.
+files alone, so that --draw draws it again. Without --quick the page is docs/results/benchmarks.md,
+and the files lie beside it in docs/results/benchmarks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import page
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "benchmarks.md"
+FILES = PAGE.with_suffix("")
 # In this order: the longest first, what needs most memory last. A round of W4 takes minutes.
 PARTS: dict[str, tuple[str, ...]] = {
     "engine": ("engine.py", "--only", "W1,W2,W3,W5"),
@@ -65,7 +67,13 @@ def main() -> None:
     # Numbers of a trial are nobody's results.
     trial = given.quick or any(one["quick"] for one in found.values())
     target = given.page or (given.out / "benchmarks.md" if trial else PAGE)
+    if target == PAGE:  # what was not run anew stays as it was
+        found = figures(FILES) | found
     target.write_text(page.drawn(found))
+    if target == PAGE:
+        FILES.mkdir(exist_ok=True)
+        for name, left in found.items():
+            (FILES / f"{name}.json").write_text(json.dumps(left, indent=1) + "\n")
     print(f"page: {target}")
 
 

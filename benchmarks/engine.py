@@ -252,6 +252,18 @@ def table(results: Sequence[Result]) -> Iterator[str]:
         )
 
 
+def check_names(workloads: Sequence[str], only: Sequence[str], repeat: int | None) -> None:
+    """SystemExit for what is not there."""
+    known = [w.name for w in WORKLOADS]
+    if odd := sorted(set(workloads) - set(known)):
+        raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(known)}")
+    kinds = {"loop", "workers", "channels-last", "stacked", "dense"}
+    if odd := [k for k in only if k.rpartition(" ")[2] not in kinds and k not in kinds]:
+        raise SystemExit(f"unknown: {'; '.join(odd)}; write them as in a table of results")
+    if repeat is not None and repeat < 1:
+        raise SystemExit(f"--repeat {repeat}: give 1 or more")
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="as in W1,W3")
@@ -262,6 +274,7 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = [w for w in WORKLOADS if not given.only or w.name in given.only.split(",")]
     only = given.contenders.split(";") if given.contenders else ()
+    check_names(given.only.split(",") if given.only else (), only, given.repeat)
     results = []
     for w in chosen:
         results.append(measure(w, given.quick, given.repeat, given.workers, only))

@@ -26,9 +26,9 @@ def drawn(found: Mapping[str, Any]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Made by `make bench` from the JSON files that its parts leave; "
-        "`python benchmarks/all.py --draw` draws it again. Ratios compare what ran in turn on one "
-        "machine.",
+        "Made by `make bench` and, for other libraries, `python benchmarks/peers/run.py`, from the "
+        "JSON files that they leave, which lie in [benchmarks](benchmarks). Ratios compare what "
+        "ran in turn on one machine.",
     ]
     for name, about in ABOUT.items():
         if name in found:
@@ -80,7 +80,8 @@ def engine(figures: Mapping[str, Any]) -> Iterator[str]:
     yield "; ".join(f"{row['workload']}: {row['what']}" for row in rows) + "."
     yield ""
     yield (
-        "Medians. All have a process of their own; contenders play in turn, and every round has "
+        "Medians of the rounds, each after some that are not counted where there are many. All "
+        "have a process of their own; contenders play in turn, and every round has "
         "its own batches and, where one is drawn, its own cohort. Checked before: as many steps of "
         "as many examples as the plain loop's, and after the first steps of the same batches the "
         "same parameters, the largest difference over the round's change being "

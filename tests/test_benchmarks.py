@@ -114,3 +114,12 @@ def test_precisions_on_a_small_network(load) -> None:  # type: ignore[no-untyped
     )
     assert line.count("x |") == 3
     assert f"{errors['bfloat16']:.1e} |" in line
+
+
+def test_the_published_page_is_drawn_from_the_published_files(load) -> None:  # type: ignore[no-untyped-def]
+    runs, page = load("all.py"), load("page.py")
+    found = runs.figures(runs.FILES)
+    assert set(found) == set(page.ABOUT)
+    assert runs.PAGE.read_text() == page.drawn(found)
+    found["engine"]["figures"]["rows"][0]["seconds"]["plain"] += 1
+    assert runs.PAGE.read_text() != page.drawn(found)

@@ -211,7 +211,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that would have been trained, each of which fails."""
     begun: list[str] = []
 
-    def fails(run: Any, store: Any, tell: Any, asked: Any, backend: str) -> None:
+    def fails(run: Any, store: Any, tell: Any, asked: Any) -> None:
         begun.append(run.name)
         raise TrainingError("not trained here")
 
@@ -309,33 +309,3 @@ def test_tuning_without_a_grid_is_refused(
                         "out --tune\n")  # fmt: skip
     assert not untrained
     assert not list(Path().iterdir())
-
-
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_backend_trains_the_runs(
-    call: Callable[..., tuple[int, str, str]], tmp_path: Path, jobs: str
-) -> None:
-    """Near the loop's, named in the page, and refusing what it is not for as in `fedshift run`."""
-    args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0-1", "--jobs", jobs)
-    by_loop = json.loads(call(*args, "--out", "a", "--format", "json")[1])
-    code, out, _ = call(*args, "--out", "b", "--format", "json", "--backend", "dense")
-    by_dense = json.loads(out)
-    assert code == 0
-    assert len(by_dense["trained"]) == 2
-    means = [[cell["here"]["mean"] for cell in found["cells"]] for found in (by_loop, by_dense)]
-    assert means[0] == pytest.approx(means[1], abs=0.1)  # per cent
-    assert "--backend dense" in (tmp_path / "b" / "table1" / "table.md").read_text()
-    assert "--backend" not in (tmp_path / "a" / "table1" / "table.md").read_text()
-    code, _, err = call(*args, "--out", "c", "--backend", "dense", "-c", "model.name=lenet")
-    assert code == 4
-    assert "chains of linear layers" in " ".join(err.split())
-
-
-def test_backends_of_several_processes_are_refused(
-    call: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    for name in ("workers", "auto"):
-        code, _, err = call("fedpals/table1", *FAST, "--backend", name, "--out", "r")
-        assert code == 2
-        assert "--jobs" in err
-    assert not (tmp_path / "r").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -24,7 +25,7 @@ from fedshift import recipes
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.rounds import Round, run
 from fedshift.engine.wire import inside, under
-from fedshift.engine.workers import workers
+from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
@@ -217,6 +218,28 @@ def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(running, pids))
+
+
+def test_much_may_be_on_its_way_between_processes(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than in any pipe, as far as the system allows; one that refuses it has a usual pipe."""
+
+    def room(team: Team) -> int:
+        end = team.members[0].connection
+        with socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            return line.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    clients = make_federation(setting.model).clients
+    with workers(clients, 1) as team:
+        large = room(team)
+
+    def refuse(*args: Any) -> None:
+        raise OSError("no buffer space available")
+
+    monkeypatch.setattr(socket.socket, "setsockopt", refuse)
+    with workers(clients, 1) as team:
+        assert room(team) < large
 
 
 def test_keeping_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

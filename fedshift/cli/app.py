@@ -202,9 +202,6 @@ def reproduce(
     publish: Annotated[
         Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
     ] = None,
-    backend: Annotated[
-        How, typer.Option(help="How the clients of a round train, in each run's process.")
-    ] = How.loop,
     config: Overrides = [],  # noqa: B006
     format: FormatOption = Format.table,
 ) -> None:
@@ -218,7 +215,7 @@ def reproduce(
     reproduce_target(
         target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
         overrides=config, jobs=jobs, tune=tune, train=not no_train, out=out,
-        publish=publish, backend=backend.value, as_json=format is Format.json,
+        publish=publish, as_json=format is Format.json,
     )  # fmt: skip
 
 

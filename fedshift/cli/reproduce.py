@@ -41,7 +41,6 @@ def reproduce_target(
     train: bool,
     out: Path,
     publish: Path | None,
-    backend: str,
     as_json: bool,
 ) -> None:
     """Reproduce the target and print it; without one, list what there is."""
@@ -61,7 +60,6 @@ def reproduce_target(
         tune,
         train,
         publish,
-        backend,
     )
     live = LiveRuns() if sys.stderr.isatty() else PlainRuns()
     with asked_to_stop() as asked, live as listen:

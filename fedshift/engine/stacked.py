@@ -54,7 +54,7 @@ class Stacked:
     memory: int = ROOM
     dense: bool = False
     _kept: dict[Name, _Kept] = field(default_factory=dict, repr=False)
-    _seen: set[tuple[int, ...]] = field(default_factory=set, repr=False)
+    _seen: set[Name] = field(default_factory=set, repr=False)
     _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,14 +96,15 @@ class Stacked:
         Kept from the second time on: cohorts that are drawn anew hardly ever come again, and to
         fill memory that is new to the process takes several times as long as to use it again.
         """
-        clients = tuple(job.data for job in block)
-        seen = tuple(map(id, clients))
-        if seen not in self._seen:
-            # Forgotten now and then: an id may be another client's by then.
-            self._seen = {seen} if len(self._seen) >= MOST_SEEN else self._seen | {seen}
-            return _padded(clients)
-        name = tuple(map(stamp, clients))
-        kept = self._kept.pop(name, None) or _Kept(clients, _padded(clients))
+        name = tuple(stamp(job.data) for job in block)
+        kept = self._kept.pop(name, None)
+        if kept is None:
+            clients = tuple(job.data for job in block)
+            kept = _Kept(clients, _padded(clients))
+            if name not in self._seen:
+                # Forgotten now and then: an id may be another tensor's by then.
+                self._seen = {name} if len(self._seen) >= MOST_SEEN else self._seen | {name}
+                return kept.stacked
         self._kept[name] = kept
         held = sum(one.stacked.x.nbytes for one in self._kept.values())
         for old in tuple(self._kept):

@@ -243,8 +243,8 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
     except Exception as e:  # pickle has a kind of error for each kind of object
         worker.jobs = ()
         raise InputError(
-            f"this method cannot be sent to other processes ({e}); define its network's class in a "
-            "module, not within a function, or use no workers"
+            f"this method cannot be sent to other processes ({e}); define its network's class, and "
+            "what trains within them, in a module, not within a function, or use no workers"
         ) from None
     worker.task, worker.message = task, jobs[-1].message
 

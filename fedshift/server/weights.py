@@ -57,7 +57,7 @@ class Uniform:
 class Pals:
     """FedPALS: argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i.
 
-    Solved anew over every cohort, with `lam` fixed or `ess` (a fraction of the cohort's examples)
+    Solved over every cohort, with `lam` fixed or `ess` (a fraction of the cohort's examples)
     reached by the smallest lam. See `fedshift.pals_weights` for the arguments and the solver.
     """
 
@@ -81,12 +81,12 @@ class Pals:
         return torch.tensor(_solved(labels.tobytes(), labels.shape, *rule), dtype=torch.float64)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
 def _solved(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity,
 ) -> tuple[float, ...]:  # fmt: skip
-    """The weights over a table of label counts; solved once for a cohort that comes again.
+    """The weights over a table of label counts; not solved again where the same cohort comes next.
 
     The solver takes milliseconds, which in a small federation is as long as training.
     """

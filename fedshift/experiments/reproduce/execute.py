@@ -20,7 +20,7 @@ from typing import Any
 
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.reproduce.worker import LOOP, perform, reason, work
+from fedshift.experiments.reproduce.worker import perform, reason, work
 from fedshift.experiments.training import Listener, silent
 
 # Seconds after which a stop that was asked for is noticed.
@@ -47,7 +47,6 @@ def execute(
     jobs: int = 1,
     listen: Listener = silent,
     asked: Asked = nobody_asks,
-    backend: str = LOOP,
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.
 
@@ -60,9 +59,9 @@ def execute(
     progress, stop = _Progress(listen), None
     try:
         if jobs == 1:
-            _one_by_one(todo, store, progress, asked, backend)
+            _one_by_one(todo, store, progress, asked)
         else:
-            _at_once(todo, store, jobs, progress, asked, backend)
+            _at_once(todo, store, jobs, progress, asked)
     except KeyboardInterrupt as e:
         stop = e
     diverged = {n: why for n, r in runs.items() if (why := store.diverged(r)) is not None}
@@ -96,14 +95,12 @@ class _Progress:
         self.listen({"event": "over", "run": run.name, "error": error, "seconds": seconds})
 
 
-def _one_by_one(
-    todo: list[Run], store: Store, progress: _Progress, asked: Asked, backend: str
-) -> None:
+def _one_by_one(todo: list[Run], store: Store, progress: _Progress, asked: Asked) -> None:
     for run in todo:
         _stop_if(asked)
         progress.start(run)
         try:
-            perform(run, store, partial(progress.round, run), asked, backend)
+            perform(run, store, partial(progress.round, run), asked)
         except Exception as e:
             progress.over(run, reason(e))
         else:
@@ -117,9 +114,7 @@ def _stop_if(asked: Asked) -> None:
         raise KeyboardInterrupt(code)
 
 
-def _at_once(
-    todo: list[Run], store: Store, jobs: int, progress: _Progress, asked: Asked, backend: str
-) -> None:
+def _at_once(todo: list[Run], store: Store, jobs: int, progress: _Progress, asked: Asked) -> None:
     queue = deque(todo)
     active: dict[Connection, tuple[Run, SpawnProcess]] = {}
     told = False
@@ -127,7 +122,7 @@ def _at_once(
         while (queue and asked() is None) or active:
             while queue and len(active) < jobs and asked() is None:
                 run = queue.popleft()
-                channel, process = _spawn(run, store, backend)
+                channel, process = _spawn(run, store)
                 active[channel] = run, process
                 progress.start(run)
             if asked() is not None and not told:
@@ -173,10 +168,10 @@ def _death(code: int | None) -> str:
     return f"the process ended without a result, exit code {code}{killed}"
 
 
-def _spawn(run: Run, store: Store, backend: str) -> tuple[Connection, SpawnProcess]:
+def _spawn(run: Run, store: Store) -> tuple[Connection, SpawnProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(run, store, theirs, backend), daemon=True)
+    process = context.Process(target=work, args=(run, store, theirs), daemon=True)
     resource_tracker.ensure_running()  # its first start lets SIGINT through
     with _interrupts_held():
         process.start()

@@ -31,7 +31,6 @@ from fedshift.experiments.reproduce.tuning import (
     options_of,
     write_tuned,
 )
-from fedshift.experiments.reproduce.worker import LOOP, engine_of
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import make_folder
 
@@ -44,7 +43,6 @@ class Request:
 
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
-    backend how the clients of a round train, in each run's process
     """
 
     target: str
@@ -59,7 +57,6 @@ class Request:
     tune: bool = False
     train: bool = True
     publish: Path | None = None
-    backend: str = LOOP
 
     @property
     def command(self) -> str:
@@ -71,7 +68,6 @@ class Request:
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds is not None else []
         words += ["--rounds", str(self.rounds)] if self.rounds is not None else []
         words += [w for o in self.overrides for w in ("-c", o)]
-        words += ["--backend", self.backend] if self.backend != LOOP else []
         return shlex.join(words)
 
 
@@ -127,7 +123,6 @@ def make_plan(request: Request) -> Plan:
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
     check_overrides(request.overrides)
-    engine_of(request.backend)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
     if request.tune:
         check_grids(chosen, study(request.target))
@@ -173,9 +168,7 @@ Do = Callable[[Mapping[str, Run]], Report]
 
 def _executor(request: Request, store: Store, listen: Listener, asked: Asked) -> Do:
     def do(runs: Mapping[str, Run]) -> Report:
-        return execute(
-            runs, store, jobs=request.jobs, listen=listen, asked=asked, backend=request.backend
-        )
+        return execute(runs, store, jobs=request.jobs, listen=listen, asked=asked)
 
     return do
 

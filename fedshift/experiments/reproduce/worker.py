@@ -6,32 +6,23 @@ import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedshift.errors import DivergedError, FedshiftError, InputError
-from fedshift.experiments.experiment import Engine, in_process
+from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiments.folder import EventLog, kept_in, record
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.resume import check_links
-from fedshift.experiments.side_by_side import backend_of
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import Listener
 
-# Clients one after the other, as in every published table whose command says nothing else.
-LOOP = "loop"
 
-
-def perform(
-    run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks, backend: str = LOOP
-) -> None:
+def perform(run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
     `tell` hears of each event. asked: looked at after every round; a stop that is asked for leaves
     a checkpoint. Whatever fails is raised, and training that diverged is remembered: the same run
-    would diverge again. backend: how the clients of a round train, in this process. InputError
-    where another process trains this run.
+    would diverge again. InputError where another process trains this run.
     """
-    engine = engine_of(backend)
     with alone_in(store.make(run)):
         if store.done(run):  # by another process, meanwhile
             return
@@ -40,28 +31,12 @@ def perform(
         try:
             prepared = prepare(run.config)
             keeper = kept_in(folder, run.config, prepared, asked=asked)
-            record(folder, run.config, prepared, tell, engine, keeper)
+            record(folder, run.config, prepared, tell, keeper=keeper)
         except (Exception, KeyboardInterrupt) as e:
             EventLog(folder)({"event": "failed", "error": reason(e)})
             if isinstance(e, DivergedError):
                 store.remember(run, reason(e))
             raise
-
-
-def engine_of(backend: str) -> Engine:
-    """Clients one after the other, or by another backend of one process.
-
-    Raises InputError for backends that are not there, and for those that take processes of their
-    own or choose by the clock: of such a table nobody could say what trained it.
-    """
-    if backend == LOOP:
-        return in_process
-    if backend in ("workers", "auto"):
-        raise InputError(
-            f"--backend {backend} is not for tables; several runs at once: --jobs. Backends of one "
-            "process: loop, channels-last, stacked, dense, cuda, cuda-loop"
-        )
-    return backend_of(backend)
 
 
 def reason(error: Exception | KeyboardInterrupt) -> str:
@@ -72,7 +47,7 @@ def reason(error: Exception | KeyboardInterrupt) -> str:
     return said if isinstance(error, FedshiftError) else f"{type(error).__name__}: {said}"
 
 
-def work(run: Run, store: Store, channel: Connection, backend: str = LOOP) -> None:
+def work(run: Run, store: Store, channel: Connection) -> None:
     """Entry point of a process: events go through the channel, the last is "over".
 
     SIGTERM, however often, asks it to stop after the round; "over" then says "stopped".
@@ -87,7 +62,7 @@ def work(run: Run, store: Store, channel: Connection, backend: str = LOOP) -> No
 
     over = {"event": "over", "error": None, "stopped": False}
     try:
-        perform(run, store, tell, lambda: asked[0] if asked else None, backend)
+        perform(run, store, tell, lambda: asked[0] if asked else None)
     except KeyboardInterrupt:
         over["stopped"] = True
     except Exception as e:
