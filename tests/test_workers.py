@@ -23,6 +23,7 @@ from routing import routed_model
 
 from fedshift import recipes
 from fedshift.engine.allocator import keep_memory
+from fedshift.engine.backends import Backend, loop
 from fedshift.engine.rounds import Round, run
 from fedshift.engine.wire import inside, under
 from fedshift.engine.workers import Team, workers
@@ -146,9 +147,19 @@ def test_a_network_of_a_local_class_is_refused(setting: Setting) -> None:
     algorithm = recipes.fedavg(Setting(model, setting.target, setting.local))
     with (
         workers(federation.clients, 2) as backend,
-        pytest.raises(InputError, match="define its network's class in a module, not within"),
+        pytest.raises(InputError, match="define its network's class, and what trains"),
     ):
         list(run(algorithm, federation, 1, backend=backend))
+
+
+def test_a_local_backend_for_shares_is_refused(setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    local: Backend = lambda update, jobs: loop(update, jobs)  # noqa: E731
+    with (
+        workers(federation.clients, 2) as team,
+        pytest.raises(InputError, match="what trains within them, in a module"),
+    ):
+        list(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(local)))
 
 
 def test_no_workers_are_refused(setting: Setting) -> None:
