@@ -24,8 +24,13 @@ FILES = PAGE.with_suffix("")
 PARTS: dict[str, tuple[str, ...]] = {
     "engine": ("engine.py", "--only", "W1,W2,W3,W5"),
     "deep": ("engine.py", "--only", "W4", "--repeat", "1"),
-    **{k: (f"{k}.py",) for k in ("methods", "growth", "registered", "precision", "startup")},
-    **{k: (f"{k}.py",) for k in ("aggregation", "states")},
+    "methods": ("methods.py",),
+    "growth": ("growth.py",),
+    "registered": ("registered.py",),
+    "precision": ("precision.py",),
+    "startup": ("startup.py",),
+    "aggregation": ("aggregation.py",),
+    "states": ("states.py",),
 }
 # Made by peers/run.py, which takes an environment for each.
 PEERS = "peers"

@@ -102,16 +102,14 @@ def peers(figures: Mapping[str, Any]) -> Iterator[str]:
     ratios = {(row["peer"], row["workload"]): f"{row['ratio']:.2f}x" for row in rows}
     names = {row["peer"]: f"{row['peer']} {row['version']}" for row in rows}
     cells = [[said, *(ratios.get((k, w), "–") for w in works)] for k, said in names.items()]
-    yield from table(["library", *works], cells)
-    yield ""
-    yield (
+    if cells:
+        yield from table(["library", *works], cells)
+        yield ""
+    absent = [row for row in figures["rows"] if "missing" in row]
+    yield " ".join([
         "Relative to the plain loop, which each has in its own process and environment, in turn; "
-        "medians. " + " ".join(f"{k}: {v}" for k, v in _without(figures["rows"]))
-    ).strip()
-
-
-def _without(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    return ((row["peer"], f"{row['missing'].rstrip('.')}.") for row in rows if "missing" in row)
+        "medians.", *(f"{row['peer']}: {row['missing'].rstrip('.')}." for row in absent),
+    ])  # fmt: skip
 
 
 def methods(figures: Mapping[str, Any]) -> Iterator[str]:

@@ -123,3 +123,34 @@ def test_the_published_page_is_drawn_from_the_published_files(load) -> None:  # 
     assert runs.PAGE.read_text() == page.drawn(found)
     found["engine"]["figures"]["rows"][0]["seconds"]["plain"] += 1
     assert runs.PAGE.read_text() != page.drawn(found)
+
+
+def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def]
+    """As often as asked; else as the plain loop's first round says, turns of several if many."""
+    engine, calls = load("engine.py"), list[tuple[str, int]]()
+
+    def player(name: str, seconds: float):  # type: ignore[no-untyped-def]
+        return lambda t: (calls.append((name, t)), seconds)[1]
+
+    slow = {"plain": player("plain", 20.0), "ours": player("ours", 10.0)}
+    assert engine.timed(slow, 1) == ({"plain": [20.0], "ours": [10.0]}, 1)
+    assert calls == [("plain", 1), ("ours", 1)]
+    times, rounds = engine.timed(slow, None)
+    assert rounds == len(times["ours"]) == int(engine.ENOUGH / 20)
+    calls.clear()
+    times, rounds = engine.timed({"plain": player("plain", 0.1), "ours": player("ours", 0.1)}, None)
+    assert rounds == len(times["plain"]) == len(times["ours"]) == engine.MOST
+    played = [t for name, t in calls[1:] if name == "ours"]
+    one = engine.UNCOUNTED + engine.TURN
+    assert played[:one] == [1, 2, 1, 2, 3, 4, 5]
+    assert len(played) == one * engine.MOST // engine.TURN
+
+
+@pytest.mark.parametrize(
+    "odd", [(["W3", "W9"], [], None), ([], ["dense", "nonsense"], None), ([], [], 0)]
+)
+def test_names_that_are_not_there_are_refused(load, odd) -> None:  # type: ignore[no-untyped-def]
+    engine = load("engine.py")
+    engine.check_names(["W3"], ["dense, 2 workers", "channels-last", "4 workers"], 1)
+    with pytest.raises(SystemExit, match=r"W9|nonsense|--repeat 0"):
+        engine.check_names(*odd)
