@@ -35,11 +35,12 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.levers import channels_last
+from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import Team, workers
 from fedshift.models.dense import Mlp
+from fedshift.models.resnet import ResNet
 from fedshift.recipes import Setting
 from fedshift.tree import Params
 
@@ -189,6 +190,9 @@ def contenders_of(
     if not isinstance(workload.net(), Mlp):
         found["channels-last"] = ours(channels_last(loop))
         found[f"channels-last, {count} workers"] = ours(channels_last(team))
+    if isinstance(workload.net(), ResNet):
+        found["winograd"] = ours(winograd(channels_last(loop)))
+        found[f"winograd, {count} workers"] = ours(winograd(channels_last(team)))
     if isinstance(workload.net(), Mlp):
         found["stacked"] = ours(Stacked())
         found["dense"] = ours(Stacked(dense=True))
@@ -257,7 +261,7 @@ def check_names(workloads: Sequence[str], only: Sequence[str], repeat: int | Non
     known = [w.name for w in WORKLOADS]
     if odd := sorted(set(workloads) - set(known)):
         raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(known)}")
-    kinds = {"loop", "workers", "channels-last", "stacked", "dense"}
+    kinds = {"loop", "workers", "channels-last", "winograd", "stacked", "dense"}
     if odd := [k for k in only if k.rpartition(" ")[2] not in kinds and k not in kinds]:
         raise SystemExit(f"unknown: {'; '.join(odd)}; write them as in a table of results")
     if repeat is not None and repeat < 1:

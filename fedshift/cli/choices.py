@@ -20,6 +20,7 @@ class How(StrEnum):
     stacked = "stacked"
     dense = "dense"
     channels_last = "channels-last"
+    winograd = "winograd"
     cuda = "cuda"
     cuda_loop = "cuda-loop"
     auto = "auto"

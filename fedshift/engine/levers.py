@@ -1,15 +1,19 @@
 """Faster ways to train one client, for any backend that takes clients one by one.
 
-Each is a mark on the plans of a job, which travels with it to other processes. Without the mark
-nothing of it is used.
+Each is a mark on the plans of a job, or on a client's work, which travels with it to other
+processes. Without the mark nothing of it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from fedshift.data import Plan
+from fedshift.client.winograd import Winograd
+from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.errors import UnfitError
+from fedshift.tree import Parts
 
 
 def dense(backend: Backend) -> Backend:
@@ -20,6 +24,35 @@ def dense(backend: Backend) -> Backend:
 def channels_last(backend: Backend) -> Backend:
     """Batches of images lie in memory as `fedshift.layout.channels_last` has them."""
     return _marked(backend, lambda plan: plan._replace(channels_last=True))
+
+
+def winograd(backend: Backend) -> Backend:
+    """Convolutions 3 x 3 are computed as `fedshift.client.winograd` does."""
+
+    def marked(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return backend(_ByWinograd(update), jobs)
+
+    return marked
+
+
+@dataclass(frozen=True)
+class _ByWinograd:
+    """A client's work. UnfitError where its network has convolutions, and none of that kind."""
+
+    update: ClientUpdate
+
+    def __call__(
+        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
+    ) -> tuple[Parts, Parts]:
+        with Winograd() as mode:
+            done = self.update(message, state, data, plans)
+        if mode.left and not mode.computed:
+            raise UnfitError(
+                "winograd is for convolutions 3 x 3 of step 1, with a border of 1, 64 channels or "
+                "more, and images whose sides are multiples of 4; this network has no such. Use "
+                "another backend"
+            )
+        return done
 
 
 def _marked(backend: Backend, mark: Callable[[Plan], Plan]) -> Backend:

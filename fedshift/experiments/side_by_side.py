@@ -14,7 +14,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
-from fedshift.engine.levers import channels_last
+from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.probe import probe
 from fedshift.engine.rounds import Federation, Round, run
 from fedshift.engine.stacked import Stacked
@@ -25,9 +25,16 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, check_deadline
 from fedshift.experiments.training import Play
 
-Name = Literal["loop", "workers", "stacked", "dense", "channels-last", "cuda", "cuda-loop", "auto"]
+Name = Literal[
+    "loop", "workers", "stacked", "dense", "channels-last", "winograd", "cuda", "cuda-loop", "auto"
+]
 # Those that can train several clients at once, in processes.
-SPREAD = ("workers", "dense", "channels-last", "auto")
+SPREAD = ("workers", "dense", "channels-last", "winograd", "auto")
+# Faster ways to train one client, by name.
+ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
+    "channels-last": channels_last,
+    "winograd": lambda backend: winograd(channels_last(backend)),
+}
 Say = Callable[[str], None]
 
 
@@ -44,7 +51,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
     """The engine in this process by the backend of this name.
 
     count   processes of "workers", and the most that "auto" may take, None being one per core;
-            "dense" and "channels-last" are one process unless it is given
+            "dense", "channels-last" and "winograd" are one process unless it is given
     say     is told in one line what "auto" has chosen and why, once per experiment
 
     Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where
@@ -83,13 +90,16 @@ class Way(NamedTuple):
             return on("cuda", loop if self.name == "cuda-loop" else Stacked())
         if self.name in ("stacked", "dense"):
             return Stacked(dense=self.name == "dense")
-        return channels_last(loop) if self.name == "channels-last" else loop
+        return self._each(loop)
 
     def over(self, team: Team) -> Backend:
         """In processes: whoever is idle gets the next client; "dense" gets its share at once."""
         if self.name == "dense":
             return team.blocks(Stacked(dense=True))
-        return channels_last(team) if self.name == "channels-last" else team
+        return self._each(team)
+
+    def _each(self, backend: Backend) -> Backend:
+        return ONE_BY_ONE[self.name](backend) if self.name in ONE_BY_ONE else backend
 
 
 @dataclass
@@ -153,7 +163,7 @@ def _opened(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend
     """All that may be faster than the loop; workers only if there are two or more."""
     ways = [Way("stacked"), Way("dense")]
     if federation.clients[0].x.dim() == 4:
-        ways.append(Way("channels-last"))
+        ways += [Way(name) for name in ONE_BY_ONE]
     if torch.cuda.is_available():
         ways += [Way("cuda"), Way("cuda-loop")]
     with contextlib.ExitStack() as held:
