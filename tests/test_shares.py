@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,15 @@ def mlp() -> Model:
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedpac", "feddrm"])
 def test_packing_changes_nothing(name: str, setting: Setting) -> None:
-    """Bit for bit the loop's result, also with messages and states of each client's own."""
+    """Bit for bit the loop's result, also with messages and states of each client's own.
+
+    Where nothing is summed in workers: sums of sums round otherwise (test_partial.py).
+    """
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     alone = last(run(algorithm, federation, ROUNDS, cohort=4))
     with workers(federation.clients, 2) as team:
-        together = last(run(algorithm, federation, ROUNDS, cohort=4, backend=team.blocks(loop)))
+        whole = partial(team.blocks(loop))
+        together = last(run(algorithm, federation, ROUNDS, cohort=4, backend=whole))
     assert not different(alone, together)
     assert together.trained == alone.trained
 
@@ -123,14 +128,17 @@ def test_a_share_whose_process_dies_is_trained_again(
 ) -> None:
     monkeypatch.setattr(module, "SHARES", 1)
     algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
-    whole = last(run(algorithm, federation, 2))
+    (tmp_path / "flag").touch()  # the first time is over
 
     def found(**limits: Any) -> Any:
         with workers(federation.clients, 2, **limits) as team:
             backend = team.blocks(Within(tmp_path / "flag", killed))
             return last(run(algorithm, federation, 2, backend=backend))
 
+    whole = found()
+    (tmp_path / "flag").unlink()
     assert not different(found(retries=1), whole)
+    assert (tmp_path / "flag").exists()
     (tmp_path / "flag").unlink()
     with pytest.raises(TrainingError, match="trained clients 3, 4, 5 ended without an answer"):
         found()

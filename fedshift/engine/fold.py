@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,20 @@ from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
 from fedshift.tree import Params, Parts, accumulate, same_form
 
+# Bytes that are not worth a copy of the part that is kept: numbers of a block of stacked clients.
+LITTLE = 1 << 12
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Share(NamedTuple):
+    """The sums over some of a cohort, made where they were trained.
+
+    clients, ascending; totals: part -> sums in float64; kinds: the types of what was summed.
+    """
+
+    clients: tuple[int, ...]
+    totals: Parts
+    kinds: Mapping[str, Mapping[str, torch.dtype]]
 
 
 @dataclass(eq=False)
@@ -26,7 +40,8 @@ class Fold:
     weights  part -> w [C]; a client of weight exactly 0 is left out, because 0 * NaN is NaN
 
     The bits are those of `fedshift.tree.weighted_sum` over the stacked cohort, however many replies
-    are added at a time. A fold is held as float64 totals: twice a model of float32.
+    are added at a time; sums that were made elsewhere are added in their clients' place. A fold is
+    held as float64 totals: twice a model of float32.
     """
 
     ids: Tensor
@@ -34,6 +49,9 @@ class Fold:
     _by: dict[str, dict[int, Tensor | None]] = field(init=False, repr=False)
     _totals: dict[str, Params] = field(default_factory=dict, repr=False)
     _like: Parts = field(default_factory=dict, repr=False)
+    _shares: list[Share] = field(default_factory=list, repr=False)
+    _elsewhere: dict[int, int] = field(default_factory=dict, repr=False)
+    _done: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         # Most parts are summed by one and the same weights.
@@ -53,10 +71,34 @@ class Fold:
         """Add replies, in ascending client id after those added before; the same without the parts
         that were added. Raises TrainingError for a part that is not shaped like the first client's.
         """
+        own = [reply for reply in replies if reply.client not in self._elsewhere]
         for part in self.weights:
-            if part in replies[0].update:
-                self._add(part, replies)
+            if own and part in own[0].update:
+                self._add(part, own)
+        self._done += len(own)
+        self._join_those_next()
         return tuple(Reply(r.client, self._rest(r.update), r.changed, r.t) for r in replies)
+
+    def share(self) -> Share:
+        """What was added so far, for the fold of another process."""
+        kinds = {part: {k: v.dtype for k, v in like.items()} for part, like in self._like.items()}
+        return Share(tuple(self.ids.tolist()), self._totals, kinds)
+
+    def join(self, share: Share) -> None:
+        """Take the sums over some clients, whose replies come without these parts."""
+        each = sum(
+            v.numel() * kind.itemsize
+            for part, kinds in share.kinds.items()
+            for v, kind in zip(share.totals[part].values(), kinds.values(), strict=True)
+        )
+        self._elsewhere |= dict.fromkeys(share.clients, each)
+        self._shares.append(share)
+        self._join_those_next()
+
+    @property
+    def elsewhere(self) -> Mapping[int, int]:
+        """Clients whose updates were summed elsewhere, and the bytes of what was summed of each."""
+        return self._elsewhere
 
     def telling(self, clients: Iterable[int]) -> frozenset[str]:
         """Parts of which none of these clients is left out: what is not finite in theirs leaves a
@@ -81,6 +123,26 @@ class Fold:
         found = {part: self._cast(part) for part in tuple(self._totals)}
         by = {part: self.weights[part] for part in found}
         return {**found, SUMMED: by} if found else {}
+
+    def _join_those_next(self) -> None:
+        """Add the shares before which all clients are in, whichever came first."""
+        ids = self.ids.tolist()
+        self._shares.sort(key=lambda share: share.clients)
+        while self._shares and ids[self._done] == self._shares[0].clients[0]:
+            share = self._shares.pop(0)
+            self._join(share)
+            self._done += len(share.clients)
+
+    def _join(self, share: Share) -> None:
+        for part, totals in share.totals.items():
+            kinds = share.kinds[part]
+            like = {k: torch.empty((), dtype=kinds[k]).expand(v.shape) for k, v in totals.items()}
+            if part not in self._totals:
+                self._begin(part, like)
+            if not same_form(like, self._like[part]):
+                raise TrainingError(f'clients {share.clients} sent updates with another "{part}"')
+            for name, total in self._totals[part].items():
+                total.add_(totals[name])
 
     def _rest(self, update: Parts) -> Parts:
         return {
@@ -120,7 +182,7 @@ def _empty(v: Tensor) -> Tensor:
 
 def _own(v: Tensor) -> Tensor:
     """The tensor in memory of its own: a view would keep all that it came with alive."""
-    return v if v.untyped_storage().nbytes() <= v.nbytes else v.clone()
+    return v if v.untyped_storage().nbytes() <= max(LITTLE, v.nbytes) else v.clone()
 
 
 def _by_client(ids: Tensor, weights: Tensor) -> dict[int, Tensor | None]:

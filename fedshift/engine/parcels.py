@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData, Plan, Surveyed
 from fedshift.engine.backends import FAILED, Job, Reply
+from fedshift.engine.fold import Share
 from fedshift.engine.replies import odd_kind
 from fedshift.engine.wire import inside, under
 from fedshift.errors import InputError
@@ -80,16 +81,21 @@ def unpacked(
     return jobs
 
 
-def packed_replies(replies: Iterable[Reply]) -> tuple[list[Any], list[Parts]]:
-    """Replies for a pipe."""
+def packed_replies(replies: Sequence[Reply], share: Share | None) -> tuple[Any, list[Parts]]:
+    """Replies for a pipe, and the sums over them that were made here."""
     plain = [_plain(reply) for reply in replies]
     trees = [under("update", one.update) | under("changed", one.changed) for one in plain]
-    return [(one.client, one.t) for one in plain], trees
+    summed = None if share is None else (share.clients, share.kinds)
+    trees += [] if share is None else [share.totals]
+    return ([(one.client, one.t) for one in plain], summed), trees
 
 
-def unpacked_replies(about: list[Any], trees: Sequence[Parts]) -> list[Reply]:
+def unpacked_replies(about: Any, trees: Sequence[Parts]) -> tuple[list[Reply], Share | None]:
     """What `packed_replies` packed."""
-    return [_reply_of(client, t, tree) for (client, t), tree in zip(about, trees, strict=True)]
+    plain, summed = about
+    own = zip(plain, trees, strict=False)
+    replies = [_reply_of(client, t, tree) for (client, t), tree in own]
+    return replies, summed and Share(summed[0], trees[-1], summed[1])
 
 
 def _reply_of(client: int, t: int, parts: Parts) -> Reply:

@@ -27,6 +27,7 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
+from fedshift.engine.partial import Books, summing
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
 from fedshift.model import Model, check_columns, dry_logits, dry_pass
@@ -115,7 +116,8 @@ def play_round(
                 keep(reply)
             return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
 
-        admitted = in_turn(gate, backend(stage.client_update, jobs), asked, take, fold)
+        play = summing(backend, Books(fold, gate, asked))
+        admitted = in_turn(gate, play(stage.client_update, jobs), asked, take, fold)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
     admitted = gate.admit(backend(Forgiving(stage.client_update), jobs), asked)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.clock import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
+from fedshift.engine.partial import Books, summing
 from fedshift.tree import size_in_bytes
 
 
@@ -32,13 +33,23 @@ class Meter:
         self.backend, self.clock, self.last = backend, clock, Traffic()
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return self._counted(self.backend, update, jobs, {})
+
+    def summing(self, books: Books) -> Backend:
+        """The same where the backend's processes sum updates, which are counted as if they came."""
+        backend, elsewhere = summing(self.backend, books), books.fold.elsewhere
+        return lambda update, jobs: self._counted(backend, update, jobs, elsewhere)
+
+    def _counted(
+        self, backend: Backend, update: ClientUpdate, jobs: Iterable[Job],
+        elsewhere: Mapping[int, int],
+    ) -> Iterator[Reply]:  # fmt: skip
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
         planned = self.clock.each(PLANNING, self._sent(jobs))
-        for reply in self.clock.each(COMPUTE, self.backend(update, planned)):
-            self.last = self.last._replace(
-                clients=self.last.clients + 1, up=self.last.up + size_in_bytes(reply.update)
-            )
+        for reply in self.clock.each(COMPUTE, backend(update, planned)):
+            up = self.last.up + size_in_bytes(reply.update) + elsewhere.get(reply.client, 0)
+            self.last = self.last._replace(clients=self.last.clients + 1, up=up)
             yield reply
 
     def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:

@@ -36,6 +36,7 @@ from fedshift.engine.parcels import (
     unpacked,
     unpacked_replies,
 )
+from fedshift.engine.partial import Books, Terms, summed
 from fedshift.engine.wire import receive, send
 from fedshift.errors import FedshiftError, InputError, TrainingError
 from fedshift.tree import Parts, size_in_bytes
@@ -50,10 +51,14 @@ BUFFER = 1 << 22
 
 
 class _Task(NamedTuple):
-    """What a worker does with jobs; `within` None: one after the other."""
+    """What a worker does with jobs; `within` None: one after the other.
+
+    books: where the sums of its clients' updates are entered; they stay in the main process.
+    """
 
     update: ClientUpdate
     within: Backend | None = None
+    books: Books | None = None
 
 
 @dataclass(eq=False)
@@ -92,17 +97,7 @@ class Team:
         for it cannot end itself, nor where there is one process alone.
         """
 
-        def spread(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-            todo, task = tuple(jobs), _Task(update, within)
-            if self.deadline is not None or len(self.members) == 1:
-                shares = _cut(todo, SHARES * len(self.members))
-                return _share_out(self, task, shares, self.members)
-            others = self.members[1:]
-            count = len(todo) // len(self.members)
-            shares = _cut(todo[count:], len(others))
-            return _share_out(self, task, shares, others, lambda: within(update, todo[:count]))
-
-        return spread
+        return _Blocks(self, within)
 
     def hire(self) -> _Worker:
         """A new process."""
@@ -116,6 +111,33 @@ class Team:
         fresh = _hire(self.clients, [w.connection for w in self.members if w is not worker])
         worker.process, worker.connection, worker.jobs = fresh.process, fresh.connection, ()
         worker.task, worker.message = None, {}
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """`Team.blocks`."""
+
+    team: Team
+    within: Backend
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return self._spread(update, jobs, None)
+
+    def summing(self, books: Books) -> Backend:
+        """The same, but that all processes but this one sum their clients' updates."""
+        return lambda update, jobs: self._spread(update, jobs, books)
+
+    def _spread(
+        self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
+    ) -> Iterator[Reply]:
+        todo, task, members = tuple(jobs), _Task(update, self.within, books), self.team.members
+        if self.team.deadline is not None or len(members) == 1:
+            return _share_out(self.team, task, _cut(todo, SHARES * len(members)), members)
+        others = members[1:]
+        count = len(todo) // len(members)
+        shares = _cut(todo[count:], len(others))
+        own = todo[:count]
+        return _share_out(self.team, task, shares, others, lambda: self.within(update, own))
 
 
 @contextlib.contextmanager
@@ -235,8 +257,10 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
     check_clients(team.clients, jobs)
     about, trees = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
+    terms = task.books and task.books.terms([job.client for job in jobs])
+    told = task._replace(books=None)
     try:
-        send(worker.connection, (None if worker.task == task else task, about), trees)
+        send(worker.connection, (None if worker.task == told else told, about, terms), trees)
     except OSError:
         _died(team, worker, task)
         return
@@ -246,7 +270,7 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
             f"this method cannot be sent to other processes ({e}); define its network's class, and "
             "what trains within them, in a module, not within a function, or use no workers"
         ) from None
-    worker.task, worker.message = task, jobs[-1].message
+    worker.task, worker.message = told, jobs[-1].message
 
 
 def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
@@ -260,7 +284,10 @@ def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
     worker.jobs = ()
     if failure is not None:
         raise failure
-    return unpacked_replies(about, trees)
+    replies, share = unpacked_replies(about, trees)
+    if share is not None and task.books is not None:
+        task.books.fold.join(share)
+    return replies
 
 
 def _died(team: Team, worker: _Worker, task: _Task) -> None:
@@ -303,16 +330,17 @@ def _serve(
     message: Parts = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
-            (fresh, about), trees = receive(connection)
+            (fresh, about, terms), trees = receive(connection)
             task = task if fresh is None else fresh
-            jobs = unpacked(about, trees, message, clients)
+            jobs = tuple(unpacked(about, trees, message, clients))
             message = jobs[-1].message
-            _reply(connection, task, jobs)
+            _reply(connection, task, jobs, terms)
 
 
-def _reply(connection: Connection, task: _Task, jobs: Sequence[Job]) -> None:
+def _reply(connection: Connection, task: _Task, jobs: Sequence[Job], terms: Terms | None) -> None:
     try:
-        about, trees = packed_replies((task.within or loop)(task.update, jobs))
+        replies = list((task.within or loop)(task.update, jobs))
+        about, trees = packed_replies(*(summed(replies, jobs, terms) if terms else (replies, None)))
     except Exception as e:
         # Errors of another form would fail on the way, or when they arrive.
         plain = isinstance(e, FedshiftError) or type(e).__module__ == "builtins"

@@ -1,0 +1,84 @@
+"""Sums that a process makes of the updates that it trained, so that these need not travel.
+
+A share of a round's clients passes the gate where it was trained; if all of it is good, its updates
+are summed there as `fedshift.engine.fold` does, and the sums leave in their place. Otherwise the
+updates leave as they are, and the gate of the main process says what is wrong with which client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from fedshift.engine.backends import Backend, Job, Reply
+from fedshift.engine.fold import Fold, Share
+from fedshift.engine.gate import Asked, Gate
+from fedshift.errors import TrainingError
+
+
+class Terms(NamedTuple):
+    """What a process must know to sum its clients' updates: part -> their weights, ascending."""
+
+    gate: Gate
+    parts: frozenset[str]
+    weights: Mapping[str, tuple[float, ...]]
+
+
+@runtime_checkable
+class Sums(Protocol):
+    """A backend whose processes can sum what they train."""
+
+    def summing(self, books: Books) -> Backend:
+        """The backend that does so, and enters the sums in the books."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Books:
+    """The fold of a round in the main process, and what replies have to pass."""
+
+    fold: Fold
+    gate: Gate
+    asked: Asked
+
+    def terms(self, clients: Sequence[int]) -> Terms | None:
+        """For some of the clients, ascending; None where nothing of theirs is to be summed.
+
+        A client of weight 0 is left out of sums, so that they would not tell of its numbers. Sums
+        in float64 are as large as two updates.
+        """
+        weights, whole = self.fold.weights, frozenset(self.fold.weights)
+        if not whole or len(clients) < 3 or self.fold.telling(clients) != whole:
+            return None
+        at = torch.searchsorted(self.fold.ids, torch.tensor(clients))
+        numbers = {part: tuple(w[at].double().tolist()) for part, w in weights.items()}
+        return Terms(self.gate, self.asked.parts, numbers)
+
+
+def summing(backend: Backend, books: Books) -> Backend:
+    """The backend, which sums what it can by itself."""
+    return backend.summing(books) if isinstance(backend, Sums) else backend
+
+
+def summed(
+    replies: Sequence[Reply], jobs: Sequence[Job], terms: Terms
+) -> tuple[Sequence[Reply], Share | None]:
+    """(replies without what was summed, the sums); the replies as they are where one is bad."""
+    messages = {job.client: job.message for job in jobs}
+    clients = tuple(sorted(messages))
+    asked = Asked(jobs[0].t, clients, messages.__getitem__, terms.parts)
+    weights = {k: torch.tensor(w, dtype=torch.float64) for k, w in terms.weights.items()}
+    fold = Fold(torch.tensor(clients), weights)
+    admitted = terms.gate.admit(replies, asked, fold.telling(clients))
+    if admitted.bad:
+        return replies, None
+    try:
+        left = fold.take(admitted.good)
+    except TrainingError:
+        return replies, None
+    share = fold.share()
+    # Nothing was summed where clients send nothing of that name.
+    return (left, share) if share.totals and fold.finite() else (replies, None)
