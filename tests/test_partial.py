@@ -105,12 +105,8 @@ def test_the_comparison_can_fail(
 
 @pytest.mark.parametrize(
     ("make", "gate"),
-    [
-        (recipes.fedavg, Gate(on_bad="drop")),
-        (recipes.fedmedian, Gate()),
-        (lambda s: recipes.afl(s, gamma=3.0), Gate()),
-    ],
-    ids=["what is bad drops out", "a median", "clients of weight 0"],
+    [(recipes.fedavg, Gate(on_bad="drop")), (recipes.fedmedian, Gate())],
+    ids=["what is bad drops out", "a median"],
 )
 def test_where_nothing_is_summed(
     make: Any, gate: Gate, setting: Setting, federation: Federation, elsewhere: list[int]
@@ -119,11 +115,8 @@ def test_where_nothing_is_summed(
     alone = last(run(algorithm, federation, 2))
     with workers(federation.clients, 2) as team:
         together = last(run(algorithm, federation, 2, backend=team.blocks(loop)))
-    assert elsewhere == [] or make is not recipes.fedmedian
-    assert far(alone, together) < 1e-6
-    if gate.on_bad == "drop":
-        assert elsewhere == []
-        assert not different(alone, together)
+    assert elsewhere == []
+    assert not different(alone, together)
 
 
 @dataclass(frozen=True)
