@@ -39,10 +39,7 @@ CACHE, ROWS = 1 << 20, 128
 
 
 class Transforms(NamedTuple):
-    """The matrices for tiles as vectors of 36, a (x) a of each.
-
-    inputs [36, 36], kernels [36, 9], outputs [16, 36].
-    """
+    """inputs: B^T [6, 6], kernels: G [6, 3], outputs: A^T [4, 6]."""
 
     inputs: Tensor
     kernels: Tensor
@@ -51,7 +48,7 @@ class Transforms(NamedTuple):
 
 @lru_cache(maxsize=4)
 def transforms(dtype: torch.dtype) -> Transforms:
-    """B^T (x) B^T, G (x) G and A^T (x) A^T."""
+    """The matrices in a type of numbers."""
     b, g, a = np.zeros((SIDE, SIDE)), np.zeros((SIDE, R)), np.zeros((M, SIDE))
     for i, p in enumerate(POINTS):
         others = [q for q in POINTS if q != p]
@@ -59,7 +56,14 @@ def transforms(dtype: torch.dtype) -> Transforms:
         g[i] = p ** np.arange(R) / np.prod([p - q for q in others])
         a[:, i] = p ** np.arange(M)
     b[-1], g[-1, -1], a[-1, -1] = np.poly(POINTS)[::-1], 1.0, 1.0
-    return Transforms(*(torch.from_numpy(np.kron(v, v)).to(dtype) for v in (b, g, a)))
+    return Transforms(*(torch.from_numpy(v).to(dtype) for v in (b, g, a)))
+
+
+def _both(m: Tensor, tiles: Tensor) -> Tensor:
+    """m t m^T of each of n tiles t; m [a, s], tiles [s s, n] -> [a a, n]."""
+    a, s = m.shape
+    rows = (m @ tiles.reshape(s, -1)).view(a, s, -1)
+    return torch.matmul(m, rows).view(a * a, -1)
 
 
 class _Cut(NamedTuple):
@@ -107,12 +111,12 @@ def convolved(x: Tensor, kernel: Tensor) -> Tensor:
     """
     images, (k, c) = _last(x), kernel.shape[:2]
     cut, to = _Cut.of(x, max(c, k)), transforms(x.dtype)
-    transformed = (to.kernels @ kernel.permute(2, 3, 1, 0).reshape(R * R, -1)).view(-1, c, k)
+    transformed = _both(to.kernels, kernel.permute(2, 3, 1, 0).reshape(R * R, -1)).view(-1, c, k)
     out = x.new_empty(*images.shape[:3], k)
     for part in cut.parts(len(x)):
-        before = (to.inputs @ cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
+        before = _both(to.inputs, cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
         products = torch.bmm(before, transformed)
-        cut.join(to.outputs @ products.view(SIDE * SIDE, -1), out[part])
+        cut.join(_both(to.outputs, products), out[part])
     return out.permute(0, 3, 1, 2)
 
 
@@ -126,10 +130,10 @@ def kernel_gradient(x: Tensor, delta: Tensor) -> Tensor:
     cut, to = _Cut.of(x, max(c, k)), transforms(x.dtype)
     total = x.new_zeros(SIDE * SIDE, c, k)
     for part in cut.parts(len(x)):
-        before = (to.inputs @ cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
-        after = (to.outputs.t() @ cut.outputs(deltas[part])).view(SIDE * SIDE, -1, k)
+        before = _both(to.inputs, cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
+        after = _both(to.outputs.t(), cut.outputs(deltas[part])).view(SIDE * SIDE, -1, k)
         total.baddbmm_(before.transpose(1, 2), after)
-    found = to.kernels.t() @ total.view(SIDE * SIDE, -1)
+    found = _both(to.kernels.t(), total)
     return found.view(R, R, c, k).permute(3, 2, 0, 1)
 
 

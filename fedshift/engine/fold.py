@@ -93,6 +93,7 @@ class Fold:
         )
         self._elsewhere |= dict.fromkeys(share.clients, each)
         self._shares.append(share)
+        self._shares.sort(key=lambda share: share.clients)
         self._join_those_next()
 
     @property
@@ -120,15 +121,17 @@ class Fold:
 
     def parts(self) -> Parts:
         """The sums, in the type of what was summed, and by which weights; called once."""
+        while self._shares:  # of a cohort that is not all in
+            self._join(self._shares.pop(0))
         found = {part: self._cast(part) for part in tuple(self._totals)}
         by = {part: self.weights[part] for part in found}
         return {**found, SUMMED: by} if found else {}
 
     def _join_those_next(self) -> None:
         """Add the shares before which all clients are in, whichever came first."""
-        ids = self.ids.tolist()
-        self._shares.sort(key=lambda share: share.clients)
-        while self._shares and ids[self._done] == self._shares[0].clients[0]:
+        while self._shares and self._done < len(self.ids):
+            if int(self.ids[self._done]) != self._shares[0].clients[0]:
+                return
             share = self._shares.pop(0)
             self._join(share)
             self._done += len(share.clients)
