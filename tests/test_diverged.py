@@ -15,7 +15,7 @@ from fedshift.errors import DivergedError, TrainingError
 from fedshift.experiments.reproduce import worker
 from fedshift.experiments.reproduce.plan import read_tuned
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
-from fedshift.experiments.reproduce.store import DIVERGED
+from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK
 
 HIGH = ("model.name=linear", "training.lr=3e38")
 
@@ -77,7 +77,10 @@ def diverge(out: Path, name: str) -> None:
     """Leave a run as one that diverged."""
     folder = out / "runs" / name
     for left in folder.iterdir():
-        left.unlink() if left.is_file() else shutil.rmtree(left)
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif left.name not in (CONFIG, LOCK):
+            left.unlink()
     (folder / DIVERGED).write_text(json.dumps({"error": "client 0 diverged"}))
 
 
@@ -92,8 +95,12 @@ def test_a_candidate_that_diverged_is_not_chosen(
     else:
         lost, chosen = value.run.name, None
     diverge(tmp_path / "one", lost)
-    done, asked = queues(replace(MINI, out=tmp_path / "one", methods=("fedpals",), seeds=(0,)))
+    request = replace(MINI, out=tmp_path / "one", methods=("fedpals",), seeds=(0,))
+    done, asked = queues(replace(request, publish=tmp_path / "small"))
     assert asked in ([], [0])
+    # What is published knows of it, too.
+    reproduce(replace(request, out=tmp_path / "small", train=False))
+    assert results(tmp_path / "small") == results(tmp_path / "one")
     here = cell(done, "FedPALS")
     assert here.failures == ()
     assert len(here.diverged) == 1

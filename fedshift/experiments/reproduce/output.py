@@ -124,6 +124,8 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     for value in (v for cell in outcome.cells for v in cell.values):
         for run in (value.run, *value.others):
             store.copy_to(small, run, metrics=curves)
+    for run in (r for cell in outcome.cells for r in cell.lost):
+        store.copy_to(small, run, metrics=curves)
     return write_outcome(folder / outcome.folder, outcome, small)
 
 

@@ -46,6 +46,7 @@ class Cell:
     problem      why it cannot be run here
     failures     messages of runs that failed just now, or diverged without another candidate
     diverged     candidates that diverged, and so cannot be chosen
+    lost         the runs that diverged
     absent       why seeds whose run is complete have no value, one sentence each
     twin         a row that should differ, and whose runs these are at so few rounds
     difference   to the baseline of the column over the seeds that both have
@@ -61,6 +62,7 @@ class Cell:
     failures: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
+    lost: tuple[Run, ...] = ()
     twin: str = ""
     moments: Moments | None = None
     difference: Moments | None = None
@@ -138,11 +140,12 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
     )
     if cell.problem is not None:
         return cell
-    values, failed, absent, diverged = [], [], [], []
+    values, failed, absent, diverged, over = [], [], [], [], []
     for seed in plan.seeds_of(column):
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
         lost = {c.label: why for c in options if (why := store.diverged(c.run)) is not None}
+        over += [c.run for c in options if c.label in lost]
         done = [c for c in options if store.done(c.run)]
         if not done:
             failed += lost.values()
@@ -160,6 +163,7 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         failures=tuple(failed),
         absent=tuple(absent),
         diverged=tuple(diverged),
+        lost=tuple(over),
         moments=summed,
     )
 

@@ -131,8 +131,9 @@ class Store:
             raise _damaged(path, e) from None
 
     def copy_to(self, other: Store, run: Run, *, metrics: bool) -> None:
-        """Copy what a table reads of a complete run, a few kilobytes; the model stays."""
-        for name in (CONFIG, LOCK, *([METRICS] if metrics else []), SUMMARY):
+        """Copy what a table reads of a run that is over, a few kilobytes; the model stays."""
+        read = [*([METRICS] if metrics else []), SUMMARY] if self.done(run) else [DIVERGED]
+        for name in (CONFIG, LOCK, *read):
             source, place = self.path(run) / name, other.path(run) / name
             try:
                 write(place, source.read_bytes())
