@@ -48,7 +48,7 @@ def mlp() -> Model:
 def test_packing_changes_nothing(name: str, setting: Setting) -> None:
     """Bit for bit the loop's result, also with messages and states of each client's own.
 
-    Where nothing is summed in workers: sums of sums round otherwise (test_partial.py).
+    Where nothing is summed in workers: sums of sums round otherwise (test_sums_of_shares.py).
     """
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     alone = last(run(algorithm, federation, ROUNDS, cohort=4))

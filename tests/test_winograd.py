@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, TARGET, Setting, make_federation
+from conftest import CLASSES, TARGET, Setting, make_federation, one_job
 from test_levers import images
 from test_stacked import last
 from torch import Tensor, nn
@@ -17,16 +18,16 @@ from fedshift.client import winograd as form
 from fedshift.client.local import Local
 from fedshift.client.winograd import Winograd, convolved, kernel_gradient, transforms
 from fedshift.data import client_data, register
-from fedshift.engine.backends import loop
-from fedshift.engine.levers import winograd
+from fedshift.engine.backends import Forgiving, failure, loop
+from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.rounds import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
-from fedshift.experiments.side_by_side import backend_of
+from fedshift.experiments.side_by_side import Way, backend_of
 from fedshift.model import build
 from fedshift.seeds import Seeds, generator
-from fedshift.tree import sub
+from fedshift.tree import Parts, sub
 
 Sizes = tuple[int, int, int, int, int]
 
@@ -186,11 +187,14 @@ def test_what_it_is_for(asked: dict[str, Any]) -> None:
 
 def test_what_torch_refuses_has_its_words() -> None:
     x, kernel, _ = drawn(WIDE, torch.float32)
-    for odd in (kernel[:, :32], kernel.double()):
+    for odd, bias in (
+        (kernel[:, :32], None), (kernel.double(), None), (kernel[0, 0, 0], None),
+        (kernel, torch.ones(1)), (kernel, torch.ones(64).double()), (kernel, torch.ones(())),
+    ):  # fmt: skip
         with pytest.raises(RuntimeError) as plain:
-            conv2d(x, odd, padding=1)
+            conv2d(x, odd, bias, padding=1)
         with Winograd(), pytest.raises(RuntimeError) as other:
-            conv2d(x, odd, padding=1)
+            conv2d(x, odd, bias, padding=1)
         assert str(other.value) == str(plain.value)
 
 
@@ -254,6 +258,65 @@ def test_networks_without_convolutions_go_on(setting: Setting) -> None:
     plain = last(run(algorithm, federation, 1)).server["params"]
     other = last(run(algorithm, federation, 1, backend=winograd(loop))).server["params"]
     assert all(torch.equal(other[k], plain[k]) for k in plain)
+
+
+class InPlace(Deep):
+    """What a convolution gives is changed where it lies."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x).relu_()
+        y = self.two(x)
+        y += x
+        return self.head(y.relu_().mean((2, 3)))
+
+
+def test_what_a_convolution_gives_may_be_changed_in_place() -> None:
+    federation, setting = deep(torch.float32)
+    algorithm = recipes.fedavg(replace(setting, model=build(InPlace, 1)))
+    plain = last(run(algorithm, federation, 1)).server["params"]
+    other = last(run(algorithm, federation, 1, backend=winograd(loop))).server["params"]
+    assert 0 < max(apart(other[k], plain[k]) for k in plain) < 1e-4
+
+
+def test_under_autocast_it_is_left_to_torch() -> None:
+    x, kernel, _ = drawn(WIDE, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = conv2d(x, kernel, padding=1)
+        with Winograd() as mode:
+            assert torch.equal(conv2d(x, kernel, padding=1), plain)
+    assert (mode.computed, mode.left) == (0, 1)
+    with Winograd() as mode:
+        conv2d(x, kernel)  # without padding
+    assert (mode.computed, mode.left) == (0, 1)
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A client's work that ends after its first convolution."""
+
+    def __call__(self, message: Parts, state: Parts, data: Any, plans: Any) -> Any:
+        conv2d(data.x, torch.ones(2, 1, 3, 3))
+        raise ValueError("these data cannot be used")
+
+
+def test_a_client_that_fails_is_not_a_network_that_does_not_fit() -> None:
+    federation, setting = deep(torch.float32)
+    (reply,) = winograd(loop)(Forgiving(Fails()), [one_job(recipes.fedavg(setting), federation)])
+    assert failure(reply.update) == "these data cannot be used"
+
+
+@pytest.mark.parametrize("named", [loop, None], ids=["by the lever", "by the name"])
+def test_the_name_is_both_levers(named: Any) -> None:
+    """Bit for bit: channels lie last, and convolutions are in this form."""
+    federation, setting = deep(torch.float32)
+    algorithm = recipes.fedavg(setting)
+    own = winograd(channels_last(loop)) if named else Way("winograd").alone()
+    right = last(run(algorithm, federation, 1, backend=winograd(channels_last(loop))))
+    found = last(run(algorithm, federation, 1, backend=own)).server["params"]
+    assert all(torch.equal(found[k], v) for k, v in right.server["params"].items())
+    for other in (winograd(loop), channels_last(loop)):
+        params = last(run(algorithm, federation, 1, backend=other)).server["params"]
+        assert not all(torch.equal(found[k], v) for k, v in params.items())
 
 
 def test_stacked_clients_are_refused() -> None:

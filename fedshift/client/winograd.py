@@ -112,12 +112,15 @@ def convolved(x: Tensor, kernel: Tensor) -> Tensor:
     images, (k, c) = _last(x), kernel.shape[:2]
     cut, to = _Cut.of(x, max(c, k)), transforms(x.dtype)
     transformed = _both(to.kernels, kernel.permute(2, 3, 1, 0).reshape(R * R, -1)).view(-1, c, k)
-    out = x.new_empty(*images.shape[:3], k)
+    # No view is returned: of a view that a Function gives, nothing may be changed in place.
+    shape = len(x), k, *x.shape[2:]
+    out = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    laid = out.permute(0, 2, 3, 1)
     for part in cut.parts(len(x)):
         before = _both(to.inputs, cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
         products = torch.bmm(before, transformed)
-        cut.join(_both(to.outputs, products), out[part])
-    return out.permute(0, 3, 1, 2)
+        cut.join(_both(to.outputs, products), laid[part])
+    return out
 
 
 def kernel_gradient(x: Tensor, delta: Tensor) -> Tensor:
@@ -168,7 +171,8 @@ class Winograd(TorchFunctionMode):
 
     Those of step 1 with kernels 3 x 3 and a border of one, 64 channels or more on both sides,
     images whose sides are multiples of 4, float32 or float64, in the processor's memory. All
-    others, and all else, are as ever; `computed` and `left` count them.
+    others, those under autocast, and all else are as ever; `computed` and `left` count them.
+    Gradients are given, but no gradients of gradients, and none to `torch.func`.
     """
 
     def __init__(self) -> None:
@@ -200,7 +204,9 @@ def _asked(
     Names and what they are by default are those of `torch.conv2d`.
     """
     border = 1 if padding == "same" else padding
-    if {_two(stride), _two(dilation), _two(border), (1, groups)} != {(1, 1)} or input.dim() != 4:
+    if {_two(stride), _two(dilation), _two(border), (1, groups)} != {(1, 1)}:
+        return None
+    if not input.dim() == weight.dim() == 4 or torch.is_autocast_enabled("cpu"):
         return None
     (_, c, *image), (k, _, *kernel) = input.shape, weight.shape
     if kernel != [R, R] or min(c, k) < LEAST or input.numel() == 0 or any(n % M for n in image):
@@ -208,8 +214,11 @@ def _asked(
     real, near = {torch.float32, torch.float64}, input.device.type == "cpu"
     # Odd ones out are torch's to refuse, in its words.
     alike = input.dtype == weight.dtype and weight.device.type == "cpu" and weight.shape[1] == c
+    if bias is not None:
+        alike = alike and bias.shape == (k,) and bias.dtype == input.dtype
     return (input, weight, bias) if near and alike and input.dtype in real else None
 
 
-def _two(v: int | Sequence[int]) -> tuple[int, ...]:
-    return (v, v) if isinstance(v, int) else tuple(v)
+def _two(v: Any) -> tuple[int, ...]:
+    """A size by height and width; () for what is neither a number nor a sequence of them."""
+    return (v, v) if isinstance(v, int) else tuple(v) if isinstance(v, (list, tuple)) else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fedshift.engine.backends import Reply
 from fedshift.engine.fold import Fold
@@ -67,23 +67,22 @@ def _taken(
 ) -> list[Reply]:
     """What `take` leaves of replies that pass the gate together.
 
-    Those whose process summed them have passed it there (`engine.partial`).
+    Of those whose process summed them (`engine.shares`), the gate sees the form of what was summed.
     """
+    if fold is not None:
+        forms = fold.elsewhere
+        came = [r._replace(update={**forms.get(r.client, {}), **r.update}) for r in came]
 
     def look(bad: Sequence[Dropped] = ()) -> None:
         # At all numbers of all replies: the first client that is refused is the one to name.
-        if bad := gate.admit(own, asked).bad or bad:
-            raise _refusal(gate, bad[0], own)
+        if bad := gate.admit(came, asked).bad or bad:
+            raise _refusal(gate, bad[0], came)
 
-    elsewhere: Mapping[int, int] = {} if fold is None else fold.elsewhere
-    own = [reply for reply in came if reply.client not in elsewhere]
-    passed = [reply for reply in came if reply.client in elsewhere]
-    asked = asked._replace(clients=tuple(i for i in asked.clients if i not in elsewhere))
-    admitted = gate.admit(own, asked, () if fold is None else fold.telling(asked.clients))
+    admitted = gate.admit(came, asked, () if fold is None else fold.telling(asked.clients))
     if admitted.bad:
         look(admitted.bad)
     try:
-        left = list(take((*admitted.good, *passed)))
+        left = list(take(admitted.good))
     except TrainingError:
         look()
         raise

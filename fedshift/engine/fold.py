@@ -40,8 +40,9 @@ class Fold:
     weights  part -> w [C]; a client of weight exactly 0 is left out, because 0 * NaN is NaN
 
     The bits are those of `fedshift.tree.weighted_sum` over the stacked cohort, however many replies
-    are added at a time; sums that were made elsewhere are added in their clients' place. A fold is
-    held as float64 totals: twice a model of float32.
+    are added at a time. Sums that were made elsewhere are added at the end, by ascending client,
+    whenever they came: a sum of sums. A fold is held as float64 totals, twice a model of float32,
+    and so is every share until then.
     """
 
     ids: Tensor
@@ -50,8 +51,8 @@ class Fold:
     _totals: dict[str, Params] = field(default_factory=dict, repr=False)
     _like: Parts = field(default_factory=dict, repr=False)
     _shares: list[Share] = field(default_factory=list, repr=False)
-    _elsewhere: dict[int, int] = field(default_factory=dict, repr=False)
-    _done: int = field(default=0, repr=False)
+    _elsewhere: dict[int, Parts] = field(default_factory=dict, repr=False)
+    _sent: dict[str, bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         # Most parts are summed by one and the same weights.
@@ -69,14 +70,13 @@ class Fold:
 
     def take(self, replies: Sequence[Reply]) -> tuple[Reply, ...]:
         """Add replies, in ascending client id after those added before; the same without the parts
-        that were added. Raises TrainingError for a part that is not shaped like the first client's.
+        that were added here or elsewhere. Raises TrainingError for a part that is not shaped like
+        the first client's.
         """
         own = [reply for reply in replies if reply.client not in self._elsewhere]
-        for part in self.weights:
-            if own and part in own[0].update:
+        for part in self.weights if own else ():
+            if self._alike(part, part in own[0].update, f"client {own[0].client}"):
                 self._add(part, own)
-        self._done += len(own)
-        self._join_those_next()
         return tuple(Reply(r.client, self._rest(r.update), r.changed, r.t) for r in replies)
 
     def share(self) -> Share:
@@ -84,21 +84,24 @@ class Fold:
         kinds = {part: {k: v.dtype for k, v in like.items()} for part, like in self._like.items()}
         return Share(tuple(self.ids.tolist()), self._totals, kinds)
 
-    def join(self, share: Share) -> None:
-        """Take the sums over some clients, whose replies come without these parts."""
-        each = sum(
-            v.numel() * kind.itemsize
-            for part, kinds in share.kinds.items()
-            for v, kind in zip(share.totals[part].values(), kinds.values(), strict=True)
-        )
-        self._elsewhere |= dict.fromkeys(share.clients, each)
+    def enter(self, share: Share) -> None:
+        """Take the sums over some clients, whose replies come without these parts.
+
+        Raises TrainingError for parts other than others sent, or of another form.
+        """
+        like = {part: _likes(share, part) for part in share.totals}
+        who = f"clients {', '.join(map(str, share.clients))}"
+        for part in self.weights:
+            self._alike(part, part in like, who)
+        for part, tree in like.items():
+            if not same_form(tree, self._like.setdefault(part, tree)):
+                raise TrainingError(f'{who} sent updates with another "{part}"')
+        self._elsewhere |= dict.fromkeys(share.clients, like)
         self._shares.append(share)
-        self._shares.sort(key=lambda share: share.clients)
-        self._join_those_next()
 
     @property
-    def elsewhere(self) -> Mapping[int, int]:
-        """Clients whose updates were summed elsewhere, and the bytes of what was summed of each."""
+    def elsewhere(self) -> Mapping[int, Parts]:
+        """Of clients whose updates were summed elsewhere: what was summed, by its form alone."""
         return self._elsewhere
 
     def telling(self, clients: Iterable[int]) -> frozenset[str]:
@@ -121,31 +124,20 @@ class Fold:
 
     def parts(self) -> Parts:
         """The sums, in the type of what was summed, and by which weights; called once."""
-        while self._shares:  # of a cohort that is not all in
-            self._join(self._shares.pop(0))
+        for share in sorted(self._shares, key=lambda share: share.clients):
+            for part, sums in share.totals.items():
+                self._begin(part, self._like[part])
+                for name, total in self._totals[part].items():
+                    total.add_(sums[name])
         found = {part: self._cast(part) for part in tuple(self._totals)}
         by = {part: self.weights[part] for part in found}
         return {**found, SUMMED: by} if found else {}
 
-    def _join_those_next(self) -> None:
-        """Add the shares before which all clients are in, whichever came first."""
-        while self._shares and self._done < len(self.ids):
-            if int(self.ids[self._done]) != self._shares[0].clients[0]:
-                return
-            share = self._shares.pop(0)
-            self._join(share)
-            self._done += len(share.clients)
-
-    def _join(self, share: Share) -> None:
-        for part, totals in share.totals.items():
-            kinds = share.kinds[part]
-            like = {k: torch.empty((), dtype=kinds[k]).expand(v.shape) for k, v in totals.items()}
-            if part not in self._totals:
-                self._begin(part, like)
-            if not same_form(like, self._like[part]):
-                raise TrainingError(f'clients {share.clients} sent updates with another "{part}"')
-            for name, total in self._totals[part].items():
-                total.add_(totals[name])
+    def _alike(self, part: str, sent: bool, who: str) -> bool:
+        """Whether a part is sent; TrainingError unless all send it or none."""
+        if self._sent.setdefault(part, sent) != sent:
+            raise TrainingError(f'{who} sent an update with another "{part}"')
+        return sent
 
     def _rest(self, update: Parts) -> Parts:
         return {
@@ -155,8 +147,7 @@ class Fold:
         }
 
     def _add(self, part: str, replies: Sequence[Reply]) -> None:
-        if part not in self._totals:
-            self._begin(part, replies[0].update[part])
+        self._begin(part, replies[0].update[part])
         like, by = self._like[part], self._by[part]
         for reply in replies:
             if not same_form(reply.update.get(part, {}), like):
@@ -167,10 +158,13 @@ class Fold:
             accumulate(total, [tree[name] for tree, _ in used], weights)
 
     def _begin(self, part: str, first: Params) -> None:
+        """Sums of 0 where there are none yet."""
+        if part in self._totals:
+            return
+        like = self._like.setdefault(part, {k: _empty(v) for k, v in first.items()})
         self._totals[part] = {
-            k: torch.zeros(v.shape, dtype=torch.float64, device=v.device) for k, v in first.items()
+            k: torch.zeros(v.shape, dtype=torch.float64, device=v.device) for k, v in like.items()
         }
-        self._like[part] = {k: _empty(v) for k, v in first.items()}
 
     def _cast(self, part: str) -> Params:
         # One by one, so that no more than the largest tensor is there twice.
@@ -181,6 +175,15 @@ class Fold:
 def _empty(v: Tensor) -> Tensor:
     """A tensor of the same shape and type that takes one entry of memory."""
     return v.new_empty(1).expand(v.shape) if v.dim() else v.new_empty(())
+
+
+def _likes(share: Share, part: str) -> Params:
+    """The form of what was summed."""
+    kinds = share.kinds[part]
+    return {
+        k: _empty(v.new_empty((), dtype=kinds[k]).expand(v.shape))
+        for k, v in share.totals[part].items()
+    }
 
 
 def _own(v: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedshift.client.winograd import Winograd
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.engine.backends import FAILED, Backend, ClientUpdate, Job, Reply
 from fedshift.errors import UnfitError
 from fedshift.tree import Parts
 
@@ -46,11 +46,11 @@ class _ByWinograd:
     ) -> tuple[Parts, Parts]:
         with Winograd() as mode:
             done = self.update(message, state, data, plans)
-        if mode.left and not mode.computed:
+        if mode.left and not mode.computed and FAILED not in done[0]:
             raise UnfitError(
                 "winograd is for convolutions 3 x 3 of step 1, with a border of 1, 64 channels or "
-                "more, and images whose sides are multiples of 4; this network has no such. Use "
-                "another backend"
+                "more on both sides, and images whose sides are multiples of 4, in float32 or "
+                "float64; this training has no such. Use another backend"
             )
         return done
 

@@ -93,9 +93,9 @@ def packed_replies(replies: Sequence[Reply], share: Share | None) -> tuple[Any, 
 def unpacked_replies(about: Any, trees: Sequence[Parts]) -> tuple[list[Reply], Share | None]:
     """What `packed_replies` packed."""
     plain, summed = about
-    own = zip(plain, trees, strict=False)
+    own = zip(plain, trees[: len(plain)], strict=True)
     replies = [_reply_of(client, t, tree) for (client, t), tree in own]
-    return replies, summed and Share(summed[0], trees[-1], summed[1])
+    return replies, None if summed is None else Share(summed[0], trees[-1], summed[1])
 
 
 def _reply_of(client: int, t: int, parts: Parts) -> Reply:

@@ -12,7 +12,7 @@ from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.one_round import jobs_of, open_round
 from fedshift.engine.rounds import Federation, draw_cohort, first_state, start
 from fedshift.engine.stacked import shortened
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingError
 from fedshift.tree import Params, Parts, flatten
 
 # Seconds of the loop that decide how many clients take part; steps of the longer of two trials.
@@ -57,8 +57,8 @@ def probe(
     """Play the first steps of round 1 with every contender, and reckon what a round takes.
 
     A round is reckoned as a s + b S per client, from trials of 1 and of a few steps; S are the
-    steps that are planned. What a contender refuses, with InputError, and what gives other results
-    than `loop`, puts it out; `loop` is always among them.
+    steps that are planned. What a contender refuses or fails in, and what gives other results than
+    `loop`, puts it out; `loop` is always among them.
     """
     update, jobs = _first_round(algorithm, federation, cohort)
     _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
@@ -70,7 +70,7 @@ def probe(
     for name, backend in {"loop": loop, **contenders}.items():
         try:
             taken = _reckoned(backend, update, some, right)
-        except InputError as e:
+        except (InputError, TrainingError) as e:  # the loop has trained them before
             refused[name] = str(e)
         else:
             seconds[name] = taken * len(jobs) / len(some)

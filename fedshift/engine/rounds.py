@@ -27,7 +27,7 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
-from fedshift.engine.partial import Books, summing
+from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
 from fedshift.model import Model, check_columns, dry_logits, dry_pass

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.clock import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
-from fedshift.engine.partial import Books, summing
-from fedshift.tree import size_in_bytes
+from fedshift.engine.shares import Books, summing
+from fedshift.tree import Parts, size_in_bytes
 
 
 class Traffic(NamedTuple):
@@ -42,13 +42,14 @@ class Meter:
 
     def _counted(
         self, backend: Backend, update: ClientUpdate, jobs: Iterable[Job],
-        elsewhere: Mapping[int, int],
+        elsewhere: Mapping[int, Parts],
     ) -> Iterator[Reply]:  # fmt: skip
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
         planned = self.clock.each(PLANNING, self._sent(jobs))
         for reply in self.clock.each(COMPUTE, backend(update, planned)):
-            up = self.last.up + size_in_bytes(reply.update) + elsewhere.get(reply.client, 0)
+            whole = {**elsewhere.get(reply.client, {}), **reply.update}
+            up = self.last.up + size_in_bytes(whole)
             self.last = self.last._replace(clients=self.last.clients + 1, up=up)
             yield reply
 

@@ -3,7 +3,7 @@
 Workers are forked, so that they share the clients' data with this process; messages and states go
 to them through pipes, updates come back. The result is that of `loop` on one thread bit for bit,
 whatever the number of workers and the order in which they finish. `Team.blocks` hands each worker
-many clients at a time, for a backend that trains them together.
+many clients at a time, for a backend that trains them together; there sums may be sums of sums.
 
 A round may have a deadline. Whoever has not answered by then is ended, its clients have no answer,
 and another process takes its place.
@@ -36,7 +36,7 @@ from fedshift.engine.parcels import (
     unpacked,
     unpacked_replies,
 )
-from fedshift.engine.partial import Books, Terms, summed
+from fedshift.engine.shares import Books, Terms, summed
 from fedshift.engine.wire import receive, send
 from fedshift.errors import FedshiftError, InputError, TrainingError
 from fedshift.tree import Parts, size_in_bytes
@@ -46,7 +46,7 @@ SHARES = 2
 # Bytes that the answers of a share may take.
 ROOM = 1 << 28
 # Bytes on their way between two processes, where the system allows as many: with its usual 200 KB
-# 16 MB take several times as long, since the two must wake each other a hundred times.
+# they must wake each other a hundred times for 16 MB.
 BUFFER = 1 << 22
 
 
@@ -92,6 +92,7 @@ class Team:
     def blocks(self, within: Backend) -> Backend:
         """Processes train shares of a round's clients by `within`, which is pickled.
 
+        Others sum what they train where they may (`engine.shares`), in another order than the loop.
         This process is one of them, in the first one's place: with as many others as cores, it
         would wait for a core before it could read what they answer. Not where there is a deadline,
         for it cannot end itself, nor where there is one process alone.
@@ -131,12 +132,12 @@ class _Blocks:
         self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
     ) -> Iterator[Reply]:
         todo, task, members = tuple(jobs), _Task(update, self.within, books), self.team.members
-        if self.team.deadline is not None or len(members) == 1:
-            return _share_out(self.team, task, _cut(todo, SHARES * len(members)), members)
-        others = members[1:]
-        count = len(todo) // len(members)
-        shares = _cut(todo[count:], len(others))
-        own = todo[:count]
+        alone = self.team.deadline is not None or len(members) == 1
+        count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
+        most = len(others) * (SHARES if alone else 1)
+        shares, own = list(_cut(todo[count:], most)), todo[:count]
+        if len(shares) > most:  # sums are held until the end, and would be more than updates
+            task = task._replace(books=None)
         return _share_out(self.team, task, shares, others, lambda: self.within(update, own))
 
 
@@ -257,7 +258,7 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
     check_clients(team.clients, jobs)
     about, trees = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
-    terms = task.books and task.books.terms([job.client for job in jobs])
+    terms = None if task.books is None else task.books.terms([job.client for job in jobs])
     told = task._replace(books=None)
     try:
         send(worker.connection, (None if worker.task == told else told, about, terms), trees)
@@ -286,7 +287,7 @@ def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
         raise failure
     replies, share = unpacked_replies(about, trees)
     if share is not None and task.books is not None:
-        task.books.fold.join(share)
+        task.books.fold.enter(share)
     return replies
 
 
@@ -309,10 +310,8 @@ def _died(team: Team, worker: _Worker, task: _Task) -> None:
 
 
 def _named(jobs: Jobs) -> str:
-    ids = [str(job.client) for job in jobs]
-    if len(ids) == 1:
-        return f"client {ids[0]}"
-    return f"clients {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}"
+    ids = ", ".join([*(str(job.client) for job in jobs[:5]), *(["..."] if len(jobs) > 5 else [])])
+    return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
 
 
 def _serve(

@@ -16,7 +16,6 @@ import torch
 from fedshift.engine.backends import Backend, Job, Reply
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
-from fedshift.errors import TrainingError
 
 
 class Terms(NamedTuple):
@@ -75,10 +74,7 @@ def summed(
     admitted = terms.gate.admit(replies, asked, fold.telling(clients))
     if admitted.bad:
         return replies, None
-    try:
-        left = fold.take(admitted.good)
-    except TrainingError:
-        return replies, None
+    left = fold.take(admitted.good)
     share = fold.share()
     # Nothing was summed where clients send nothing of that name.
     return (left, share) if share.totals and fold.finite() else (replies, None)

@@ -19,8 +19,8 @@ from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.partial import Books, Terms, summed, summing
 from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.shares import Books, Terms, summed, summing
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.workers import workers
@@ -48,13 +48,13 @@ def federation(setting: Setting) -> Federation:
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Clients whose updates were summed in workers, as they come."""
     seen: list[int] = []
-    join = Fold.join
+    enter = Fold.enter
 
     def noted(self: Fold, share: Share) -> None:
         seen.extend(share.clients)
-        join(self, share)
+        enter(self, share)
 
-    monkeypatch.setattr(Fold, "join", noted)
+    monkeypatch.setattr(Fold, "enter", noted)
     return seen
 
 
@@ -95,7 +95,17 @@ def test_who_is_summed_where(
 def test_the_comparison_can_fail(
     setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fold, "_join", lambda self, share: None)
+    enter = Fold.enter
+
+    def lose(self: Fold, share: Share) -> None:
+        enter(
+            self,
+            share._replace(
+                totals={k: {n: v * 0 for n, v in t.items()} for k, t in share.totals.items()}
+            ),
+        )
+
+    monkeypatch.setattr(Fold, "enter", lose)
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, 2) as team:
@@ -134,6 +144,7 @@ class Odd:
         name = next(iter(delta))
         changed: dict[str, Callable[[], Parts]] = {
             "nan": lambda: {"delta": delta | {name: delta[name] * float("nan")}},
+            "inf": lambda: {"delta": delta | {name: delta[name] + float("inf")}},
             "large": lambda: {"delta": delta | {name: delta[name] + 1e6}},
             "form": lambda: {"delta": delta | {name: delta[name].flatten()}},
             "type": lambda: {"delta": delta | {name: delta[name].double()}},
@@ -154,6 +165,50 @@ class Oddly:
 
 
 KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
+def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
+    """Also where own replies lie on both sides of a share, and in order."""
+    sizes = (12, 9, 7, 14, 10, 8, 11, 13, 9, 6, 5)[:clients]
+    federation = make_federation(setting.model, make_clients(sizes=sizes))
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    with workers(federation.clients, members) as team:
+        together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
+    assert far(alone, together) < 1e-6
+    assert together.trained == alone.trained
+
+
+def test_a_part_that_only_some_send_is_refused() -> None:
+    """Whoever comes first, and whether it was summed here or elsewhere."""
+    weights = {"delta": torch.full((6,), 0.5)}
+    bare = Reply(0, {"report": {"id": torch.tensor(0)}}, {}, 1)
+    fold = Fold(torch.arange(6), weights)
+    fold.take([bare])
+    with pytest.raises(TrainingError, match='client 1 sent an update with another "delta"'):
+        fold.take([reply(1, 1.0)])
+    with pytest.raises(TrainingError, match='clients 2, 3 sent an update with another "delta"'):
+        fold.enter(share_of((2, 3), (1.0, 1.0)))
+    other = Fold(torch.arange(6), weights)
+    other.enter(share_of((2, 3), (1.0, 1.0)))
+    with pytest.raises(TrainingError, match='client 0 sent an update with another "delta"'):
+        other.take([bare])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_summed(
+    number: float, setting: Setting, federation: Federation, elsewhere: list[int]
+) -> None:
+    """By the sum alone: no limit of the gate is in the way."""
+    kind = "nan" if number != number else "inf"
+    with (
+        workers(federation.clients, 2) as team,
+        pytest.raises(DivergedError, match="client 6 sent"),
+    ):
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Oddly(kind))))
+    assert elsewhere == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,7 +257,7 @@ def share_of(clients: Sequence[int], numbers: Sequence[float], weight: float = 0
     return fold.share()
 
 
-def test_sums_are_added_in_their_clients_place() -> None:
+def test_sums_are_added_at_the_end_by_client() -> None:
     """Whichever comes first: 1e16 + 1 is 1e16 in float64, so that the order shows."""
     weights = {"delta": torch.full((6,), 0.5)}
     numbers = {0: 2e16, 1: 2.0, 2: -2e16, 3: 2.0, 4: 2.0, 5: 2.0}
@@ -211,7 +266,7 @@ def test_sums_are_added_in_their_clients_place() -> None:
     for order in (shares, shares[::-1]):
         fold = Fold(torch.arange(6), weights)
         for share in order:
-            fold.join(share)
+            fold.enter(share)
         fold.take([reply(0, numbers[0]), reply(1, numbers[1])])
         found.append(float(fold.parts()["delta"]["w"]))
     # ((1e16 + 1) + (-1e16 + 1)) + 2: the first sum loses its 1, the second's -1e16 + 1 does not.
@@ -221,10 +276,8 @@ def test_sums_are_added_in_their_clients_place() -> None:
 def test_another_form_is_refused() -> None:
     fold = Fold(torch.arange(4), {"delta": torch.full((4,), 0.25)})
     fold.take([reply(0, 1.0, 2.0), reply(1, 1.0, 2.0)])
-    with pytest.raises(
-        TrainingError, match=r"clients \(2, 3\) sent updates with another \"delta\""
-    ):
-        fold.join(share_of((2, 3), (1.0, 1.0)))
+    with pytest.raises(TrainingError, match=r"clients 2, 3 sent updates with another \"delta\""):
+        fold.enter(share_of((2, 3), (1.0, 1.0)))
 
 
 def asked_of(clients: Sequence[int]) -> Asked:
