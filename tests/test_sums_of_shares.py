@@ -303,12 +303,57 @@ def test_each_client_has_its_own_weight() -> None:
     assert terms.weights == {"delta": (0.2, 0.3, 0.4)}
 
 
+def two_parts(client: int, number: float) -> Reply:
+    update = {"delta": {"w": torch.tensor([number])}, "control": {"w": torch.tensor([-number])}}
+    return Reply(client, update, {}, 1)
+
+
+def jobs_of(clients: Sequence[int]) -> list[Job]:
+    message = {"params": {"w": torch.zeros(1)}, "control": {"w": torch.zeros(1)}}
+    return [Job(i, message, {}, None, {}, 1) for i in clients]  # type: ignore[arg-type]
+
+
+def test_each_part_has_its_own_weights() -> None:
+    """As SCAFFOLD's controls, whose weights are not those of the changes."""
+    weights = {
+        "delta": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
+        "control": torch.full((4,), 0.25, dtype=torch.float64),
+    }
+    books = Books(Fold(torch.arange(4), weights), Gate(), asked_of(range(4)))
+    terms = books.terms((1, 2, 3))
+    assert terms is not None
+    left, share = summed([two_parts(i, 2.0**i) for i in (1, 2, 3)], jobs_of((1, 2, 3)), terms)
+    assert share is not None
+    assert share.clients == (1, 2, 3)
+    found = {part: float(tree["w"]) for part, tree in share.totals.items()}
+    assert found == {
+        "delta": pytest.approx(0.2 * 2 + 0.3 * 4 + 0.4 * 8, abs=1e-15),
+        "control": pytest.approx(-0.25 * (2 + 4 + 8), abs=1e-15),
+    }
+    assert [r.update for r in left] == [{}, {}, {}]
+
+
+def test_a_weight_of_0_for_one_part_is_enough() -> None:
+    weights = {"delta": torch.full((3,), 0.5), "control": torch.tensor([0.5, 0.0, 0.5])}
+    books = Books(Fold(torch.arange(3), weights), Gate(), asked_of(range(3)))
+    assert books.terms((0, 1, 2)) is None
+
+
+def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
+    """Where the whole share sends them, only the method's own parts tell."""
+    numbers = {"delta": (0.5, 0.25, 0.25)}
+    came = [reply(i, 1.0) for i in range(3)]
+    came = [r._replace(update={**r.update, "extra": {"w": torch.ones(1)}}) for r in came]
+    known = frozenset({"delta", "report"})
+    assert summed(came, jobs_of(range(3)), Terms(Gate(), known, numbers))[1] is None
+    assert summed(came, jobs_of(range(3)), Terms(Gate(), known | {"extra"}, numbers))[1] is not None
+
+
 def test_parts_that_nobody_sends_are_not_summed() -> None:
     """Replies stay as they are, and so do their order and their objects."""
     terms = Terms(Gate(), frozenset(), {"control": (0.5, 0.25, 0.25)})
-    jobs = [Job(i, {"params": {"w": torch.zeros(1)}}, {}, None, {}, 1) for i in range(3)]  # type: ignore[arg-type]
     came = [reply(i, 1.0) for i in (2, 0, 1)]
-    left, share = summed(came, jobs, terms)
+    left, share = summed(came, jobs_of(range(3)), terms)
     assert left is came
     assert share is None
 
