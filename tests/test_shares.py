@@ -14,6 +14,7 @@ import torch
 from comparing import apart
 from conftest import Setting, make_federation
 from every_method import MAKE, ROUNDS
+from odd_work import OddWork
 from routing import routed_model
 from test_deadline import Once, asleep, killed
 from test_workers import different, last
@@ -239,21 +240,14 @@ def test_workers_are_for_the_clients_that_they_were_made_with(setting: Setting) 
         last(run(recipes.fedavg(setting), federation, 1, backend=team))
 
 
-@dataclass(frozen=True)
-class Odd:
-    """A client's work with something else in the update of client 2."""
-
-    update: ClientUpdate
-    kind: str
-
-    def __call__(self, message: Parts, state: Parts, data: Any, plans: Any) -> tuple[Parts, Parts]:
-        sent, kept = self.update(message, state, data, plans)
-        odd: Any = {
-            "sparse": lambda: torch.ones(3).to_sparse(),
-            "float": lambda: 2.0,
-            "history": lambda: torch.ones(3).requires_grad_() * 2,
-        }[self.kind]
-        return (sent | {"delta": sent["delta"] | {"odd": odd()}} if data.id == 2 else sent), kept
+def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+    """Something in the update that is no plain tensor."""
+    odd: Any = {
+        "sparse": lambda: torch.ones(3).to_sparse(),
+        "float": lambda: 2.0,
+        "history": lambda: torch.ones(3).requires_grad_() * 2,
+    }[kind]
+    return sent | {"delta": sent["delta"] | {"odd": odd()}}, kept
 
 
 @pytest.mark.parametrize(
@@ -266,7 +260,7 @@ def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: 
 
     def found(within: Backend) -> Any:
         def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-            return within(Odd(update, kind), jobs)
+            return within(OddWork(update, 2, partial(changed, kind)), jobs)
 
         return last(run(algorithm, federation, 1, backend=odd))
 
