@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class FedshiftError(Exception):
@@ -35,7 +36,12 @@ class TrainingError(FedshiftError, RuntimeError):
 
 
 class DivergedError(TrainingError):
-    """Numbers that are no longer finite: the same run would end there again."""
+    """Numbers that are no longer finite: the same run would end there again.
+
+    measured  the metrics of the rounds before, where a run was under way
+    """
+
+    measured: Sequence[Any] = ()
 
 
 class NetworkError(FedshiftError, OSError):

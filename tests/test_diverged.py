@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ from typing import Any
 import pytest
 from test_reproduce import MINI, cell, results
 
+from fedshift.engine.rounds import Round, run
 from fedshift.errors import DivergedError, TrainingError
+from fedshift.experiments import experiment
 from fedshift.experiments.reproduce import worker
 from fedshift.experiments.reproduce.plan import read_tuned
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
-from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK
+from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 
 HIGH = ("model.name=linear", "training.lr=3e38")
 
@@ -144,3 +148,91 @@ def test_a_point_of_a_grid_that_diverged_cannot_win(
     assert record["options"]["mu"] != 0.1
     assert list(done.report.diverged.values()) == ["gone"]
     assert len(cell(done, "FedProx").values) == 1
+
+
+def diverging(after: int) -> Callable[..., Iterator[Round]]:
+    """Rounds as they are played, up to one in which training diverges."""
+
+    def play(*given: Any, **options: Any) -> Iterator[Round]:
+        for current in run(*given, **options):
+            if current.t > after:
+                raise DivergedError("client 1 sent non-finite numbers")
+            yield current
+
+    return play
+
+
+FEDAVG = replace(MINI, methods=("fedavg",), seeds=(0, 1), rounds=6)
+
+
+def measured(out: Path, name: str) -> list[dict[str, float]]:
+    with (out / "runs" / name / METRICS).open() as file:
+        return [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_the_only_run_of_a_row_counts_at_its_best_round_before(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = cell(reproduce(replace(FEDAVG, out=tmp_path / "whole")), "FedAvg")
+    shutil.copytree(tmp_path / "whole", tmp_path / "one")
+    name = whole.values[1].run.name
+    shutil.rmtree(tmp_path / "one" / "runs" / name)
+    monkeypatch.setattr(experiment, "run", diverging(after))
+    request = replace(FEDAVG, out=tmp_path / "one")
+    done, asked = queues(request)
+    assert (asked[0], len(done.report.diverged), done.report.failures) == (1, 1, {})
+
+    rounds = measured(tmp_path / "whole", name)[:after]
+    assert measured(tmp_path / "one", name) == rounds
+    best = min(rounds, key=lambda row: row["validation_loss"])
+    here = cell(done, "FedAvg")
+    assert here.values[0].value == whole.values[0].value
+    assert here.values[1].value == 100 * best["target_accuracy"]
+    assert here.values[1].round == best["round"]
+    assert (here.failures, here.stopped) == ((), (f"seed 1 after round {after}",))
+    assert "1 diverged, at the best round before" in here.note
+    foot = f"Diverged: FedAvg on Fashion-MNIST-mini C=3, seed 1 after round {after}. What was best"
+    assert any(note.startswith(foot) for note in done.outcome.notes)
+    assert queues(request)[1][0] == 0
+    reproduce(replace(request, train=False, publish=tmp_path / "small"))
+    reproduce(replace(request, train=False, out=tmp_path / "small"))
+    assert results(tmp_path / "small") == results(tmp_path / "one") != results(tmp_path / "whole")
+
+
+def test_a_curve_of_a_run_that_diverged_is_kept_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "run", diverging(3))
+    done = reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,)))
+    (value,) = cell(done, "FedAvg").values
+    here, there = Store(tmp_path / "runs"), Store(tmp_path / "published")
+    here.copy_to(there, value.run, metrics=True)
+    assert list(there.curve(value.run, "target_loss")) == [1, 2, 3]
+
+
+def test_where_the_last_round_counts_a_run_that_diverged_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "run", diverging(3))
+    request = Request(
+        "fedpals/fig9", tmp_path, splits=("delta=0",), methods=("fedavg",), seeds=(0,), rounds=6
+    )
+    (here,) = reproduce(request).outcome.cells
+    assert (here.values, here.stopped) == ((), ())
+    assert here.failures == ("client 1 sent non-finite numbers",)
+
+
+def test_a_run_that_goes_on_remembers_what_was_measured_before_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([None] * 2 + [2] * 99)
+    monkeypatch.setattr(experiment, "run", diverging(4))
+    request = replace(FEDAVG, out=tmp_path, seeds=(0,))
+    stopped = reproduce(request, asked=lambda: next(asked))
+    assert stopped.report.interrupted
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert not (folder / DIVERGED).exists()
+    done = reproduce(request)
+    assert [row["round"] for row in measured(tmp_path, folder.name)] == [1, 2, 3, 4]
+    assert cell(done, "FedAvg").stopped == ("seed 0 after round 4",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Id
 from fedshift.engine.evaluate import Score, score
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
-from fedshift.errors import InputError
+from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
@@ -101,8 +101,13 @@ class Outcome:
 
         The FedPALS paper keeps this model; None without validation examples that follow T.
         """
-        known = [m for m in self.metrics if not math.isnan(m.validation_loss)]
-        return min(known, key=lambda m: m.validation_loss, default=None)
+        return best_of(self.metrics)
+
+
+def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
+    """The round of lowest validation loss, the first of equals; None where none has one."""
+    known = [m for m in metrics if not math.isnan(m.validation_loss)]
+    return min(known, key=lambda m: m.validation_loss, default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +183,7 @@ def train(
         algorithm, federation, training.rounds,
         cohort=training.cohort, backend=meter, after=done.after,
     )  # fmt: skip
-    for current in clock.each(PLANNING, played):
+    for current in clock.each(PLANNING, _noting(played, done)):
         seconds = time.perf_counter() - began
         lost = _lost(current, federation, task)
         listen(_played(label, current, training.rounds, seconds) | lost)
@@ -194,6 +199,15 @@ def train(
             saver.played(done)
         began = time.perf_counter()
     return _outcome(algorithm, federation, task, label, done, seen)
+
+
+def _noting(played: Iterator[Round], done: Progress) -> Iterator[Round]:
+    """The rounds played; the error of training that diverges says what was measured before."""
+    try:
+        yield from played
+    except DivergedError as e:
+        e.measured = tuple(done.metrics)
+        raise
 
 
 def _own(seen: Evaluation) -> dict[str, float]:

@@ -21,7 +21,7 @@ from fedshift.experiments.reproduce.tables import (
     run_links,
     seeds_table,
 )
-from fedshift.experiments.reproduce.verdict import verdicts, without_value
+from fedshift.experiments.reproduce.verdict import stopped_early, verdicts, without_value
 from fedshift.files import clean, write
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import escape
@@ -62,7 +62,7 @@ class Outcome:
 def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
     """The foot: what was found, what the paper leaves open, what was tuned, what was changed."""
     open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
-    said = [*verdicts(plan.study, cells), *without_value(cells)]
+    said = [*verdicts(plan.study, cells), *without_value(cells), *stopped_early(cells)]
     said += [*(f"Chosen: {text}" for text in dict.fromkeys(open_))]
     said += [BOOTSTRAP] if plan.study.interval == "bootstrap" else []
     for cell in cells:
@@ -121,11 +121,11 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     """
     small = Store(folder / "runs")
     curves = outcome.plan.study.plot == "curves"
+    for run in (r for cell in outcome.cells for r in cell.lost):
+        store.copy_to(small, run, metrics=False)
     for value in (v for cell in outcome.cells for v in cell.values):
         for run in (value.run, *value.others):
             store.copy_to(small, run, metrics=curves)
-    for run in (r for cell in outcome.cells for r in cell.lost):
-        store.copy_to(small, run, metrics=curves)
     return write_outcome(folder / outcome.folder, outcome, small)
 
 
@@ -165,6 +165,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "failures": cell.failures,
         "absent": cell.absent,
         "diverged": cell.diverged,
+        "stopped": cell.stopped,
         "seeds": [_value(v) for v in cell.values],
     }
 

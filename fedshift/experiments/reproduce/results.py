@@ -46,6 +46,7 @@ class Cell:
     problem      why it cannot be run here
     failures     messages of runs that failed just now, or diverged without another candidate
     diverged     candidates that diverged, and so cannot be chosen
+    stopped      seeds whose only run diverged and counts at its best round before, each with when
     lost         the runs that diverged
     absent       why seeds whose run is complete have no value, one sentence each
     twin         a row that should differ, and whose runs these are at so few rounds
@@ -62,6 +63,7 @@ class Cell:
     failures: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
     lost: tuple[Run, ...] = ()
     twin: str = ""
     moments: Moments | None = None
@@ -88,6 +90,7 @@ class Cell:
         said += [f"{len(self.failures)} failed"] if self.failures else []
         said += [f"{len(self.absent)} without a value"] if self.absent else []
         said += [f"candidates that diverged: {', '.join(self.diverged)}"] if self.diverged else []
+        said += [f"{len(self.stopped)} diverged, at the best round before"] if self.stopped else []
         return ", ".join(said)
 
     def _shares(self) -> list[str]:
@@ -140,21 +143,23 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
     )
     if cell.problem is not None:
         return cell
-    values, failed, absent, diverged, over = [], [], [], [], []
+    values, failed, absent, diverged, stopped, over = [], [], [], [], [], []
+    metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
     for seed in plan.seeds_of(column):
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
         lost = {c.label: why for c in options if (why := store.diverged(c.run)) is not None}
         over += [c.run for c in options if c.label in lost]
-        done = [c for c in options if store.done(c.run)]
+        early = _ended_early(options, store, metric) if whole else []
+        done = early or [c for c in options if store.done(c.run)]
         if not done:
             failed += lost.values()
-        elif whole and len(done) + len(lost) == len(options):
-            metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
+        elif whole and all(c in done or c.label in lost for c in options):
             value = _value(seed, done, store, metric)
             values += [] if value is None else [value]
             absent += [_why_not(seed, done, store, metric)] if value is None else []
-            diverged += [f"{label} of seed {seed}" for label in lost]
+            stopped += [f"seed {seed} after round {store.rounds_before(c.run)}" for c in early]
+            diverged += [] if early else [f"{label} of seed {seed}" for label in lost]
     over_seeds = INTERVALS[plan.study.interval]
     summed = over_seeds([v.value for v in values], LEVEL) if values else None
     return replace(
@@ -163,9 +168,17 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         failures=tuple(failed),
         absent=tuple(absent),
         diverged=tuple(diverged),
+        stopped=tuple(stopped),
         lost=tuple(over),
         moments=summed,
     )
+
+
+def _ended_early(options: Sequence[Candidate], store: Store, metric: Metric) -> Sequence[Candidate]:
+    """A seed's only run, where it diverged and early stopping had kept a round before."""
+    if len(options) > 1 or metric.stop != "best" or store.diverged(options[0].run) is None:
+        return []
+    return options if store.read(options[0].run).summary.get("best") else []
 
 
 def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:

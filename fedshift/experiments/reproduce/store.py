@@ -7,16 +7,19 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
+from fedshift.experiments.folder import metrics_csv
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
-from fedshift.files import write
+from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.training import best_of
+from fedshift.files import clean, write
 
 SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
 CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
@@ -99,12 +102,24 @@ class Store:
             return None
         return str(self._json(run, DIVERGED).get("error"))
 
-    def remember(self, run: Run, error: str) -> None:
-        """Note that training diverged."""
-        write(self.path(run) / DIVERGED, json.dumps({"error": error}) + "\n")
+    def remember(self, run: Run, error: str, measured: Sequence[Metrics] = ()) -> None:
+        """Note that training diverged, and what was measured of the rounds before."""
+        best = best_of(measured)
+        said = {
+            "error": error,
+            "rounds": measured[-1].round if measured else 0,
+            "best": None if best is None else vars(best),
+        }
+        if measured:
+            write(self.path(run) / METRICS, metrics_csv(measured))
+        write(self.path(run) / DIVERGED, json.dumps(clean(said), indent=1) + "\n")
+
+    def rounds_before(self, run: Run) -> int:
+        """The last round that was evaluated before training diverged; 0 for none."""
+        return int(self._json(run, DIVERGED).get("rounds", 0))
 
     def read(self, run: Run) -> Finished:
-        """A complete run's summary and lock.
+        """A complete run's summary and lock; of one that diverged, its best round before.
 
         Raises DataError for a damaged file, and for a run of another configuration.
         """
@@ -118,7 +133,8 @@ class Store:
         if changed:
             raise _damaged(path, ValueError(f"{changed} is not what the table needs today"))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return Finished(run, self._json(run, SUMMARY), self._json(run, LOCK), digest)
+        said = self._json(run, SUMMARY if self.done(run) else DIVERGED)
+        return Finished(run, said, self._json(run, LOCK), digest)
 
     def curve(self, run: Run, column: str) -> dict[int, float]:
         """One column of the run's metrics by round. Raises DataError where it is not there."""
@@ -132,7 +148,7 @@ class Store:
 
     def copy_to(self, other: Store, run: Run, *, metrics: bool) -> None:
         """Copy what a table reads of a run that is over, a few kilobytes; the model stays."""
-        read = [*([METRICS] if metrics else []), SUMMARY] if self.done(run) else [DIVERGED]
+        read = [*([METRICS] if metrics else []), SUMMARY if self.done(run) else DIVERGED]
         for name in (CONFIG, LOCK, *read):
             source, place = self.path(run) / name, other.path(run) / name
             try:

@@ -35,6 +35,16 @@ def without_value(cells: Sequence[Cell]) -> tuple[str, ...]:
     )
 
 
+def stopped_early(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """For every row with runs that diverged and count at the best round before: which, and when."""
+    return tuple(
+        f"Diverged: {c.row.label} on {c.column.title} {c.column.split}, {', '.join(c.stopped)}. "
+        "What was best on validation before that counts, as early stopping would have kept it."
+        for c in cells
+        if c.stopped
+    )
+
+
 def _told(cell: Cell, study: Study) -> str:
     label, lost = cell.row.label, len(cell.absent)
     if cell.difference is None:

@@ -35,7 +35,7 @@ def perform(run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks) 
         except (Exception, KeyboardInterrupt) as e:
             EventLog(folder)({"event": "failed", "error": reason(e)})
             if isinstance(e, DivergedError):
-                store.remember(run, reason(e))
+                store.remember(run, reason(e), e.measured)
             raise
 
 
