@@ -15,7 +15,7 @@ from test_reproduce import MINI, cell, results
 
 from fedshift.engine.rounds import Round, run
 from fedshift.errors import DivergedError, TrainingError
-from fedshift.experiments import experiment
+from fedshift.experiments import side_by_side
 from fedshift.experiments.reproduce import worker
 from fedshift.experiments.reproduce.plan import read_tuned
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
@@ -178,7 +178,7 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     shutil.copytree(tmp_path / "whole", tmp_path / "one")
     name = whole.values[1].run.name
     shutil.rmtree(tmp_path / "one" / "runs" / name)
-    monkeypatch.setattr(experiment, "run", diverging(after))
+    monkeypatch.setattr(side_by_side, "run", diverging(after))
     request = replace(FEDAVG, out=tmp_path / "one")
     done, asked = queues(request)
     assert (asked[0], len(done.report.diverged), done.report.failures) == (1, 1, {})
@@ -203,7 +203,7 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
 def test_a_curve_of_a_run_that_diverged_is_kept_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment, "run", diverging(3))
+    monkeypatch.setattr(side_by_side, "run", diverging(3))
     done = reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,)))
     (value,) = cell(done, "FedAvg").values
     here, there = Store(tmp_path / "runs"), Store(tmp_path / "published")
@@ -214,7 +214,7 @@ def test_a_curve_of_a_run_that_diverged_is_kept_with_it(
 def test_where_the_last_round_counts_a_run_that_diverged_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment, "run", diverging(3))
+    monkeypatch.setattr(side_by_side, "run", diverging(3))
     request = Request(
         "fedpals/fig9", tmp_path, splits=("delta=0",), methods=("fedavg",), seeds=(0,), rounds=6
     )
@@ -227,7 +227,7 @@ def test_a_run_that_goes_on_remembers_what_was_measured_before_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = iter([None] * 2 + [2] * 99)
-    monkeypatch.setattr(experiment, "run", diverging(4))
+    monkeypatch.setattr(side_by_side, "run", diverging(4))
     request = replace(FEDAVG, out=tmp_path, seeds=(0,))
     stopped = reproduce(request, asked=lambda: next(asked))
     assert stopped.report.interrupted

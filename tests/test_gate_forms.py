@@ -18,6 +18,7 @@ from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
 from fedshift.engine.gate import Gate
 from fedshift.engine.replies import finite
 from fedshift.engine.rounds import Federation, Round, play_round, run, start
+from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.testing.fuzz import arena, different, fuzz
 from fedshift.tree import Parts, flatten
@@ -126,6 +127,36 @@ def test_what_is_no_plain_tensor_is_dropped(change: Change, told: str, setting: 
     server = start(algorithm, many).server
     alone = play_round(algorithm, many, server, {}, torch.arange(1, 6), 1)
     assert different(played.server, alone.server) == []
+
+
+KEPT: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "would keep what is not parts of named tensors"),
+    "a list": ([1], "would keep what is not parts of named tensors"),
+    "a number": ({"personal": {"w": 1.0}}, 'would keep "personal/w", which is no tensor but float'),
+    "no part": ({"personal": None}, "would keep what is not parts of named tensors"),
+    "history": ({"own": {"w": torch.zeros(1, requires_grad=True)}}, "history of its gradient"),
+}
+
+
+@pytest.mark.parametrize("on_bad", ["drop", "stop"])
+@pytest.mark.parametrize(("kept", "told"), KEPT.values(), ids=KEPT)
+def test_a_state_that_is_no_parts_of_tensors_is_told(
+    kept: Any, told: str, on_bad: Any, setting: Setting
+) -> None:
+    algorithm = MAKE["fedavg"](setting)
+    many = replace(federation(setting.model), gate=Gate(on_bad=on_bad))
+
+    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(update, jobs):
+            yield reply._replace(changed=kept) if reply.client == 2 else reply
+
+    played = run(algorithm, many, 1, backend=backend)
+    if on_bad == "stop":
+        with pytest.raises(TrainingError, match="^client 2 would keep"):
+            next(played)
+        return
+    (dropped,) = next(played).dropped
+    assert (dropped.client, told in dropped.reason) == (2, True)
 
 
 def test_more_bytes_than_allowed_are_not_looked_into(setting: Setting) -> None:

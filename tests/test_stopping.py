@@ -93,7 +93,7 @@ def test_a_process_that_was_stopped_from_outside_is_a_failed_run(
     assert done.report.interrupted is None
 
 
-def stopped(run: Any, store: Any, channel: Any) -> None:
+def stopped(run: Any, store: Any, channel: Any, backend: str) -> None:
     channel.send({"event": "over", "error": None, "stopped": True})
 
 

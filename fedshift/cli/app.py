@@ -11,7 +11,7 @@ import typer
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.audits import audit_app
-from fedshift.cli.choices import Format, How, Where
+from fedshift.cli.choices import Format, How, HowAlone, Where
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
 
@@ -192,6 +192,7 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="As in 0-7 or 0,2,5.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
+    backend: Annotated[HowAlone, typer.Option(help="How clients train.")] = HowAlone.loop,
     tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Draw the table from what is there.")
@@ -214,7 +215,7 @@ def reproduce(
 
     reproduce_target(
         target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
-        overrides=config, jobs=jobs, tune=tune, train=not no_train, out=out,
+        overrides=config, jobs=jobs, backend=backend.value, tune=tune, train=not no_train, out=out,
         publish=publish, as_json=format is Format.json,
     )  # fmt: skip
 

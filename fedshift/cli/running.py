@@ -15,11 +15,12 @@ from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.clock import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
+from fedshift.experiments.experiment import Engine, trained_by
 from fedshift.experiments.folder import check_unused, kept_in, record, reserved
 from fedshift.experiments.load import load_config
 from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.resume import configured, reopened
-from fedshift.experiments.shelved import shelf_in, shelved
+from fedshift.experiments.shelved import Shelved, shelf_in
 from fedshift.experiments.task import Prepared, prepare
 
 
@@ -61,11 +62,11 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
     grey = grey_note(config, prepared.task.clients[0].x)
     if grey is not None:
         print(f"note: {grey}", file=sys.stderr)
-    with _folder(asked, config, prepared) as folder, console.progress() as listen:
+    with _folder(asked, config, prepared, engine) as folder, console.progress() as listen:
         if keeps:
             with asked_to_stop() as stop, shelf_in(folder, asked.state_memory) as shelf:
                 keeper = replace(kept_in(folder, config, prepared, asked.every, stop), shelf=shelf)
-                there = shelved(engine, shelf)
+                there = Shelved(engine, shelf)
                 experiment = record(folder, config, prepared, listen, there, keeper, clock)
         else:
             experiment = record(folder, config, prepared, listen, engine)
@@ -91,12 +92,12 @@ def _configured(asked: Asked) -> Config:
 
 
 @contextlib.contextmanager
-def _folder(asked: Asked, config: Config, prepared: Prepared) -> Iterator[Path]:
+def _folder(asked: Asked, config: Config, prepared: Prepared, engine: Engine) -> Iterator[Path]:
     if asked.resume is None:
         with reserved(asked.out, config.name) as folder:
             yield folder
     else:
-        with reopened(asked.resume, config, prepared) as (folder, moved):
+        with reopened(asked.resume, config, prepared, trained_by(engine)) as (folder, moved):
             if moved:
                 print(f"note: {moved}", file=sys.stderr)
             yield folder

@@ -142,11 +142,13 @@ class Gate:
         return ""
 
     def _refused(self, reply: Reply, asked: Asked, *, plain: bool) -> str:
-        """Why a reply is not even looked into; plain: it looks as one that was not refused."""
+        """Why a reply is not even looked into; plain: its update looks as one not refused."""
         if reply.client not in asked.clients:
             return f"client {reply.client} was not asked"
         if reply.t != asked.t:
             return f"client {reply.client} answers round {reply.t}; this is round {asked.t}"
+        if odd := odd_kind(reply.changed):
+            return f"client {reply.client} would keep {odd}"
         if plain:
             return ""
         if odd := odd_kind(reply.update):

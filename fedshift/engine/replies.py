@@ -103,19 +103,19 @@ def alike(update: Parts, plain: Parts) -> bool:
 
 
 def odd_kind(update: Parts) -> str:
-    """What of an update is not parts of plain tensors, in a few words; empty if nothing is.
+    """What of an update or state is not parts of plain tensors, in a few words; empty if nothing.
 
     Plain is dense and without a gradient's history, which would grow with every round.
     """
     if not isinstance(update, dict) or not all(isinstance(t, dict) for t in update.values()):
-        return "an update that is not parts of named tensors"
+        return "what is not parts of named tensors"
     for name, v in flatten(update).items():
         if not isinstance(v, Tensor):
             return f'"{name}", which is no tensor but {type(v).__name__}'
         if v.layout != torch.strided or v.is_meta:
             return f'"{name}", which is not dense'
         if v.requires_grad:
-            return f'"{name}" with the history of its gradient; detach() what leaves a client'
+            return f'"{name}" with the history of its gradient; detach() it'
     return ""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, stamp, work
-from fedshift.errors import InputError, UnfitError
+from fedshift.errors import InputError, UnfitError, shown
 from fedshift.tree import Parts, size_in_bytes
 
 # Bytes that a block may take, unless told otherwise.
@@ -41,7 +41,7 @@ class Stacked:
 
         for played in run(algorithm, federation, 10, backend=Stacked()): ...
 
-    For methods and networks of tensor operations alone. Raises InputError, with the place and the
+    For methods and networks of tensor operations alone. Raises UnfitError, with the place and the
     reason, for what cannot be stacked: Python that looks at values (FedALA; label sets in private
     mode), random layers, recurrent layers, BatchNorm where batches have different sizes. Networks
     and terms of one's own must not mix the examples of a batch by other means. Stacked data
@@ -129,7 +129,7 @@ class _NoSeed:
         return self
 
     def __index__(self) -> int:
-        raise InputError(
+        raise UnfitError(
             "clients cannot be stacked: dropout, augmentation and the like draw random numbers of "
             "their own for each client. Use the backend loop or workers"
         )
@@ -287,10 +287,10 @@ def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
 
 
 def _refuse(e: Exception) -> NoReturn:
-    """InputError with the place in the method or network, and torch's reason."""
+    """UnfitError with the place in the method or network, and torch's reason."""
     frames = [f for f in traceback.extract_tb(e.__traceback__) if "/torch/" not in f.filename]
     place = f"{frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno}: {frames[-1].line}"
-    reason = str(e).strip().partition("\n")[0] or type(e).__name__
-    raise InputError(
+    reason = shown(str(e).strip().partition("\n")[0] or type(e).__name__, 200)
+    raise UnfitError(
         f"clients cannot be stacked ({place}). torch says: {reason} Use the backend loop or workers"
     ) from e

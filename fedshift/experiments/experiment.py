@@ -23,7 +23,8 @@ from fedshift.experiments.task import Prepared, oracle_clients, prepare
 from fedshift.experiments.training import Listener, Outcome, Play, silent, train
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
-# From a configuration and the method's options, as they were chosen, to what plays its rounds.
+# From a configuration and the method's options, as they were chosen, to what plays its rounds. One
+# whose numbers are not those of the loop has an attribute `backend`, the name of what it trains by.
 Engine = Callable[[Config, dict[str, Any]], Play]
 
 
@@ -31,6 +32,11 @@ def in_process(config: Config, options: dict[str, Any]) -> Play:
     """The engine that runs all clients in this process. Raises InputError for a deadline."""
     check_deadline(config)
     return run
+
+
+def trained_by(engine: Engine) -> str:
+    """The name of the backend that an engine's numbers are those of, bit for bit."""
+    return str(getattr(engine, "backend", "loop"))
 
 
 def check_deadline(config: Config) -> None:

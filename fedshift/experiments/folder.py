@@ -20,9 +20,15 @@ import torch
 from safetensors.torch import save
 
 from fedshift.engine.clock import OTHER, Clock, Idle, Stopwatch
-from fedshift.errors import FedshiftError, InputError
+from fedshift.errors import FedshiftError, InputError, UnfitError
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import Engine, Experiment, in_process, run_experiment
+from fedshift.experiments.experiment import (
+    Engine,
+    Experiment,
+    in_process,
+    run_experiment,
+    trained_by,
+)
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
@@ -152,18 +158,30 @@ def record(
 
     def begin(event: dict[str, Any]) -> None:
         if event["event"] == "start" and not (folder / CONFIG).exists():
-            write_start(folder, config, prepared)
+            write_start(folder, config, prepared, trained_by(engine))
 
     heard = listeners(begin, EventLog(folder), listen)
-    with clock.of(OTHER):
+    with clock.of(OTHER), _unless_unfit(folder):
         experiment = run_experiment(
             config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
         )
     if isinstance(clock, Stopwatch):
         write(folder / PROFILE, _json(clock.profile()))
-    write_run(folder, experiment)
+    write_run(folder, experiment, trained_by(engine))
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return experiment
+
+
+@contextlib.contextmanager
+def _unless_unfit(folder: Path) -> Iterator[None]:
+    """A backend that cannot train a run at all says so before its first round: nothing is left."""
+    try:
+        yield
+    except UnfitError:
+        if not (folder / CHECKPOINTS).exists():
+            for name in (CONFIG, LOCK, EVENTS):
+                (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def kept_in(
@@ -178,19 +196,20 @@ def kept_in(
     return Keeper(folder / CHECKPOINTS, identity, every, asked)
 
 
-def write_start(folder: Path, config: Config, prepared: Prepared) -> None:
+def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
     """What is known before training: the configuration, and what it takes to run it again."""
     # The configuration last: a folder that has it can be resumed.
-    write(folder / LOCK, _json(lock(config, prepared)))
+    write(folder / LOCK, _json(lock(config, prepared, backend)))
     write(folder / CONFIG, dumps(config))
 
 
-def lock(config: Config, prepared: Prepared) -> dict[str, Any]:
-    """What is needed to get the same numbers again: versions, threads, checksums, seeds."""
+def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str, Any]:
+    """What is needed to get the same numbers again: versions, backend, checksums, seeds."""
     return {
         "packages": {n: package_version(n) for n in (*PACKAGES, *extra_packages(config))},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        "backend": backend,
         "threads": config.training.threads,
         "data": config.data.name,
         "data_sha256": prepared.data.sha256,
@@ -199,10 +218,10 @@ def lock(config: Config, prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def write_run(folder: Path, experiment: Experiment) -> None:
+def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
     """All files of a run but events.jsonl (written on the way) and report.html (drawn later)."""
     outcome = experiment.outcome
-    write_start(folder, experiment.config, experiment.prepared)
+    write_start(folder, experiment.config, experiment.prepared, backend)
     write(folder / "metrics.csv", metrics_csv(outcome.metrics))
     write(folder / "clients.csv", _clients_csv(experiment))
     if outcome.served:

@@ -48,7 +48,9 @@ def configured(folder: Path) -> Config:
 
 
 @contextlib.contextmanager
-def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple[Path, str]]:
+def reopened(
+    folder: Path, config: Config, prepared: Prepared, backend: str = "loop"
+) -> Iterator[tuple[Path, str]]:
     """(the run's folder, what is not as it was when it began: "" or a sentence).
 
     A failure is the last event, as for a new run. Raises DataError where data or split are others,
@@ -59,7 +61,7 @@ def reopened(folder: Path, config: Config, prepared: Prepared) -> Iterator[tuple
         if (folder / SUMMARY).exists():  # since it was looked at
             raise _complete(folder)
         check_links(folder)
-        then, now = read_object(folder / LOCK), lock(config, prepared)
+        then, now = read_object(folder / LOCK), lock(config, prepared, backend)
         for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
             if then.get(key) != now[key]:
                 raise DataError(
@@ -103,7 +105,8 @@ def _check_names(folder: Path, name: str) -> None:
 def _versions(lock: dict[str, Any]) -> dict[str, Any]:
     packages = lock.get("packages")
     own = packages if isinstance(packages, dict) else {}
-    return {**own, "python": lock.get("python"), "platform": lock.get("platform")}
+    others = {k: lock.get(k) for k in ("python", "platform")}
+    return {**own, **others, "backend": lock.get("backend", "loop")}
 
 
 def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedshift.engine.rounds import Federation, Round
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import Engine
+from fedshift.experiments.experiment import Engine, trained_by
 from fedshift.experiments.training import Play
 
 STATES = "states"
@@ -41,13 +41,20 @@ def shelf_in(folder: Path, mebibytes: float | None) -> Iterator[Shelf]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def shelved(engine: Engine, shelf: Shelf) -> Engine:
-    """The engine with the clients' states of its runs on a shelf. Results stay the same."""
-    return partial(_play_of, engine, shelf)
+@dataclass(frozen=True)
+class Shelved:
+    """An engine with the clients' states of its runs on a shelf. Results stay the same."""
 
+    engine: Engine
+    shelf: Shelf
 
-def _play_of(engine: Engine, shelf: Shelf, config: Config, options: dict[str, Any]) -> Play:
-    return partial(_play, engine(config, options), shelf)
+    @property
+    def backend(self) -> str:
+        """That of the engine."""
+        return trained_by(self.engine)
+
+    def __call__(self, config: Config, options: dict[str, Any]) -> Play:
+        return partial(_play, self.engine(config, options), self.shelf)
 
 
 def _play(

@@ -30,6 +30,8 @@ Name = Literal[
 ]
 # Those that can train several clients at once, in processes.
 SPREAD = ("workers", "dense", "channels-last", "winograd", "auto")
+# Those of one process whose numbers do not depend on how fast they are.
+ALONE = tuple(name for name in get_args(Name) if name not in ("workers", "auto"))
 # Faster ways to train one client, by name.
 ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
     "channels-last": channels_last,
@@ -69,7 +71,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
         )
     if count is None:
         count = (os.cpu_count() or 1) if name in ("workers", "auto") else 0
-    return partial(_play_of, _Chosen(Way(name, count), say))
+    return _Chosen(Way(name, count), say)
 
 
 class Way(NamedTuple):
@@ -83,6 +85,13 @@ class Way(NamedTuple):
         if self.name == "workers":
             return many
         return f"{self.name} in {many}" if self.processes else self.name
+
+    @property
+    def numbers(self) -> str:
+        """The name of what gives the same numbers bit for bit in as few processes as may be."""
+        if self.name == "workers":
+            return "loop"
+        return str(self) if self.name == "dense" else self.name
 
     def alone(self) -> Backend:
         """Without processes."""
@@ -104,25 +113,27 @@ class Way(NamedTuple):
 
 @dataclass
 class _Chosen:
-    """A way, or "auto" until the first run of an experiment has chosen one."""
+    """The engine of a way, or of "auto" until the first run of an experiment has chosen one."""
 
     way: Way
     say: Say = field(repr=False)
 
+    @property
+    def backend(self) -> str:
+        return self.way.numbers
 
-def _play_of(chosen: _Chosen, config: Config, options: dict[str, Any]) -> Play:
-    threads = config.training.threads
-    auto = chosen.way.name == "auto"
-    spread = chosen.way.processes > 0 and not auto
-    if threads != 1 and spread:
-        raise InputError(
-            f"training.threads = {threads}, and workers have one thread each; set it to 1, or "
-            "leave out --workers"
-        )
-    if not spread:
-        check_deadline(config)
-    limits = {"deadline": config.training.deadline, "retries": config.training.retries}
-    return partial(_play, chosen, threads == 1, limits)
+    def __call__(self, config: Config, options: dict[str, Any]) -> Play:
+        threads = config.training.threads
+        spread = self.way.processes > 0 and self.way.name != "auto"
+        if threads != 1 and spread:
+            raise InputError(
+                f"training.threads = {threads}, and workers have one thread each; set it to 1, or "
+                "leave out --workers"
+            )
+        if not spread:
+            check_deadline(config)
+        limits = {"deadline": config.training.deadline, "retries": config.training.retries}
+        return partial(_play, self, threads == 1, limits)
 
 
 def _play(

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift import datasets, recipes
-from fedshift.errors import InputError
+from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.networks import network
 from fedshift.experiments.own_tests import pool_rows
 from fedshift.experiments.reproduce.plan import LAMBDA_0, Plan, config_of
 from fedshift.experiments.reproduce.study import Column, Row, Study
+from fedshift.experiments.side_by_side import ALONE, backend_of
 
 # Photographs take minutes to decode; their networks are met when the first run begins.
 SLOW = ("pacs", "iwildcam", "gaussians")
 # What sets networks and their inputs apart: [data], [model], and whether there is a router.
 Kind = tuple[str, str, bool]
+
+
+def check_backend(name: str) -> None:
+    """Raise InputError for a backend that is none of `ALONE`, or whose device is not there."""
+    if name not in ALONE:
+        raise unknown("backend of a table", name, ALONE)
+    backend_of(name)
 
 
 def check_plan(plan: Plan, *, networks: bool = True) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.worker import perform, reason, work
 from fedshift.experiments.training import Listener, silent
 
+Spawn = Callable[[Run], tuple[Connection, SpawnProcess]]
 # Seconds after which a stop that was asked for is noticed.
 LOOK = 0.5
 
@@ -45,23 +46,24 @@ def execute(
     store: Store,
     *,
     jobs: int = 1,
+    backend: str = "loop",
     listen: Listener = silent,
     asked: Asked = nobody_asks,
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.
 
-    A failure is kept and the others go on. asked: the exit code of a stop that was asked for: runs
-    under way finish their round and keep it, and no other is begun. An interruption ends them at
-    once; either way the next call goes on from the last checkpoints.
+    A failure is kept and the others go on. backend: how the clients train. asked: the exit code of
+    a stop that was asked for: runs under way finish their round and keep it, and no other is begun.
+    An interruption ends them at once; either way the next call goes on from the last checkpoints.
     """
     todo = [r for r in runs.values() if not store.done(r) and store.diverged(r) is None]
     listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
     progress, stop = _Progress(listen), None
     try:
         if jobs == 1:
-            _one_by_one(todo, store, progress, asked)
+            _one_by_one(todo, partial(perform, store=store, backend=backend), progress, asked)
         else:
-            _at_once(todo, store, jobs, progress, asked)
+            _at_once(todo, partial(_spawn, store, backend), jobs, progress, asked)
     except KeyboardInterrupt as e:
         stop = e
     diverged = {n: why for n, r in runs.items() if (why := store.diverged(r)) is not None}
@@ -95,12 +97,14 @@ class _Progress:
         self.listen({"event": "over", "run": run.name, "error": error, "seconds": seconds})
 
 
-def _one_by_one(todo: list[Run], store: Store, progress: _Progress, asked: Asked) -> None:
+def _one_by_one(
+    todo: list[Run], do: Callable[..., None], progress: _Progress, asked: Asked
+) -> None:
     for run in todo:
         _stop_if(asked)
         progress.start(run)
         try:
-            perform(run, store, partial(progress.round, run), asked)
+            do(run, tell=partial(progress.round, run), asked=asked)
         except Exception as e:
             progress.over(run, reason(e))
         else:
@@ -114,7 +118,7 @@ def _stop_if(asked: Asked) -> None:
         raise KeyboardInterrupt(code)
 
 
-def _at_once(todo: list[Run], store: Store, jobs: int, progress: _Progress, asked: Asked) -> None:
+def _at_once(todo: list[Run], spawn: Spawn, jobs: int, progress: _Progress, asked: Asked) -> None:
     queue = deque(todo)
     active: dict[Connection, tuple[Run, SpawnProcess]] = {}
     told = False
@@ -122,7 +126,7 @@ def _at_once(todo: list[Run], store: Store, jobs: int, progress: _Progress, aske
         while (queue and asked() is None) or active:
             while queue and len(active) < jobs and asked() is None:
                 run = queue.popleft()
-                channel, process = _spawn(run, store)
+                channel, process = spawn(run)
                 active[channel] = run, process
                 progress.start(run)
             if asked() is not None and not told:
@@ -168,10 +172,10 @@ def _death(code: int | None) -> str:
     return f"the process ended without a result, exit code {code}{killed}"
 
 
-def _spawn(run: Run, store: Store) -> tuple[Connection, SpawnProcess]:
+def _spawn(store: Store, backend: str, run: Run) -> tuple[Connection, SpawnProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(run, store, theirs), daemon=True)
+    process = context.Process(target=work, args=(run, store, theirs, backend), daemon=True)
     resource_tracker.ensure_running()  # its first start lets SIGINT through
     with _interrupts_held():
         process.start()

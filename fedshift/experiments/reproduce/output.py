@@ -86,7 +86,9 @@ def _versions(cells: Sequence[Cell]) -> list[str]:
         packages = value.lock.get("packages", {})
         named = ", ".join(f"{k} {v}" for k, v in sorted(packages.items()))
         lock = value.lock
-        found[f"Python {lock.get('python')}, {named}; {lock.get('platform')}"] = None
+        backend = lock.get("backend", "loop")
+        how = "" if backend == "loop" else f"; backend {backend}"
+        found[f"Python {lock.get('python')}, {named}; {lock.get('platform')}{how}"] = None
     return list(found)
 
 

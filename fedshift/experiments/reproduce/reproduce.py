@@ -11,7 +11,7 @@ from pathlib import Path
 from fedshift.errors import InputError
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
-from fedshift.experiments.reproduce.checks import check_grids, check_plan
+from fedshift.experiments.reproduce.checks import check_backend, check_grids, check_plan
 from fedshift.experiments.reproduce.execute import Report, execute
 from fedshift.experiments.reproduce.output import (
     Outcome,
@@ -41,6 +41,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
 
+    backend how clients train, one of `side_by_side.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
     """
@@ -54,6 +55,7 @@ class Request:
     rounds: int | None = None
     overrides: tuple[str, ...] = ()
     jobs: int = 1
+    backend: str = "loop"
     tune: bool = False
     train: bool = True
     publish: Path | None = None
@@ -67,6 +69,7 @@ class Request:
         words += ["--methods", ",".join(self.methods)] if self.methods else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds is not None else []
         words += ["--rounds", str(self.rounds)] if self.rounds is not None else []
+        words += ["--backend", self.backend] if self.backend != "loop" else []
         words += [w for o in self.overrides for w in ("-c", o)]
         return shlex.join(words)
 
@@ -122,6 +125,7 @@ def make_plan(request: Request) -> Plan:
         raise InputError(f"--jobs {request.jobs}; give 1 or more")
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
+    check_backend(request.backend)
     check_overrides(request.overrides)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
     if request.tune:
@@ -168,7 +172,9 @@ Do = Callable[[Mapping[str, Run]], Report]
 
 def _executor(request: Request, store: Store, listen: Listener, asked: Asked) -> Do:
     def do(runs: Mapping[str, Run]) -> Report:
-        return execute(runs, store, jobs=request.jobs, listen=listen, asked=asked)
+        return execute(
+            runs, store, jobs=request.jobs, backend=request.backend, listen=listen, asked=asked
+        )
 
     return do
 

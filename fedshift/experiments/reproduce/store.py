@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import metrics_csv
+from fedshift.experiments.folder import CHECKPOINTS, metrics_csv
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
@@ -162,11 +163,20 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def clear(self, run: Run) -> Path:
-        """The run's folder without the files that an unfinished attempt may have left in it."""
+    def clear(self, run: Run, backend: str) -> Path:
+        """The run's folder without the files that an unfinished attempt may have left in it.
+
+        Nor its checkpoints, where another backend made them: a run's numbers are those of one.
+        """
         folder = self.path(run)
+        try:
+            began = self._json(run, LOCK).get("backend", "loop")
+        except DataError:  # there is none, or it tells nothing
+            began = backend
+        if began != backend:
+            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         for left in folder.glob("*"):
-            if left.is_file() and left.name != IN_USE:
+            if left.is_file() and left.name not in (IN_USE, LOCK):
                 left.unlink(missing_ok=True)
         return folder
 

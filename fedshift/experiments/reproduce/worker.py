@@ -12,26 +12,30 @@ from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.resume import check_links
+from fedshift.experiments.side_by_side import backend_of
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import Listener
 
 
-def perform(run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks) -> None:
+def perform(
+    run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks, backend: str = "loop"
+) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
-    `tell` hears of each event. asked: looked at after every round; a stop that is asked for leaves
-    a checkpoint. Whatever fails is raised, and training that diverged is remembered: the same run
-    would diverge again. InputError where another process trains this run.
+    `tell` hears of each event. backend: how clients train; checkpoints of another are not taken.
+    asked: looked at after every round; a stop that is asked for leaves a checkpoint. Whatever fails
+    is raised, and training that diverged is remembered: the same run would diverge again.
+    InputError where another process trains this run.
     """
     with alone_in(store.make(run)):
         if store.done(run):  # by another process, meanwhile
             return
-        folder = store.clear(run)
+        folder = store.clear(run, backend)
         check_links(folder)
         try:
             prepared = prepare(run.config)
             keeper = kept_in(folder, run.config, prepared, asked=asked)
-            record(folder, run.config, prepared, tell, keeper=keeper)
+            record(folder, run.config, prepared, tell, backend_of(backend), keeper)
         except (Exception, KeyboardInterrupt) as e:
             EventLog(folder)({"event": "failed", "error": reason(e)})
             if isinstance(e, DivergedError):
@@ -47,7 +51,7 @@ def reason(error: Exception | KeyboardInterrupt) -> str:
     return said if isinstance(error, FedshiftError) else f"{type(error).__name__}: {said}"
 
 
-def work(run: Run, store: Store, channel: Connection) -> None:
+def work(run: Run, store: Store, channel: Connection, backend: str = "loop") -> None:
     """Entry point of a process: events go through the channel, the last is "over".
 
     SIGTERM, however often, asks it to stop after the round; "over" then says "stopped".
@@ -62,7 +66,7 @@ def work(run: Run, store: Store, channel: Connection) -> None:
 
     over = {"event": "over", "error": None, "stopped": False}
     try:
-        perform(run, store, tell, lambda: asked[0] if asked else None)
+        perform(run, store, tell, lambda: asked[0] if asked else None, backend)
     except KeyboardInterrupt:
         over["stopped"] = True
     except Exception as e:
