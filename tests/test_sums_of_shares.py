@@ -20,7 +20,7 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.fold import Fold, Share
-from fedshift.engine.gate import Gate
+from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.rounds import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
@@ -207,6 +207,27 @@ def test_what_is_bad_is_said_as_in_one_process(
     assert "client 6" in str(alone)
     assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
     assert elsewhere == []
+
+
+def test_whom_the_main_processs_gate_looks_at(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, elsewhere: list[int]
+) -> None:
+    """Clients of its own, and those who come with them: eight at a time."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
+    algorithm, plain = recipes.fedavg(setting), Gate.admit
+    alone, looked_at = last(run(algorithm, federation, 1)), list[tuple[int, ...]]()
+
+    def noted(self: Gate, replies: Any, asked: Asked, *rest: Any) -> Any:
+        looked_at.append(asked.clients)
+        return plain(self, replies, asked, *rest)
+
+    with workers(federation.clients, 2) as team:
+        monkeypatch.setattr(Gate, "admit", noted)
+        together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
+    assert elsewhere == list(range(12, 24))
+    assert looked_at == [tuple(range(8)), tuple(range(8, 16))]
+    assert together.trained == alone.trained == tuple(range(24))
+    assert far(alone, together) < 1e-6
 
 
 def test_bytes_are_counted_as_if_updates_had_come(

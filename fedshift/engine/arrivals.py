@@ -67,10 +67,15 @@ def _taken(
 ) -> list[Reply]:
     """What `take` leaves of replies that pass the gate together.
 
-    Of those whose process summed them (`engine.shares`), the gate sees the form of what was summed.
+    Those whose processes summed them (`engine.shares`) have passed it there; among others, it sees
+    the form of what was summed.
     """
     if fold is not None:
         forms = fold.elsewhere
+        if {r.client for r in came}.issuperset(asked.clients) and all(
+            r.client in forms for r in came
+        ):
+            return list(take(came))
         came = [r._replace(update={**forms.get(r.client, {}), **r.update}) for r in came]
 
     def look(bad: Sequence[Dropped] = ()) -> None:
