@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ import pytest
 from test_reproduce import MINI, cell, results
 
 from fedshift.engine.rounds import Round, run
-from fedshift.errors import DivergedError, TrainingError
+from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import side_by_side
+from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.reproduce import worker
+from fedshift.experiments.reproduce.diverged import diverged, parsed
 from fedshift.experiments.reproduce.plan import read_tuned
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
+from fedshift.experiments.reproduce.results import mean_curve
 from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 
 HIGH = ("model.name=linear", "training.lr=3e38")
@@ -77,7 +82,7 @@ def test_what_fails_otherwise_is_tried_again(
     assert queues(request)[1][0] == 1
 
 
-def diverge(out: Path, name: str) -> None:
+def diverge(out: Path, name: str, **more: Any) -> None:
     """Leave a run as one that diverged."""
     folder = out / "runs" / name
     for left in folder.iterdir():
@@ -85,7 +90,7 @@ def diverge(out: Path, name: str) -> None:
             shutil.rmtree(left)
         elif left.name not in (CONFIG, LOCK):
             left.unlink()
-    (folder / DIVERGED).write_text(json.dumps({"error": "client 0 diverged"}))
+    (folder / DIVERGED).write_text(json.dumps({"error": "client 0 diverged", **more}))
 
 
 def test_a_candidate_that_diverged_is_not_chosen(
@@ -122,7 +127,8 @@ def test_without_the_first_candidate_the_seed_has_no_value(
     shutil.copytree(finished[0], tmp_path / "one")
     (value,) = cell(finished[1], "FedPALS").values
     (first,) = (r for r in (value.run, *value.others) if "lam=0" in r.name)
-    diverge(tmp_path / "one", first.name)
+    best = {"round": 1, "target_accuracy": 0.5, "validation_loss": 1.0}
+    diverge(tmp_path / "one", first.name, rounds=1, best=best)
     done = reproduce(replace(MINI, out=tmp_path / "one", methods=("fedpals",), seeds=(0,)))
     here = cell(done, "FedPALS")
     assert (here.values, here.failures) == ((), ("client 0 diverged",))
@@ -131,14 +137,14 @@ def test_without_the_first_candidate_the_seed_has_no_value(
 def test_a_point_of_a_grid_that_diverged_cannot_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = worker.prepare
+    plain = worker.record
 
-    def prepare(config: Any) -> Any:
+    def record(folder: Path, config: Any, *rest: Any) -> Any:
         if config.method.options.get("mu") == 0.1:
             raise DivergedError("gone")
-        return plain(config)
+        return plain(folder, config, *rest)
 
-    monkeypatch.setattr(worker, "prepare", prepare)
+    monkeypatch.setattr(worker, "record", record)
     request = replace(MINI, out=tmp_path, methods=("fedprox",), seeds=(0,), rounds=1, tune=True)
     done = reproduce(request)
     record = read_tuned(tmp_path / "tuned.json")["fashion-mnist-mini C=3", "FedProx"]
@@ -191,6 +197,8 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     assert here.values[1].value == 100 * best["target_accuracy"]
     assert here.values[1].round == best["round"]
     assert (here.failures, here.stopped) == ((), (f"seed 1 after round {after}",))
+    assert here.diverged == ()
+    assert here.values[1].distance == whole.values[1].distance is not None
     assert "1 diverged, at the best round before" in here.note
     foot = f"Diverged: FedAvg on Fashion-MNIST-mini C=3, seed 1 after round {after}. What was best"
     assert any(note.startswith(foot) for note in done.outcome.notes)
@@ -198,17 +206,74 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     reproduce(replace(request, train=False, publish=tmp_path / "small"))
     reproduce(replace(request, train=False, out=tmp_path / "small"))
     assert results(tmp_path / "small") == results(tmp_path / "one") != results(tmp_path / "whole")
+    assert results(tmp_path / "small")["cells"][0]["stopped"] == [f"seed 1 after round {after}"]
+    # Trained again, it is complete, and what was published of it before does not stay.
+    monkeypatch.setattr(side_by_side, "run", run)
+    shutil.rmtree(tmp_path / "one" / "runs" / name)
+    reproduce(replace(request, publish=tmp_path / "small"))
+    reproduce(replace(request, train=False, out=tmp_path / "small"))
+    assert results(tmp_path / "small") == results(tmp_path / "one") == results(tmp_path / "whole")
 
 
-def test_a_curve_of_a_run_that_diverged_is_kept_with_it(
+def test_curves_are_those_of_whole_runs_where_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    curves = replace(FEDAVG, target="fedpals/fig7", out=tmp_path)
+    (whole,) = reproduce(replace(curves, seeds=(0,))).outcome.cells
     monkeypatch.setattr(side_by_side, "run", diverging(3))
-    done = reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,)))
-    (value,) = cell(done, "FedAvg").values
-    here, there = Store(tmp_path / "runs"), Store(tmp_path / "published")
-    here.copy_to(there, value.run, metrics=True)
-    assert list(there.curve(value.run, "target_loss")) == [1, 2, 3]
+    done = reproduce(replace(curves, publish=tmp_path / "small"))
+    (both,) = done.outcome.cells
+    (lost,) = reproduce(replace(curves, seeds=(1,))).outcome.cells
+    store, metric = Store(tmp_path / "runs"), done.outcome.plan.study.metric
+    assert len(both.stopped) == 1
+    assert mean_curve(both, store, metric) == mean_curve(whole, store, metric)
+    assert list(mean_curve(lost, store, metric)) == [1, 2, 3]
+    # What is published draws the same.
+    again = reproduce(replace(curves, out=tmp_path / "small", train=False))
+    assert mean_curve(again.outcome.cells[0], Store(tmp_path / "small/runs"), metric)
+
+
+def noted(t: int, validation: float, target: float) -> Metrics:
+    numbers = dict.fromkeys((f.name for f in fields(Metrics)), float("nan"))
+    known = {"round": t, "clients_trained": 1, "validation_loss": validation, "target_loss": target}
+    return Metrics(**{**numbers, **known})  # type: ignore[arg-type]
+
+
+def test_what_is_kept_of_the_rounds_before() -> None:
+    """Every second one was evaluated; the last has no validation loss, the first the best test."""
+    measured = [noted(2, 0.9, 0.1), noted(4, 0.5, 0.7), noted(6, 0.5, 0.2), noted(8, nan, nan)]
+    end = diverged("gone", measured, 0.25)
+    assert (end.rounds, end.best and end.best["round"], end.hull_distance) == (8, 4, 0.25)
+    assert end.best is not None
+    assert end.best["target_macro_f1"] is None
+    assert parsed(end.text) == end
+    assert "NaN" not in end.text
+    assert diverged("gone", [], 0.0).best is None
+    assert diverged("gone", measured[-1:], 0.0).best is None
+
+
+DAMAGED = {
+    "a list": "[]",
+    "not JSON": "{",
+    "no error": "{}",
+    "rounds": '{"error": "e", "rounds": null}',
+    "a word": '{"error": "e", "best": "abc"}',
+    "no round": '{"error": "e", "rounds": 3, "best": {"target_accuracy": 0.5}}',
+    "round null": '{"error": "e", "rounds": 3, "best": {"round": null}}',
+    "true": '{"error": "e", "rounds": 3, "best": {"round": 1, "target_accuracy": true}}',
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
+    done = reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,), rounds=1))
+    name = cell(done, "FedAvg").values[0].run.name
+    diverge(tmp_path, name)
+    (tmp_path / "runs" / name / DIVERGED).write_text(text)
+    told = rf"{DIVERGED}: .*\. Delete the folder .*{re.escape(name)} to train this run again"
+    with pytest.raises(DataError, match=told) as error:
+        reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,), rounds=1))
+    assert "\n" not in str(error.value)
 
 
 def test_where_the_last_round_counts_a_run_that_diverged_has_failed(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 
+from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Job, Reply, loop
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
@@ -62,6 +64,20 @@ def test_a_part_that_only_some_send_is_refused() -> None:
     other.enter(share_of((2, 3), (1.0, 1.0)))
     with pytest.raises(TrainingError, match='client 0 sent an update with another "delta"'):
         other.take([bare])
+
+
+def bare(client: int) -> Reply:
+    """What is left of a reply whose numbers were summed where it was trained."""
+    return Reply(client, {"report": {"id": torch.tensor(client)}}, {}, 1)
+
+
+def test_who_does_not_answer_is_missed_whoever_summed() -> None:
+    fold = Fold(torch.arange(3), {"delta": torch.full((3,), 0.5)})
+    fold.enter(share_of((0, 1, 2), (1.0, 1.0, 1.0)))
+    taken = partial(in_turn, Gate(), asked=asked_of(range(3)), take=fold.take, fold=fold)
+    with pytest.raises(TrainingError, match="no answer in time"):
+        taken([bare(0), bare(1)])
+    assert [r.client for r in taken([bare(2), bare(0), bare(1)]).good] == [0, 1, 2]
 
 
 def asked_of(clients: Sequence[int]) -> Asked:

@@ -27,7 +27,7 @@ from fedshift.engine.traffic import Meter
 from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
-from fedshift.tree import Parts, flatten
+from fedshift.tree import Params, Parts, flatten
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
@@ -228,6 +228,44 @@ def test_whom_the_main_processs_gate_looks_at(
     assert looked_at == [tuple(range(8)), tuple(range(8, 16))]
     assert together.trained == alone.trained == tuple(range(24))
     assert far(alone, together) < 1e-6
+
+
+@dataclass(frozen=True)
+class OtherReports:
+    """`loop`, but that clients from 12 on report something else."""
+
+    change: Callable[[Params], Params]
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(update, jobs):
+            odd = {**reply.update, "report": self.change(reply.update["report"])}
+            yield reply._replace(update=odd) if reply.client >= 12 else reply
+
+
+def in_float64(report: Params) -> Params:
+    return {**report, "loss": report["loss"].double()}
+
+
+def with_more(report: Params) -> Params:
+    return {**report, "more": report["loss"]}
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 6])
+@pytest.mark.parametrize("change", [in_float64, with_more])
+def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Setting) -> None:
+    """Each share is of one kind, and eight clients that are let through together are not."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
+    algorithm = recipes.fedavg(setting)
+
+    def said(backend: Backend) -> str:
+        with pytest.raises(TrainingError) as error:
+            last(run(algorithm, federation, 1, backend=backend))
+        return str(error.value)
+
+    alone = said(OtherReports(change))
+    with workers(federation.clients, members) as team:
+        assert said(team.blocks(OtherReports(change))) == alone
+    assert alone.startswith("client 12 sent")
 
 
 def test_bytes_are_counted_as_if_updates_had_come(

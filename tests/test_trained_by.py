@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from test_reproduce import MINI, cell, results
 
 from fedshift.cli.app import app
@@ -17,12 +19,15 @@ from fedshift.cli.ending import perform
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import in_process, trained_by
-from fedshift.experiments.reproduce.execute import execute
+from fedshift.experiments.folder import kept_in, record
+from fedshift.experiments.load import load_config
+from fedshift.experiments.reproduce.execute import Report, execute
 from fedshift.experiments.reproduce.plan import wanted
 from fedshift.experiments.reproduce.reproduce import make_plan, reproduce
-from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.experiments.reproduce.store import Store
 from fedshift.experiments.shelved import Shelved
 from fedshift.experiments.side_by_side import ALONE, Name, backend_of
+from fedshift.experiments.task import prepare
 
 Printed = pytest.CaptureFixture[str]
 ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
@@ -86,15 +91,17 @@ def test_a_backend_that_refuses_leaves_nothing(
     assert not (tmp_path / "a").exists()
 
 
-def test_what_was_begun_stays_when_another_backend_refuses(tmp_path: Path) -> None:
-    asked: Iterator[int | None] = iter([None] * 2 + [2] * 99)
-    convolutions = replace(ONE, out=tmp_path, overrides=("model.name=lenet",))
-    reproduce(convolutions, asked=lambda: next(asked))
-    folder = only(tmp_path)
-    kept = (folder / "config.resolved.toml").read_bytes()
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_what_was_begun_stays_when_another_backend_refuses(
+    checkpoints: bool, tmp_path: Path
+) -> None:
+    folder = interrupted(tmp_path, "loop", "model.name=lenet")
+    if not checkpoints:
+        shutil.rmtree(folder / "checkpoints")
+    kept = {name: (folder / name).read_bytes() for name in ("config.resolved.toml", "lock.json")}
     assert perform(app, ["run", "--resume", str(folder), "--backend", "dense"]) == 2
-    assert (folder / "config.resolved.toml").read_bytes() == kept
-    assert (folder / "checkpoints").is_dir()
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
+    assert (folder / "checkpoints").is_dir() == checkpoints
 
 
 def test_a_run_says_what_auto_chose(tmp_path: Path, capsys: Printed) -> None:
@@ -121,52 +128,112 @@ def test_a_table_by_another_backend(tmp_path: Path) -> None:
     one, other = cell(done, "FedAvg").values[0], cell(plain, "FedAvg").values[0]
     assert one.value == pytest.approx(other.value, abs=0.5)
     assert one.lock["backend"] != other.lock["backend"] == "loop"
-    assert "--backend dense" in results(tmp_path / "dense")["command"]
+    assert results(tmp_path / "dense")["command"].endswith(
+        "--rounds 4 --backend dense -c model.name=linear"
+    )
     assert results(tmp_path / "dense")["notes"][-1].endswith("; backend dense.")
     assert "backend" not in results(tmp_path / "loop")["notes"][-1]
     # What is complete is used, and the foot says by which.
     again = reproduce(replace(ONE, out=tmp_path / "dense"))
     assert again.report.trained == ()
+    assert "--backend dense" in again.outcome.command
+    mixed = reproduce(replace(ONE, out=tmp_path / "dense", seeds=(0, 1)))
+    assert "--backend" not in mixed.outcome.command
+    assert [n.endswith("; backend dense.") for n in mixed.outcome.notes[-2:]] == [True, False]
     assert again.outcome.notes[-1].endswith("; backend dense.")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("then", ["loop", "dense"])
-def test_a_run_goes_on_by_the_backend_that_began_it_alone(
-    then: str, jobs: int, tmp_path: Path
-) -> None:
-    asked = iter([None] * 2 + [2] * 99)
-    stopped = reproduce(replace(ONE, out=tmp_path, backend="dense"), asked=lambda: next(asked))
-    assert stopped.report.interrupted
-    folder = only(tmp_path)
-    assert (folder / "checkpoints").is_dir()
+def interrupted(out: Path, backend: str, *overrides: str) -> Path:
+    """The folder of a run that was stopped after its second round."""
+    asked: Iterator[int | None] = iter([None] * 2 + [2] * 99)
+    request = replace(ONE, out=out, backend=backend, overrides=overrides or ONE.overrides)
+    assert reproduce(request, asked=lambda: next(asked)).report.interrupted
+    assert (only(out) / "checkpoints").is_dir()
+    return only(out)
+
+
+def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
+    """The rounds that are played when a table goes on."""
     heard: list[int] = []
 
     def listen(event: dict[str, Any]) -> None:
         heard.extend([event["round"]] if event["event"] == "round" else [])
 
-    runs, store = runs_of(tmp_path)
-    execute(runs, store, jobs=jobs, backend=then, listen=listen)
-    assert heard == ([1, 2, 3, 4] if then == "loop" else [3, 4])
-    assert lock(folder)["backend"] == then
-
-
-def runs_of(out: Path) -> tuple[dict[str, Run], Store]:
     store = Store(out / "runs")
-    return wanted(make_plan(replace(ONE, out=out)), store), store
+    runs = wanted(make_plan(replace(ONE, out=out)), store)
+    return heard, execute(runs, store, jobs=jobs, backend=backend, listen=listen)
 
 
-def test_a_folder_without_a_readable_lock_goes_on(tmp_path: Path) -> None:
-    asked: Iterator[int | None] = iter([None] * 2 + [2] * 99)
-    reproduce(replace(ONE, out=tmp_path), asked=lambda: next(asked))
-    (only(tmp_path) / "lock.json").write_text("{")
-    heard: list[int] = []
-    reproduce(
-        replace(ONE, out=tmp_path),
-        lambda e: heard.append(e["round"]) if e["event"] == "round" else None,
-    )
-    assert heard[0] > 1
-    assert lock(only(tmp_path))["backend"] == "loop"
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: Path) -> None:
+    folder = interrupted(tmp_path, "dense")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    heard, report = played(tmp_path, "loop", jobs)
+    assert heard == []
+    (why,) = report.failures.values()
+    assert f"{folder}: begun by the backend dense" in why
+    assert "(--backend dense)" in why
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    heard, report = played(tmp_path, "dense", jobs)
+    assert (heard, report.failures) == ([3, 4], {})
+    assert lock(folder)["backend"] == "dense"
+
+
+def test_a_lock_of_before_backends_were_noted_is_the_loops(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path, "loop")
+    old = {k: v for k, v in lock(folder).items() if k != "backend"}
+    (folder / "lock.json").write_text(json.dumps(old))
+    assert played(tmp_path, "loop")[0] == [3, 4]
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["gone", "damaged"])
+def test_a_folder_without_a_readable_lock(lost: bool, tmp_path: Path) -> None:
+    path = interrupted(tmp_path, "loop") / "lock.json"
+    if lost:
+        path.unlink()
+    else:
+        path.write_text('{"packages": null}')
+    heard, report = played(tmp_path, "loop")
+    assert heard == ([3, 4] if lost else [])
+    assert all("Delete the folder" in why for why in report.failures.values())
+    assert len(report.failures) == (not lost)
+
+
+def test_a_refused_backend_leaves_no_run_of_a_table(tmp_path: Path) -> None:
+    convolutions = replace(ONE, out=tmp_path, overrides=("model.name=lenet",), backend="dense")
+    for jobs in (1, 2):
+        (why,) = reproduce(replace(convolutions, jobs=jobs)).report.failures.values()
+        assert why.startswith("the backend dense trains chains of linear layers")
+        assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
+    """Also of a run that is stopped again: here by a failure in its fourth round."""
+    folder = interrupted(tmp_path, "loop")
+    capsys.readouterr()
+    config, seen = load_config(folder / "config.resolved.toml"), list[str]()
+    prepared = prepare(config)
+
+    def listen(event: dict[str, Any]) -> None:
+        seen.append(lock(folder)["backend"])
+        if event["event"] == "round" and event["round"] == 4:
+            raise KeyboardInterrupt
+
+    keeper = kept_in(folder, config, prepared, 1)
+    with pytest.raises(KeyboardInterrupt):
+        record(folder, config, prepared, listen, backend_of("dense"), keeper)
+    assert (seen[0], seen[-1]) == ("loop", "dense")
+    assert perform(app, ["run", "--resume", str(folder)]) == 0
+    assert "backend dense then, loop now" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
+def test_a_device_that_is_not_there_is_met_first(tmp_path: Path) -> None:
+    request = replace(ONE, out=tmp_path / "none", backend="cuda")
+    with pytest.raises(InputError, match="cuda"):
+        reproduce(request)
+    assert not (tmp_path / "none").exists()
+    reproduce(replace(request, train=False))  # nothing is trained
 
 
 @pytest.mark.parametrize("name", ["auto", "workers", "densee"])

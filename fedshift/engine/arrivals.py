@@ -67,14 +67,12 @@ def _taken(
 ) -> list[Reply]:
     """What `take` leaves of replies that pass the gate together.
 
-    Those whose processes summed them (`engine.shares`) have passed it there; among others, it sees
-    the form of what was summed.
+    Those that one process summed (`engine.shares`) have passed it there; among others, it sees the
+    form of what was summed.
     """
     if fold is not None:
         forms = fold.elsewhere
-        if {r.client for r in came}.issuperset(asked.clients) and all(
-            r.client in forms for r in came
-        ):
+        if len(came) == len(asked.clients) and fold.together(asked.clients):
             return list(take(came))
         came = [r._replace(update={**forms.get(r.client, {}), **r.update}) for r in came]
 

@@ -104,6 +104,10 @@ class Fold:
         """Of clients whose updates were summed elsewhere: what was summed, by its form alone."""
         return self._elsewhere
 
+    def together(self, clients: Sequence[int]) -> bool:
+        """Whether all of these clients are of one share."""
+        return any(set(clients).issubset(share.clients) for share in self._shares)
+
     def telling(self, clients: Iterable[int]) -> frozenset[str]:
         """Parts of which none of these clients is left out: what is not finite in theirs leaves a
         sum that is not finite, either.

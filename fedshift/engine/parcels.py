@@ -106,8 +106,8 @@ def _reply_of(client: int, t: int, parts: Parts) -> Reply:
 
 def _plain(reply: Reply) -> Reply:
     """The reply, or as a failure what cannot travel or would arrive as something else."""
-    for parts in (reply.update, reply.changed):
+    for parts, did in ((reply.update, "sent"), (reply.changed, "would keep")):
         if odd := odd_kind(parts):
-            reason = torch.frombuffer(bytearray(f"sent {odd}".encode()), dtype=torch.uint8)
+            reason = torch.frombuffer(bytearray(f"{did} {odd}".encode()), dtype=torch.uint8)
             return Reply(reply.client, {FAILED: {"reason": reason}}, {}, reply.t)
     return reply

@@ -11,7 +11,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -156,12 +156,18 @@ def record(
     to the folder as well.
     """
 
+    new, said = not (folder / CONFIG).exists(), set[str]()
+
     def begin(event: dict[str, Any]) -> None:
-        if event["event"] == "start" and not (folder / CONFIG).exists():
+        kind = event["event"]
+        if kind == "start" and not (folder / CONFIG).exists():
             write_start(folder, config, prepared, trained_by(engine))
+        if kind == "round" and kind not in said:  # by now "auto" has chosen
+            write(folder / LOCK, _json(lock(config, prepared, trained_by(engine))))
+        said.add(kind)
 
     heard = listeners(begin, EventLog(folder), listen)
-    with clock.of(OTHER), _unless_unfit(folder):
+    with clock.of(OTHER), _leaving_nothing(folder, lambda: new and "round" not in said):
         experiment = run_experiment(
             config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
         )
@@ -173,14 +179,13 @@ def record(
 
 
 @contextlib.contextmanager
-def _unless_unfit(folder: Path) -> Iterator[None]:
-    """A backend that cannot train a run at all says so before its first round: nothing is left."""
+def _leaving_nothing(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
+    """A backend that cannot train a run at all says so before the first round of a fresh one."""
     try:
         yield
     except UnfitError:
-        if not (folder / CHECKPOINTS).exists():
-            for name in (CONFIG, LOCK, EVENTS):
-                (folder / name).unlink(missing_ok=True)
+        for name in (CONFIG, LOCK, EVENTS) if fresh() else ():
+            (folder / name).unlink(missing_ok=True)
         raise
 
 
@@ -216,6 +221,11 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
     }
+
+
+def trained_with(lock: Mapping[str, Any]) -> str:
+    """The backend that a lock.json names; older ones are the loop's."""
+    return str(lock.get("backend", "loop"))
 
 
 def write_run(folder: Path, experiment: Experiment, backend: str) -> None:

@@ -18,6 +18,7 @@ from fedshift.experiments.folder import (
     closing,
     lock,
     summary_of,
+    trained_with,
 )
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
@@ -106,7 +107,7 @@ def _versions(lock: dict[str, Any]) -> dict[str, Any]:
     packages = lock.get("packages")
     own = packages if isinstance(packages, dict) else {}
     others = {k: lock.get(k) for k in ("python", "platform")}
-    return {**own, **others, "backend": lock.get("backend", "loop")}
+    return {**own, **others, "backend": trained_with(lock)}
 
 
 def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:

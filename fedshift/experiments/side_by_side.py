@@ -117,10 +117,12 @@ class _Chosen:
 
     way: Way
     say: Say = field(repr=False)
+    used: Way | None = None
 
     @property
     def backend(self) -> str:
-        return self.way.numbers
+        """By what it trains, or will."""
+        return (self.used or self.way).numbers
 
     def __call__(self, config: Config, options: dict[str, Any]) -> Play:
         threads = config.training.threads
@@ -159,9 +161,9 @@ def _play(
                 found = probe(named, algorithm, federation, cohort)
             chosen.way = next((w for w in contenders if str(w) == found.fastest), Way("loop"))
             chosen.say(found.line())
-        own = chosen.way.alone()
-        if chosen.way.processes:
-            count = min(chosen.way.processes, most)
+        own, count = chosen.way.alone(), min(chosen.way.processes, most)
+        chosen.used = chosen.way._replace(processes=count)
+        if count:
             team = held.enter_context(workers(federation.clients, count, **limits))
             own = chosen.way.over(team)
         if isinstance(backend, Meter):

@@ -19,11 +19,12 @@ SLOW = ("pacs", "iwildcam", "gaussians")
 Kind = tuple[str, str, bool]
 
 
-def check_backend(name: str) -> None:
+def check_backend(name: str, *, there: bool = True) -> None:
     """Raise InputError for a backend that is none of `ALONE`, or whose device is not there."""
     if name not in ALONE:
         raise unknown("backend of a table", name, ALONE)
-    backend_of(name)
+    if there:
+        backend_of(name)
 
 
 def check_plan(plan: Plan, *, networks: bool = True) -> None:

@@ -66,7 +66,7 @@ def execute(
             _at_once(todo, partial(_spawn, store, backend), jobs, progress, asked)
     except KeyboardInterrupt as e:
         stop = e
-    diverged = {n: why for n, r in runs.items() if (why := store.diverged(r)) is not None}
+    diverged = {n: end.error for n, r in runs.items() if (end := store.diverged(r)) is not None}
     failures = {n: why for n, why in progress.failures.items() if n not in diverged}
     return Report(tuple(progress.trained), failures, diverged, stop)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import __version__
+from fedshift.experiments.folder import trained_with
 from fedshift.experiments.reproduce.chart import Chart
 from fedshift.experiments.reproduce.charts import charts
 from fedshift.experiments.reproduce.plan import Plan
@@ -86,7 +87,7 @@ def _versions(cells: Sequence[Cell]) -> list[str]:
         packages = value.lock.get("packages", {})
         named = ", ".join(f"{k} {v}" for k, v in sorted(packages.items()))
         lock = value.lock
-        backend = lock.get("backend", "loop")
+        backend = trained_with(lock)
         how = "" if backend == "loop" else f"; backend {backend}"
         found[f"Python {lock.get('python')}, {named}; {lock.get('platform')}{how}"] = None
     return list(found)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.errors import InputError
+from fedshift.experiments.folder import trained_with
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
 from fedshift.experiments.reproduce.checks import check_backend, check_grids, check_plan
@@ -21,7 +22,7 @@ from fedshift.experiments.reproduce.output import (
     write_outcome,
 )
 from fedshift.experiments.reproduce.plan import Plan, check_overrides, read_tuned, wanted
-from fedshift.experiments.reproduce.results import collect
+from fedshift.experiments.reproduce.results import Cell, collect
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.study import narrowed
 from fedshift.experiments.reproduce.tuning import (
@@ -60,16 +61,19 @@ class Request:
     train: bool = True
     publish: Path | None = None
 
-    @property
-    def command(self) -> str:
-        """The command line that asks for the same, without where and how fast."""
+    def command(self, backends: Collection[str] = ()) -> str:
+        """The command line that asks for the same, without where and how fast.
+
+        backends: those that its runs were trained by; named where it is one, and not the loop.
+        """
         words = ["fedshift", "reproduce", self.target]
         for option, values in (("dataset", self.datasets), ("split", self.splits)):
             words += [w for value in values for w in (f"--{option}", value)]
         words += ["--methods", ",".join(self.methods)] if self.methods else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds is not None else []
         words += ["--rounds", str(self.rounds)] if self.rounds is not None else []
-        words += ["--backend", self.backend] if self.backend != "loop" else []
+        named = [name for name in backends if name != "loop"]
+        words += ["--backend", *named] if len(backends) == len(named) == 1 else []
         words += [w for o in self.overrides for w in ("-c", o)]
         return shlex.join(words)
 
@@ -107,7 +111,7 @@ def reproduce(
     plan = replace(plan, tuned=options_of(records))
     report = _all_wanted(plan, store, do, report) if request.train else report
     cells = collect(plan, store, report.failures)
-    outcome = Outcome(plan, cells, notes_of(plan, cells, records), request.command)
+    outcome = Outcome(plan, cells, notes_of(plan, cells, records), _command(request, cells))
     page = write_outcome(request.out / outcome.folder, outcome, store)
     if request.publish is not None:
         page = publish(request.publish, outcome, store)
@@ -119,13 +123,17 @@ def reproduce(
     return Reproduced(outcome, report, page)
 
 
+def _command(request: Request, cells: Sequence[Cell]) -> str:
+    return request.command({trained_with(v.lock) for cell in cells for v in cell.values})
+
+
 def make_plan(request: Request) -> Plan:
     """The plan without tuned values. Raises InputError for what cannot be asked."""
     if request.jobs < 1:
         raise InputError(f"--jobs {request.jobs}; give 1 or more")
     if request.rounds is not None and request.rounds < 1:
         raise InputError(f"--rounds {request.rounds}; give 1 or more")
-    check_backend(request.backend)
+    check_backend(request.backend, there=request.train)
     check_overrides(request.overrides)
     chosen = narrowed(study(request.target), request.datasets, request.splits, request.methods)
     if request.tune:

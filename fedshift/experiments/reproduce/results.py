@@ -22,6 +22,7 @@ class Value:
     others     the candidates that validation did not choose
     distance   of T from the hull of the clients' marginals
     over_rounds  standard deviation over the rounds that the value is a mean of, where it is one
+    diverged   the last round evaluated before its training diverged, where it did
     """
 
     seed: int
@@ -36,6 +37,7 @@ class Value:
     ess_fraction: float | None = None
     distance: float | None = None
     over_rounds: float | None = None
+    diverged: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,6 @@ class Cell:
     problem      why it cannot be run here
     failures     messages of runs that failed just now, or diverged without another candidate
     diverged     candidates that diverged, and so cannot be chosen
-    stopped      seeds whose only run diverged and counts at its best round before, each with when
     lost         the runs that diverged
     absent       why seeds whose run is complete have no value, one sentence each
     twin         a row that should differ, and whose runs these are at so few rounds
@@ -63,7 +64,6 @@ class Cell:
     failures: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     diverged: tuple[str, ...] = ()
-    stopped: tuple[str, ...] = ()
     lost: tuple[Run, ...] = ()
     twin: str = ""
     moments: Moments | None = None
@@ -73,6 +73,12 @@ class Cell:
     def by_seed(self) -> dict[int, float]:
         """The values by seed."""
         return {v.seed: v.value for v in self.values}
+
+    @property
+    def stopped(self) -> tuple[str, ...]:
+        """Seeds whose only run diverged and counts at its best round before, each with when."""
+        ended = [(v.seed, v.diverged) for v in self.values if v.diverged is not None]
+        return tuple(f"seed {seed} after round {t}" for seed, t in ended)
 
     @property
     def note(self) -> str:
@@ -143,12 +149,12 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
     )
     if cell.problem is not None:
         return cell
-    values, failed, absent, diverged, stopped, over = [], [], [], [], [], []
+    values, failed, absent, diverged, over = [], [], [], [], []
     metric = replace(plan.study.metric, key=row.reads or plan.study.metric.key)
     for seed in plan.seeds_of(column):
         options, whole = runs_of(plan, row, column, seed, store)
         failed += [failures[c.run.name] for c in options if c.run.name in failures]
-        lost = {c.label: why for c in options if (why := store.diverged(c.run)) is not None}
+        lost = {c.label: end.error for c in options if (end := store.diverged(c.run)) is not None}
         over += [c.run for c in options if c.label in lost]
         early = _ended_early(options, store, metric) if whole else []
         done = early or [c for c in options if store.done(c.run)]
@@ -158,7 +164,6 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
             value = _value(seed, done, store, metric)
             values += [] if value is None else [value]
             absent += [_why_not(seed, done, store, metric)] if value is None else []
-            stopped += [f"seed {seed} after round {store.rounds_before(c.run)}" for c in early]
             diverged += [] if early else [f"{label} of seed {seed}" for label in lost]
     over_seeds = INTERVALS[plan.study.interval]
     summed = over_seeds([v.value for v in values], LEVEL) if values else None
@@ -168,7 +173,6 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
         failures=tuple(failed),
         absent=tuple(absent),
         diverged=tuple(diverged),
-        stopped=tuple(stopped),
         lost=tuple(over),
         moments=summed,
     )
@@ -176,9 +180,8 @@ def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[
 
 def _ended_early(options: Sequence[Candidate], store: Store, metric: Metric) -> Sequence[Candidate]:
     """A seed's only run, where it diverged and early stopping had kept a round before."""
-    if len(options) > 1 or metric.stop != "best" or store.diverged(options[0].run) is None:
-        return []
-    return options if store.read(options[0].run).summary.get("best") else []
+    ended = store.diverged(options[0].run) if len(options) == 1 else None
+    return options if metric.stop == "best" and ended is not None and ended.best else []
 
 
 def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:
@@ -194,6 +197,7 @@ def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric
     done = [store.read(c.run) for c in options]
     best = pick(done, metric) if len(done) > 1 else 0
     chosen, seen = done[best], scores(done[best], metric)
+    ended = store.diverged(chosen.run)
     if metric.key in seen and seen[metric.key] is None:
         return None
     if not isinstance(seen.get(metric.key), int | float):
@@ -214,6 +218,7 @@ def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric
         chosen.summary.get("ess_fraction"),
         chosen.summary.get("hull_distance"),
         _scaled(seen.get(f"{metric.key}_sd"), metric) if seen.get("rounds", 0) > 1 else None,
+        None if ended is None else ended.rounds,
     )
 
 
@@ -254,8 +259,12 @@ def pick(done: Sequence[Finished], metric: Metric) -> int:
 
 
 def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, float]:
-    """Per round, the mean of the metric over the cell's seeds, for rounds that all have."""
-    curves = [store.curve(v.run, metric.key) for v in cell.values]
+    """Per round, the mean of the metric over the cell's seeds, for rounds that all have.
+
+    Without seeds whose training diverged, unless it is all of them.
+    """
+    whole = [v for v in cell.values if v.diverged is None] or cell.values
+    curves = [store.curve(v.run, metric.key) for v in whole]
     if not curves:
         return {}
     common = sorted(set(curves[0]).intersection(*curves[1:]))

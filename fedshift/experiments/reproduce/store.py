@@ -6,7 +6,6 @@ import csv
 import hashlib
 import json
 import re
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CHECKPOINTS, metrics_csv
+from fedshift.experiments.folder import CHECKPOINTS, metrics_csv, trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.training import best_of
-from fedshift.files import clean, write
+from fedshift.experiments.reproduce.diverged import Diverged, diverged, parsed
+from fedshift.files import write
 
 SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
 CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
@@ -97,27 +96,32 @@ class Store:
         """Whether the run is complete."""
         return (self.path(run) / SUMMARY).is_file()
 
-    def diverged(self, run: Run) -> str | None:
-        """How training ended where it diverged; None for every other run."""
-        if not (self.path(run) / DIVERGED).is_file():
-            return None
-        return str(self._json(run, DIVERGED).get("error"))
+    def diverged(self, run: Run) -> Diverged | None:
+        """How training ended where it diverged; None for every other run.
 
-    def remember(self, run: Run, error: str, measured: Sequence[Metrics] = ()) -> None:
+        Raises DataError for a damaged file.
+        """
+        path = self.path(run) / DIVERGED
+        if self.done(run) or not path.is_file():  # it may have been trained again since
+            return None
+        try:
+            return parsed(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise _damaged(path, e) from None
+
+    def remember(
+        self, run: Run, error: str, measured: Sequence[Metrics], hull_distance: float
+    ) -> None:
         """Note that training diverged, and what was measured of the rounds before."""
-        best = best_of(measured)
-        said = {
-            "error": error,
-            "rounds": measured[-1].round if measured else 0,
-            "best": None if best is None else vars(best),
-        }
         if measured:
             write(self.path(run) / METRICS, metrics_csv(measured))
-        write(self.path(run) / DIVERGED, json.dumps(clean(said), indent=1) + "\n")
+        write(self.path(run) / DIVERGED, diverged(error, measured, hull_distance).text)
 
-    def rounds_before(self, run: Run) -> int:
-        """The last round that was evaluated before training diverged; 0 for none."""
-        return int(self._json(run, DIVERGED).get("rounds", 0))
+    def begun_by(self, run: Run) -> str | None:
+        """The backend that made the run's checkpoints; None where there are none, or it is lost."""
+        if not ((self.path(run) / CHECKPOINTS).is_dir() and (self.path(run) / LOCK).is_file()):
+            return None
+        return trained_with(self._lock(run))
 
     def read(self, run: Run) -> Finished:
         """A complete run's summary and lock; of one that diverged, its best round before.
@@ -134,8 +138,9 @@ class Store:
         if changed:
             raise _damaged(path, ValueError(f"{changed} is not what the table needs today"))
         digest = hashlib.sha256(text.encode()).hexdigest()
-        said = self._json(run, SUMMARY if self.done(run) else DIVERGED)
-        return Finished(run, said, self._json(run, LOCK), digest)
+        ended = self.diverged(run)
+        said = self._json(run, SUMMARY) if ended is None else ended.summary
+        return Finished(run, said, self._lock(run), digest)
 
     def curve(self, run: Run, column: str) -> dict[int, float]:
         """One column of the run's metrics by round. Raises DataError where it is not there."""
@@ -149,13 +154,14 @@ class Store:
 
     def copy_to(self, other: Store, run: Run, *, metrics: bool) -> None:
         """Copy what a table reads of a run that is over, a few kilobytes; the model stays."""
-        read = [*([METRICS] if metrics else []), SUMMARY if self.done(run) else DIVERGED]
-        for name in (CONFIG, LOCK, *read):
+        read, other_end = (SUMMARY, DIVERGED) if self.done(run) else (DIVERGED, SUMMARY)
+        for name in (CONFIG, LOCK, *([METRICS] if metrics else []), read):
             source, place = self.path(run) / name, other.path(run) / name
             try:
                 write(place, source.read_bytes())
             except OSError as e:
                 raise _damaged(source, e) from None
+        (other.path(run) / other_end).unlink(missing_ok=True)
 
     def make(self, run: Run) -> Path:
         """The run's folder, made where it is missing."""
@@ -163,22 +169,22 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def clear(self, run: Run, backend: str) -> Path:
+    def clear(self, run: Run) -> Path:
         """The run's folder without the files that an unfinished attempt may have left in it.
 
-        Nor its checkpoints, where another backend made them: a run's numbers are those of one.
+        But for what says by which backend its checkpoints were made.
         """
         folder = self.path(run)
-        try:
-            began = self._json(run, LOCK).get("backend", "loop")
-        except DataError:  # there is none, or it tells nothing
-            began = backend
-        if began != backend:
-            shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         for left in folder.glob("*"):
             if left.is_file() and left.name not in (IN_USE, LOCK):
                 left.unlink(missing_ok=True)
         return folder
+
+    def _lock(self, run: Run) -> dict[str, Any]:
+        found = self._json(run, LOCK)
+        if not isinstance(found.get("packages", {}), dict):
+            raise _damaged(self.path(run) / LOCK, ValueError('"packages" is not a JSON object'))
+        return found
 
     def _json(self, run: Run, name: str) -> dict[str, Any]:
         path = self.path(run) / name

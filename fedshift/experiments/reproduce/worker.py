@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from fedshift.errors import DivergedError, FedshiftError
+from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
 from fedshift.experiments.folder import EventLog, kept_in, record
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.side_by_side import backend_of
-from fedshift.experiments.task import prepare
+from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
+from fedshift.server.pals import pals_weights
 
 
 def perform(
@@ -22,25 +25,53 @@ def perform(
 ) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
-    `tell` hears of each event. backend: how clients train; checkpoints of another are not taken.
-    asked: looked at after every round; a stop that is asked for leaves a checkpoint. Whatever fails
-    is raised, and training that diverged is remembered: the same run would diverge again.
-    InputError where another process trains this run.
+    `tell` hears of each event. backend: how clients train. asked: looked at after every round; a
+    stop that is asked for leaves a checkpoint. Whatever fails is raised, and training that diverged
+    is remembered: the same run would diverge again. InputError where another process trains this
+    run, and where another backend has begun it.
     """
-    with alone_in(store.make(run)):
-        if store.done(run):  # by another process, meanwhile
-            return
-        folder = store.clear(run, backend)
-        check_links(folder)
+    folder = store.make(run)
+    try:
+        with alone_in(folder):
+            if not store.done(run):  # by another process, meanwhile
+                _check_begun(run, store, backend)
+                _trained(run, store, store.clear(run), tell, asked, backend)
+    finally:
+        with contextlib.suppress(OSError):  # it holds something
+            folder.rmdir()
+
+
+def _check_begun(run: Run, store: Store, backend: str) -> None:
+    began = store.begun_by(run)
+    if began not in (None, backend):
+        raise InputError(
+            f"{store.path(run)}: begun by the backend {began}, and a run's numbers are those of "
+            f"one; name it (--backend {began}), or delete the folder to start from round 1"
+        )
+
+
+def _trained(
+    run: Run, store: Store, folder: Path, tell: Listener, asked: Asked, backend: str
+) -> None:
+    check_links(folder)
+    try:
+        prepared = prepare(run.config)
+        keeper = kept_in(folder, run.config, prepared, asked=asked)
         try:
-            prepared = prepare(run.config)
-            keeper = kept_in(folder, run.config, prepared, asked=asked)
             record(folder, run.config, prepared, tell, backend_of(backend), keeper)
-        except (Exception, KeyboardInterrupt) as e:
-            EventLog(folder)({"event": "failed", "error": reason(e)})
-            if isinstance(e, DivergedError):
-                store.remember(run, reason(e), e.measured)
+        except DivergedError as e:
+            store.remember(run, reason(e), e.measured, _hull_distance(prepared))
             raise
+    except UnfitError:  # nothing has begun
+        raise
+    except (Exception, KeyboardInterrupt) as e:
+        EventLog(folder)({"event": "failed", "error": reason(e)})
+        raise
+
+
+def _hull_distance(prepared: Prepared) -> float:
+    counts = prepared.federation().table["labels"].numpy()
+    return pals_weights(counts, prepared.task.target.numpy(), lam=0.0).distance
 
 
 def reason(error: Exception | KeyboardInterrupt) -> str:
