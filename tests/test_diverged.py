@@ -25,6 +25,7 @@ from fedshift.experiments.reproduce.plan import read_tuned
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.experiments.reproduce.results import mean_curve
 from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
+from fedshift.report.run_folder import read_run
 
 HIGH = ("model.name=linear", "training.lr=3e38")
 
@@ -228,6 +229,8 @@ def test_curves_are_those_of_whole_runs_where_there_are_some(
     assert len(both.stopped) == 1
     assert mean_curve(both, store, metric) == mean_curve(whole, store, metric)
     assert list(mean_curve(lost, store, metric)) == [1, 2, 3]
+    with pytest.raises(DataError, match=r"has no summary\.json: its training diverged"):
+        read_run(store.path(lost.values[0].run))
     # What is published draws the same.
     again = reproduce(replace(curves, out=tmp_path / "small", train=False))
     assert mean_curve(again.outcome.cells[0], Store(tmp_path / "small/runs"), metric)

@@ -341,8 +341,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise DataError(
-            f"{path.parent} has no {path.name}: the run did not finish or is not a run folder"
-        ) from error
+        ended = (path.parent / "diverged.json").is_file()
+        why = "its training diverged" if ended else "the run did not finish or is not a run folder"
+        raise DataError(f"{path.parent} has no {path.name}: {why}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
