@@ -26,7 +26,7 @@ from fedshift.experiments.reproduce.plan import wanted
 from fedshift.experiments.reproduce.reproduce import make_plan, reproduce
 from fedshift.experiments.reproduce.store import Store
 from fedshift.experiments.shelved import Shelved
-from fedshift.experiments.side_by_side import ALONE, Name, backend_of
+from fedshift.experiments.side_by_side import ALONE, Name, Way, backend_of
 from fedshift.experiments.task import prepare
 
 Printed = pytest.CaptureFixture[str]
@@ -52,6 +52,7 @@ def test_options_are_the_names() -> None:
 def test_names_tell_numbers_apart(name: str, count: int | None, told: str, tmp_path: Path) -> None:
     engine = backend_of(name, count)
     assert trained_by(engine) == trained_by(Shelved(engine, Shelf(0, tmp_path))) == told
+    assert Way.again(told).numbers == Way.again(f"winograd, then {told}").numbers == told
     assert trained_by(in_process) == "loop"
 
 
@@ -75,6 +76,7 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
     [
         ("lenet", "fedavg", "dense", "the backend dense trains chains of linear layers"),
         ("lenet", "fedavg", "winograd", "winograd is for convolutions 3 x 3"),
+        ("mlp", "fedavg", "winograd", "winograd is for convolutions 3 x 3"),
         ("lenet", "fedala", "stacked", "clients cannot be stacked"),
     ],
 )
@@ -171,7 +173,7 @@ def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: P
     assert heard == []
     (why,) = report.failures.values()
     assert f"{folder}: begun by the backend dense" in why
-    assert "(--backend dense)" in why
+    assert "go on with --backend dense, or delete the folder" in why
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     heard, report = played(tmp_path, "dense", jobs)
     assert (heard, report.failures) == ([3, 4], {})
@@ -221,9 +223,28 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     keeper = kept_in(folder, config, prepared, 1)
     with pytest.raises(KeyboardInterrupt):
         record(folder, config, prepared, listen, backend_of("dense"), keeper)
-    assert (seen[0], seen[-1]) == ("loop", "dense")
-    assert perform(app, ["run", "--resume", str(folder)]) == 0
-    assert "backend dense then, loop now" in " ".join(capsys.readouterr().err.split())
+    assert (seen[0], seen[-1]) == ("loop", "loop, then dense")
+    (why,) = played(tmp_path, "dense")[1].failures.values()
+    assert "begun by the backend loop, then dense, and a run of a table is made by one; del" in why
+    assert perform(app, ["run", "--resume", str(folder), "--backend", "stacked"]) == 0
+    told = "backend loop, then dense then, stacked now"
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert lock(folder)["backend"] == "loop, then dense, then stacked"
+    drawn = reproduce(replace(ONE, out=tmp_path)).outcome
+    assert drawn.notes[-1].endswith("; backend loop, then dense, then stacked.")
+    assert "--backend" not in drawn.command
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_goes_on_by_its_own_backend(known: bool, tmp_path: Path, capsys: Printed) -> None:
+    folder = interrupted(tmp_path, "dense")
+    if not known:
+        (folder / "lock.json").write_text(json.dumps({**lock(folder), "backend": "abacus"}))
+    code = perform(app, ["run", "--resume", str(folder)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert code == (0 if known else 3)
+    assert ("then," in said, "name the backend with --backend" in said) == (False, not known)
+    assert lock(folder)["backend"] == ("dense" if known else "abacus")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")

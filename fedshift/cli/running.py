@@ -19,7 +19,7 @@ from fedshift.experiments.experiment import Engine, trained_by
 from fedshift.experiments.folder import check_unused, kept_in, record, reserved
 from fedshift.experiments.load import load_config
 from fedshift.experiments.own_looks import grey_note
-from fedshift.experiments.resume import configured, reopened
+from fedshift.experiments.resume import begun_by, configured, reopened
 from fedshift.experiments.shelved import Shelved, shelf_in
 from fedshift.experiments.task import Prepared, prepare
 
@@ -44,7 +44,7 @@ class Asked:
 def run_asked(asked: Asked, *, as_json: bool) -> None:
     """Train, and show what came of it. Raises InputError for options that do not go together."""
     config = _configured(asked)
-    engine = engine_of(asked.engine, asked.actors, asked.workers, asked.backend)
+    engine = _engine(asked)
     keeps = asked.engine == "in-process"
     if not keeps and (asked.resume is not None or asked.every is not None):
         raise InputError(
@@ -77,6 +77,14 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
         cohort = config.training.cohort is not None
         show_run(folder, page, cohort=cohort, choice=experiment.choice)
         show_profile(folder)
+
+
+def _engine(asked: Asked) -> Engine:
+    """The engine that was asked for; a run goes on by the backend that began it unless one is."""
+    name, count = asked.backend, asked.workers
+    if asked.resume is not None and asked.engine == "in-process" and name is None and count is None:
+        name, count = begun_by(asked.resume)
+    return engine_of(asked.engine, asked.actors, count, name)
 
 
 def _configured(asked: Asked) -> Config:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
 # Points of evaluation beside infinity; sides of kernels, of tiles of outputs and of inputs.
@@ -171,7 +171,8 @@ class Winograd(TorchFunctionMode):
 
     Those of step 1 with kernels 3 x 3 and a border of one, 64 channels or more on both sides,
     images whose sides are multiples of 4, float32 or float64, in the processor's memory. All
-    others, those under autocast, and all else are as ever; `computed` and `left` count them.
+    others, those under autocast, and all else are as ever; `computed` counts what is, `left` the
+    other convolutions and linear layers.
     Gradients are given, but no gradients of gradients, and none to `torch.func`.
     """
 
@@ -184,10 +185,9 @@ class Winograd(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
         named = kwargs or {}
-        if func is not torch.conv2d:
-            return func(*args, **named)
-        if (found := _asked(*args, **named)) is None:
-            self.left += 1
+        found = _asked(*args, **named) if func is torch.conv2d else None
+        if found is None:
+            self.left += func in (torch.conv2d, linear)
             return func(*args, **named)
         self.computed += 1
         x, kernel, bias = found

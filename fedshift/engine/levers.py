@@ -37,7 +37,7 @@ def winograd(backend: Backend) -> Backend:
 
 @dataclass(frozen=True)
 class _ByWinograd:
-    """A client's work. UnfitError where its network has convolutions, and none of that kind."""
+    """A client's work. UnfitError where its network has layers, and none of that kind."""
 
     update: ClientUpdate
 
@@ -50,7 +50,7 @@ class _ByWinograd:
             raise UnfitError(
                 "winograd is for convolutions 3 x 3 of step 1, with a border of 1, 64 channels or "
                 "more on both sides, and images whose sides are multiples of 4, in float32 or "
-                "float64; this training has no such. Use another backend"
+                "float64; this training has none. Use another backend"
             )
         return done
 

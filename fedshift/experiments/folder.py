@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 
 from fedshift.engine.clock import OTHER, Clock, Idle, Stopwatch
-from fedshift.errors import FedshiftError, InputError, UnfitError
+from fedshift.errors import DataError, FedshiftError, InputError, UnfitError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import (
     Engine,
@@ -156,24 +156,26 @@ def record(
     to the folder as well.
     """
 
-    new, said = not (folder / CONFIG).exists(), set[str]()
+    new, before, by = not (folder / CONFIG).exists(), list[str](), list[str]()
 
     def begin(event: dict[str, Any]) -> None:
         kind = event["event"]
-        if kind == "start" and not (folder / CONFIG).exists():
-            write_start(folder, config, prepared, trained_by(engine))
-        if kind == "round" and kind not in said:  # by now "auto" has chosen
-            write(folder / LOCK, _json(lock(config, prepared, trained_by(engine))))
-        said.add(kind)
+        if kind == "start":
+            before.extend([_trained_before(folder)] if "after" in event else [])
+            if not (folder / CONFIG).exists():
+                write_start(folder, config, prepared, trained_by(engine))
+        if kind == "round" and not by:  # by now "auto" has chosen
+            by.append(_in_turn(*before, trained_by(engine)))
+            write(folder / LOCK, _json(lock(config, prepared, by[0])))
 
     heard = listeners(begin, EventLog(folder), listen)
-    with clock.of(OTHER), _leaving_nothing(folder, lambda: new and "round" not in said):
+    with clock.of(OTHER), _leaving_nothing(folder, lambda: new and not by):
         experiment = run_experiment(
             config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
         )
     if isinstance(clock, Stopwatch):
         write(folder / PROFILE, _json(clock.profile()))
-    write_run(folder, experiment, trained_by(engine))
+    write_run(folder, experiment, *(by or [_trained_before(folder)]))
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return experiment
 
@@ -226,6 +228,19 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
 def trained_with(lock: Mapping[str, Any]) -> str:
     """The backend that a lock.json names; older ones are the loop's."""
     return str(lock.get("backend", "loop"))
+
+
+def _trained_before(folder: Path) -> str:
+    """What the folder's lock.json says; the loop's where it is lost."""
+    with contextlib.suppress(DataError):
+        return trained_with(read_object(folder / LOCK))
+    return "loop"
+
+
+def _in_turn(*backends: str) -> str:
+    """ "loop, then dense"; one that goes on with its own is one."""
+    first, last = backends[0], backends[-1]
+    return first if first.rpartition(", then ")[2] == last else f"{first}, then {last}"
 
 
 def write_run(folder: Path, experiment: Experiment, backend: str) -> None:

@@ -23,6 +23,7 @@ from fedshift.experiments.folder import (
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import slug
+from fedshift.experiments.side_by_side import Way, check_name
 from fedshift.experiments.task import Prepared
 from fedshift.files import read_object
 
@@ -46,6 +47,19 @@ def configured(folder: Path) -> Config:
         return load_config(folder / CONFIG)
     except InputError as e:
         raise DataError(str(e)) from None
+
+
+def begun_by(folder: Path) -> tuple[str, int | None]:
+    """(backend, its processes where it has some) of an unfinished run.
+
+    Raises DataError for a damaged lock.json, and one that names no backend.
+    """
+    name = trained_with(read_object(folder / LOCK))
+    try:
+        way = Way.again(name)
+        return check_name(way.name), way.processes or None
+    except ValueError as e:
+        raise DataError(f"{folder / LOCK}: {e}; name the backend with --backend") from None
 
 
 @contextlib.contextmanager

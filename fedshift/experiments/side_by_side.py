@@ -60,9 +60,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
     there is no such device, and for workers where the configuration has more threads than one;
     "auto" then leaves them out.
     """
-    if name not in get_args(Name):
-        raise unknown("backend", name, get_args(Name))
-    Way(name).alone()  # a device that is not there says so before anything is trained
+    Way(check_name(name)).alone()  # a device that is not there says so before anything is trained
     if count is not None and count < 1:
         raise InputError(f"--workers {count}: give 1 or more")
     if count is not None and name not in SPREAD:
@@ -72,6 +70,13 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
     if count is None:
         count = (os.cpu_count() or 1) if name in ("workers", "auto") else 0
     return _Chosen(Way(name, count), say)
+
+
+def check_name(name: str) -> str:
+    """The name of a backend. Raises InputError for any other."""
+    if name not in get_args(Name):
+        raise unknown("backend", name, get_args(Name))
+    return name
 
 
 class Way(NamedTuple):
@@ -92,6 +97,12 @@ class Way(NamedTuple):
         if self.name == "workers":
             return "loop"
         return str(self) if self.name == "dense" else self.name
+
+    @staticmethod
+    def again(numbers: str) -> Way:
+        """The inverse of `numbers`; of several backends in turn, the last."""
+        name, _, many = numbers.rpartition(", then ")[2].partition(" in ")
+        return Way(name, int(many.partition(" ")[0]) if many else 0)
 
     def alone(self) -> Backend:
         """Without processes."""

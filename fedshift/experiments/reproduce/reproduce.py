@@ -32,6 +32,7 @@ from fedshift.experiments.reproduce.tuning import (
     options_of,
     write_tuned,
 )
+from fedshift.experiments.side_by_side import ALONE
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import make_folder
 
@@ -124,7 +125,8 @@ def reproduce(
 
 
 def _command(request: Request, cells: Sequence[Cell]) -> str:
-    return request.command({trained_with(v.lock) for cell in cells for v in cell.values})
+    used = {trained_with(v.lock) for cell in cells for v in cell.values}
+    return request.command(used if used.issubset(ALONE) else ())
 
 
 def make_plan(request: Request) -> Plan:

@@ -14,7 +14,7 @@ from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.resume import check_links
-from fedshift.experiments.side_by_side import backend_of
+from fedshift.experiments.side_by_side import ALONE, backend_of
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
 from fedshift.server.pals import pals_weights
@@ -45,9 +45,13 @@ def _check_begun(run: Run, store: Store, backend: str) -> None:
     began = store.begun_by(run)
     if began not in (None, backend):
         raise InputError(
-            f"{store.path(run)}: begun by the backend {began}, and a run's numbers are those of "
-            f"one; name it (--backend {began}), or delete the folder to start from round 1"
+            f"{store.path(run)}: begun by the backend {began}, and a run of a table is made by "
+            f"one; {_named(began)}delete the folder to start from round 1"
         )
+
+
+def _named(backend: str) -> str:
+    return f"go on with --backend {backend}, or " if backend in ALONE else ""
 
 
 def _trained(
