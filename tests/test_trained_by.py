@@ -25,6 +25,7 @@ from fedshift.experiments.reproduce.execute import Report, execute
 from fedshift.experiments.reproduce.plan import wanted
 from fedshift.experiments.reproduce.reproduce import make_plan, reproduce
 from fedshift.experiments.reproduce.store import Store
+from fedshift.experiments.resume import begun_by, reopened
 from fedshift.experiments.shelved import Shelved
 from fedshift.experiments.side_by_side import ALONE, Name, Way, backend_of
 from fedshift.experiments.task import prepare
@@ -52,7 +53,7 @@ def test_options_are_the_names() -> None:
 def test_names_tell_numbers_apart(name: str, count: int | None, told: str, tmp_path: Path) -> None:
     engine = backend_of(name, count)
     assert trained_by(engine) == trained_by(Shelved(engine, Shelf(0, tmp_path))) == told
-    assert Way.again(told).numbers == Way.again(f"winograd, then {told}").numbers == told
+    assert Way.again(told).numbers == told
     assert trained_by(in_process) == "loop"
 
 
@@ -226,8 +227,11 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     assert (seen[0], seen[-1]) == ("loop", "loop, then dense")
     (why,) = played(tmp_path, "dense")[1].failures.values()
     assert "begun by the backend loop, then dense, and a run of a table is made by one; del" in why
+    assert begun_by(folder) == ("dense", None)
+    with reopened(folder, config, prepared, "dense") as (_, moved):
+        assert moved == ""
     assert perform(app, ["run", "--resume", str(folder), "--backend", "stacked"]) == 0
-    told = "backend loop, then dense then, stacked now"
+    told = "backend dense then, stacked now"
     assert told in " ".join(capsys.readouterr().err.split())
     assert lock(folder)["backend"] == "loop, then dense, then stacked"
     drawn = reproduce(replace(ONE, out=tmp_path)).outcome

@@ -175,7 +175,7 @@ def record(
         )
     if isinstance(clock, Stopwatch):
         write(folder / PROFILE, _json(clock.profile()))
-    write_run(folder, experiment, *(by or [_trained_before(folder)]))
+    write_run(folder, experiment, by[0] if by else _trained_before(folder))
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return experiment
 
@@ -240,7 +240,12 @@ def _trained_before(folder: Path) -> str:
 def _in_turn(*backends: str) -> str:
     """ "loop, then dense"; one that goes on with its own is one."""
     first, last = backends[0], backends[-1]
-    return first if first.rpartition(", then ")[2] == last else f"{first}, then {last}"
+    return first if last_of(first) == last else f"{first}, then {last}"
+
+
+def last_of(backends: str) -> str:
+    """ "dense" of "loop, then dense"."""
+    return backends.rpartition(", then ")[2]
 
 
 def write_run(folder: Path, experiment: Experiment, backend: str) -> None:

@@ -16,6 +16,7 @@ from fedshift.experiments.folder import (
     LOCK,
     SUMMARY,
     closing,
+    last_of,
     lock,
     summary_of,
     trained_with,
@@ -54,7 +55,7 @@ def begun_by(folder: Path) -> tuple[str, int | None]:
 
     Raises DataError for a damaged lock.json, and one that names no backend.
     """
-    name = trained_with(read_object(folder / LOCK))
+    name = last_of(trained_with(read_object(folder / LOCK)))
     try:
         way = Way.again(name)
         return check_name(way.name), way.processes or None
@@ -121,7 +122,7 @@ def _versions(lock: dict[str, Any]) -> dict[str, Any]:
     packages = lock.get("packages")
     own = packages if isinstance(packages, dict) else {}
     others = {k: lock.get(k) for k in ("python", "platform")}
-    return {**own, **others, "backend": trained_with(lock)}
+    return {**own, **others, "backend": last_of(trained_with(lock))}
 
 
 def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:

@@ -100,8 +100,8 @@ class Way(NamedTuple):
 
     @staticmethod
     def again(numbers: str) -> Way:
-        """The inverse of `numbers`; of several backends in turn, the last."""
-        name, _, many = numbers.rpartition(", then ")[2].partition(" in ")
+        """The inverse of `numbers`."""
+        name, _, many = numbers.partition(" in ")
         return Way(name, int(many.partition(" ")[0]) if many else 0)
 
     def alone(self) -> Backend:
