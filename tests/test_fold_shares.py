@@ -43,6 +43,18 @@ def test_sums_are_added_at_the_end_by_client() -> None:
     assert found == [(1e16 + 1.0) + (-1e16 + 1.0) + 2.0] * 2
 
 
+def test_forms_of_what_was_summed_hold_zeros() -> None:
+    """Their numbers pass any gate; those of new memory would be whatever it held."""
+    fold = Fold(torch.arange(4), {"delta": torch.full((4,), 0.25)})
+    fold.enter(share_of((2, 3), (1.0, 5.0)))
+    form = fold.elsewhere[3]["delta"]["w"]
+    assert torch.equal(form, torch.zeros(1))
+    limited = Gate(max_norm=1e-9).admit(
+        [Reply(3, {**bare(3).update, **fold.elsewhere[3]}, {}, 1)], asked_of([3])
+    )
+    assert limited.bad == ()
+
+
 def test_another_form_is_refused() -> None:
     fold = Fold(torch.arange(4), {"delta": torch.full((4,), 0.25)})
     fold.take([reply(0, 1.0, 2.0), reply(1, 1.0, 2.0)])

@@ -21,6 +21,7 @@ from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
+from fedshift.engine import parcels
 from fedshift.engine import workers as module
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.gate import Gate
@@ -279,7 +280,7 @@ def test_large_models_travel_in_small_shares(
     monkeypatch.setattr(
         module, "packed", lambda jobs, held: (seen.append(len(jobs)), plain(jobs, held))[1]
     )
-    monkeypatch.setattr(module, "ROOM", 1)
+    monkeypatch.setattr(parcels, "ROOM", 1)
     federation = make_federation(setting.model)
     with workers(federation.clients, 1) as team:
         last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(loop)))

@@ -84,12 +84,12 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
 def test_who_is_summed_where(
     count: int, setting: Setting, federation: Federation, elsewhere: list[int]
 ) -> None:
-    """The main process takes the first share unless it has one worker alone."""
+    """Each process where it trained, but that two clients alone are not summed."""
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, count) as team:
         together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
-    assert sorted(elsewhere) == list(range({1: 0, 2: 4, 3: 2}[count], 8))
+    assert sorted(elsewhere) == list(range({1: 0, 2: 0, 3: 2}[count], 8))
     assert far(alone, together) < 1e-6
 
 
@@ -152,9 +152,10 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
 @dataclass(frozen=True)
 class Oddly:
     kind: str
+    client: int = 6
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return loop(OddWork(update, 6, partial(changed, self.kind)), jobs)
+        return loop(OddWork(update, self.client, partial(changed, self.kind)), jobs)
 
 
 KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
@@ -174,24 +175,31 @@ def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> Non
     assert together.trained == alone.trained
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+# A client of the main process, and one of the worker, with those of the other, who are summed.
+WHERE = [(2, [4, 5, 6, 7]), (6, [0, 1, 2, 3])]
+
+
+@pytest.mark.parametrize(("client", "others"), WHERE)
+@pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_what_is_not_finite_is_not_summed(
-    number: float, setting: Setting, federation: Federation, elsewhere: list[int]
-) -> None:
+    kind: str, client: int, others: list[int], setting: Setting, federation: Federation,
+    elsewhere: list[int],
+) -> None:  # fmt: skip
     """By the sum alone: no limit of the gate is in the way."""
-    kind = "nan" if number != number else "inf"
     with (
         workers(federation.clients, 2) as team,
-        pytest.raises(DivergedError, match="client 6 sent"),
+        pytest.raises(DivergedError, match=f"client {client} sent"),
     ):
-        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Oddly(kind))))
-    assert elsewhere == []
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Oddly(kind, client))))
+    assert elsewhere == others
 
 
+@pytest.mark.parametrize(("client", "others"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_bad_is_said_as_in_one_process(
-    kind: str, setting: Setting, federation: Federation, elsewhere: list[int]
-) -> None:
+    kind: str, client: int, others: list[int], setting: Setting, federation: Federation,
+    elsewhere: list[int],
+) -> None:  # fmt: skip
     """The same error by the same words, although the sums would have been made elsewhere."""
     federation = replace(federation, gate=Gate(max_norm=1e3))
     algorithm = recipes.fedavg(setting)
@@ -202,17 +210,17 @@ def test_what_is_bad_is_said_as_in_one_process(
         return found.value
 
     with workers(federation.clients, 2) as team:
-        alone, together = said(Oddly(kind)), said(team.blocks(Oddly(kind)))
+        alone, together = said(Oddly(kind, client)), said(team.blocks(Oddly(kind, client)))
     assert (type(together), str(together)) == (type(alone), str(alone))
-    assert "client 6" in str(alone)
+    assert f"client {client}" in str(alone)
     assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
-    assert elsewhere == []
+    assert elsewhere == others
 
 
 def test_whom_the_main_processs_gate_looks_at(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, elsewhere: list[int]
 ) -> None:
-    """Clients of its own, and those who come with them: eight at a time."""
+    """Its own share, and eight at a time those who are let through together and are of two."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
     algorithm, plain = recipes.fedavg(setting), Gate.admit
     alone, looked_at = last(run(algorithm, federation, 1)), list[tuple[int, ...]]()
@@ -224,8 +232,8 @@ def test_whom_the_main_processs_gate_looks_at(
     with workers(federation.clients, 2) as team:
         monkeypatch.setattr(Gate, "admit", noted)
         together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
-    assert elsewhere == list(range(12, 24))
-    assert looked_at == [tuple(range(8)), tuple(range(8, 16))]
+    assert elsewhere == list(range(24))
+    assert looked_at == [tuple(range(12)), tuple(range(8, 16))]
     assert together.trained == alone.trained == tuple(range(24))
     assert far(alone, together) < 1e-6
 
@@ -277,7 +285,7 @@ def test_bytes_are_counted_as_if_updates_had_come(
     with workers(federation.clients, 2) as team:
         together.backend = team.blocks(Stacked())
         last(run(algorithm, federation, 1, backend=together))
-    assert elsewhere == [4, 5, 6, 7]
+    assert elsewhere == list(range(8))
     assert together.last == alone.last
     assert alone.last.up > 0
 

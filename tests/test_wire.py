@@ -50,6 +50,24 @@ def test_trees_travel_as_they_are() -> None:
     assert there_and_back([]) == []
 
 
+@pytest.mark.parametrize("little", [0, module.LITTLE, 1 << 30])
+def test_copied_together_or_sent_from_where_they_lie(
+    little: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LITTLE", little)
+    trees = [
+        {"a": {"w": torch.randn(3, 5).t(), "h": torch.randn(i + 1, 2).bfloat16()}, "b": {}}
+        for i in (0, 0, 1, 1, 1, 0)
+    ]
+    trees += [{"c": {"none": torch.zeros(0, 4), "m": torch.tensor([i > 1])}} for i in range(4)]
+    check_same(trees, there_and_back(trees))
+
+
+def test_names_in_another_order_stay_so() -> None:
+    trees = [{"a": {k: torch.tensor(ord(k)) for k in names}} for names in ("xy", "yx", "xy", "xy")]
+    check_same(trees, there_and_back(trees))
+
+
 def test_more_pieces_than_a_call_takes_and_more_bytes_than_a_pipe_holds() -> None:
     many: Parts = {"m": {f"{i}": torch.full((3,), float(i)) for i in range(3 * module.MANY)}}
     large: Parts = {"l": {"v": torch.arange(1 << 20)}}

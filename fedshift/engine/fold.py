@@ -165,7 +165,7 @@ class Fold:
         """Sums of 0 where there are none yet."""
         if part in self._totals:
             return
-        like = self._like.setdefault(part, {k: _empty(v) for k, v in first.items()})
+        like = self._like.setdefault(part, {k: _blank(v) for k, v in first.items()})
         self._totals[part] = {
             k: torch.zeros(v.shape, dtype=torch.float64, device=v.device) for k, v in like.items()
         }
@@ -176,16 +176,19 @@ class Fold:
         return {k: totals.pop(k).to(v.dtype) for k, v in like.items()}
 
 
-def _empty(v: Tensor) -> Tensor:
-    """A tensor of the same shape and type that takes one entry of memory."""
-    return v.new_empty(1).expand(v.shape) if v.dim() else v.new_empty(())
+def _blank(v: Tensor) -> Tensor:
+    """Zeros of the same shape and type, which take one entry of memory.
+
+    Not what memory happened to hold: the gate may look at them.
+    """
+    return v.new_zeros(1).expand(v.shape) if v.dim() else v.new_zeros(())
 
 
 def _likes(share: Share, part: str) -> Params:
     """The form of what was summed."""
     kinds = share.kinds[part]
     return {
-        k: _empty(v.new_empty((), dtype=kinds[k]).expand(v.shape))
+        k: _blank(v.new_empty((), dtype=kinds[k]).expand(v.shape))
         for k, v in share.totals[part].items()
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,31 @@ from fedshift.engine.fold import Share
 from fedshift.engine.replies import odd_kind
 from fedshift.engine.wire import inside, under
 from fedshift.errors import InputError
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, size_in_bytes
 
 Jobs = tuple[Job, ...]
+# Bytes that the answers of a share may take.
+ROOM = 1 << 28
+
+
+def cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
+    """Equal shares, so many unless a share's answers would take more than `ROOM`."""
+    each = max(1, min(-(-len(jobs) // count), at_once(jobs)))
+    return (jobs[i : i + each] for i in range(0, len(jobs), each))
+
+
+def at_once(jobs: Jobs) -> int:
+    """How many clients' answers may be held together."""
+    known: dict[int, int] = {}  # most of a message is one tree for all clients
+
+    def size(parts: Parts) -> int:
+        new = {id(tree): tree for tree in parts.values() if id(tree) not in known}
+        known.update((name, size_in_bytes({"": tree})) for name, tree in new.items())
+        return sum(known[id(tree)] for tree in parts.values())
+
+    # About as much comes back as was sent, for each client.
+    sent = max((size(job.message) + size(job.state) for job in jobs), default=1)
+    return ROOM // max(1, sent)
 
 
 def check_clients(clients: Sequence[ClientData], jobs: Jobs) -> None:

@@ -7,7 +7,7 @@ updates leave as they are, and the gate of the main process says what is wrong w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -55,6 +55,16 @@ class Books:
         at = torch.searchsorted(self.fold.ids, torch.tensor(clients))
         numbers = {part: tuple(w[at].double().tolist()) for part, w in weights.items()}
         return Terms(self.gate, self.asked.parts, numbers)
+
+    def summed(self, replies: Iterable[Reply], jobs: Sequence[Job]) -> Iterable[Reply]:
+        """The main process's own replies; their sums are entered where there are any."""
+        terms = self.terms([job.client for job in jobs])
+        if terms is None:
+            return replies
+        left, share = summed(list(replies), jobs, terms)
+        if share is not None:
+            self.fold.enter(share)
+        return left
 
 
 def summing(backend: Backend, books: Books) -> Backend:

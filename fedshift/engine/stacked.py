@@ -19,7 +19,7 @@ from torch import Tensor
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, stamp, work
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.tree import Params, Parts, size_in_bytes
 
 # Bytes that a block may take, unless told otherwise.
 ROOM = 1 << 30
@@ -69,8 +69,9 @@ class Stacked:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
         blocks: list[tuple[Job, ...]] = []
         formed: dict[Form, list[Job]] = {}
+        known: dict[int, Form] = {}
         for job in jobs:
-            formed.setdefault(_form(job), []).append(job)
+            formed.setdefault(_form(job, known), []).append(job)
         for alike in formed.values():
             alike.sort(key=lambda job: (len(job.data.y), job.client))
             share = self._share(update, alike[-1])
@@ -147,15 +148,22 @@ def shortened(job: Job, steps: int) -> Job:
     return job._replace(plans={name: cut(plan) for name, plan in job.plans.items()})
 
 
-def _form(job: Job) -> Form:
-    """What must be equal for clients to be stacked: names, shapes and types."""
+def _form(job: Job, known: dict[int, Form]) -> Form:
+    """What must be equal for clients to be stacked: names, shapes and types.
+
+    known: those of trees that are in use, by id; most of a message is one tree for all clients.
+    """
+
+    def form(tree: Params) -> Form:
+        if id(tree) not in known:
+            known[id(tree)] = tuple((k, v.shape, v.dtype) for k, v in tree.items())
+        return known[id(tree)]
+
     sent_and_kept = [
-        (part, tuple((k, tuple(v.shape), str(v.dtype)) for k, v in tree.items()))
-        for parts in (job.message, job.state)
-        for part, tree in parts.items()
+        (part, form(tree)) for parts in (job.message, job.state) for part, tree in parts.items()
     ]
     batches = [(name, plan.rows.shape[1]) for name, plan in job.plans.items()]
-    return len(job.message), *sent_and_kept, *batches, tuple(job.data.x.shape[1:])
+    return len(job.message), *sent_and_kept, *batches, job.data.x.shape[1:]
 
 
 def _saved(update: ClientUpdate, job: Job) -> int:

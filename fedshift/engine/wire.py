@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, same_parts
 
 # Tensors start where torch's own allocator would put them: elsewhere kernels may round otherwise.
 ALIGN = 64
 # Pieces to a call; the system takes no more than 1,024.
 MANY = 512
+# Bytes of a tree that is copied to the others before it is sent: so many calls cost more.
+LITTLE = 1 << 12
 
 
 class Piece(NamedTuple):
@@ -52,17 +54,13 @@ def send(connection: Connection, about: Any, trees: Sequence[Parts]) -> None:
     """Send trees, one after the other, and something small about them that can be pickled."""
     runs: list[tuple[Layout, int]] = []  # trees of one layout in a row, and how many
     views: list[memoryview] = []
-    for tree in trees:
-        layout = _layout(tree)
-        if runs and runs[-1][0] == layout:
-            runs[-1] = layout, runs[-1][1] + 1
+    for alike in _alike(trees):
+        layout = _layout(alike[0])
+        runs.append((layout, len(alike)))
+        if len(alike) > 1 and layout.size <= LITTLE:
+            views.append(_bytes(_records(layout, alike)))
         else:
-            runs.append((layout, 1))
-        end = 0
-        for piece in layout.pieces:
-            views += [_gap(piece.start - end), _bytes(tree[piece.part][piece.name])]
-            end = piece.stop
-        views.append(_gap(layout.size - end))
+            views += _pieces(layout, alike)
     connection.send((about, runs))
     _write(connection.fileno(), [view for view in views if len(view)])
 
@@ -86,6 +84,21 @@ def receive(connection: Connection) -> tuple[Any, list[Parts]]:
     return about, trees
 
 
+def _alike(trees: Sequence[Parts]) -> Iterator[Sequence[Parts]]:
+    """Trees of one layout in a row."""
+    first = 0
+    for i in range(1, len(trees) + 1):
+        if i == len(trees) or not _same(trees[first], trees[i]):
+            yield trees[first:i]
+            first = i
+
+
+def _same(one: Parts, other: Parts) -> bool:
+    ordered = tuple(one) == tuple(other)
+    ordered = ordered and all(tuple(one[part]) == tuple(other[part]) for part in one)
+    return ordered and same_parts(one, other)
+
+
 def _layout(tree: Parts) -> Layout:
     pieces, end = [], 0
     for part, leaves in tree.items():
@@ -103,11 +116,36 @@ def _aligned(end: int) -> int:
 def _trees(layout: Layout, records: Tensor) -> list[Parts]:
     """The trees of records [n, size], views of them."""
     found: list[Parts] = [{part: {} for part in layout.parts} for _ in records]
-    for part, name, dtype, shape, start, stop in layout.pieces:
-        leaves = records[:, start:stop].view(dtype).view(len(records), *shape)
+    for piece, leaves in _stacked(layout, records):
         for tree, leaf in zip(found, leaves.unbind(), strict=True):
-            tree[part][name] = leaf
+            tree[piece.part][piece.name] = leaf
     return found
+
+
+def _stacked(layout: Layout, records: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+    """Each piece as it lies in records [n, size]: a view [n, ...]."""
+    for piece in layout.pieces:
+        v = records[:, piece.start : piece.stop].view(piece.dtype)
+        yield piece, v.view(len(records), *piece.shape)
+
+
+def _pieces(layout: Layout, trees: Sequence[Parts]) -> Iterator[memoryview]:
+    """The records of trees, from where their tensors lie."""
+    for tree in trees:
+        end = 0
+        for piece in layout.pieces:
+            yield _gap(piece.start - end)
+            yield _bytes(tree[piece.part][piece.name])
+            end = piece.stop
+        yield _gap(layout.size - end)
+
+
+def _records(layout: Layout, trees: Sequence[Parts]) -> Tensor:
+    """The records of trees, copied; [n, size]."""
+    records = torch.zeros(len(trees), layout.size, dtype=torch.uint8)
+    for piece, v in _stacked(layout, records):
+        v.copy_(torch.stack([tree[piece.part][piece.name].detach() for tree in trees]))
+    return records
 
 
 def _gap(count: int) -> memoryview:

@@ -30,7 +30,9 @@ from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.parcels import (
     Jobs,
+    at_once,
     check_clients,
+    cut,
     packed,
     packed_replies,
     unpacked,
@@ -39,12 +41,10 @@ from fedshift.engine.parcels import (
 from fedshift.engine.shares import Books, Terms, summed
 from fedshift.engine.wire import receive, send
 from fedshift.errors import FedshiftError, InputError, TrainingError
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.tree import Parts
 
 # Shares of a round for each process: while it trains one, the replies of the other are summed.
 SHARES = 2
-# Bytes that the answers of a share may take.
-ROOM = 1 << 28
 # Bytes on their way between two processes, where the system allows as many: with its usual 200 KB
 # they must wake each other a hundred times for 16 MB.
 BUFFER = 1 << 22
@@ -92,7 +92,7 @@ class Team:
     def blocks(self, within: Backend) -> Backend:
         """Processes train shares of a round's clients by `within`, which is pickled.
 
-        Others sum what they train where they may (`engine.shares`), in another order than the loop.
+        Each sums what it trains where it may (`engine.shares`), in another order than the loop.
         This process is one of them, in the first one's place: with as many others as cores, it
         would wait for a core before it could read what they answer. Not where there is a deadline,
         for it cannot end itself, nor where there is one process alone.
@@ -135,10 +135,17 @@ class _Blocks:
         alone = self.team.deadline is not None or len(members) == 1
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
         most = len(others) * (SHARES if alone else 1)
-        shares, own = list(_cut(todo[count:], most)), todo[:count]
+        shares, own = list(cut(todo[count:], most)), todo[:count]
         if len(shares) > most:  # sums are held until the end, and would be more than updates
             task = task._replace(books=None)
-        return _share_out(self.team, task, shares, others, lambda: self.within(update, own))
+        return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
+
+    def _own(self, task: _Task, jobs: Jobs) -> Iterable[Reply]:
+        """What this process trains; summed while others train, where there is room to hold it."""
+        replies, books = self.within(task.update, jobs), task.books
+        return (
+            replies if books is None or len(jobs) > at_once(jobs) else books.summed(replies, jobs)
+        )
 
 
 @contextlib.contextmanager
@@ -203,14 +210,6 @@ def _dismiss(team: Sequence[_Worker]) -> None:
             worker.jobs = ()
     for worker in team:
         worker.process.join()
-
-
-def _cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
-    """Equal shares, so many unless a share's answers would take more than `ROOM`."""
-    # About as much comes back as was sent, for each client.
-    sent = max((size_in_bytes(j.message) + size_in_bytes(j.state) for j in jobs), default=1)
-    each = max(1, min(-(-len(jobs) // count), ROOM // max(1, sent)))
-    return (jobs[i : i + each] for i in range(0, len(jobs), each))
 
 
 def _share_out(
