@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedshift import recipes
 from fedshift.client.local import Local, plan_all
-from fedshift.client.objectives import batch_mean
+from fedshift.client.objectives import CrossEntropy, View, batch_mean
 from fedshift.data import Batch, batches, client_data, register, take
 from fedshift.engine import one_round
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
@@ -142,6 +142,29 @@ def test_the_mean_of_even_batches_has_the_same_bits() -> None:
             torch.equal(x, y)
             for x, y in zip(torch.autograd.grad(a, one), torch.autograd.grad(b, two), strict=True)
         )
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+def test_cross_entropy_of_even_batches_has_the_same_gradient(
+    kind: torch.dtype, factor: float, setting: Setting
+) -> None:
+    """Bit for bit; the loss itself by another order of sums. Uneven weights are not left out."""
+    source, term = generator(6), factor * CrossEntropy()
+
+    def found(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        at = logits.clone().requires_grad_()
+        loss = term(View(setting.model, {}, {"logits": at}, batch, {}))
+        return loss.detach(), torch.autograd.grad(loss, at)[0]
+
+    for n in (1, 7, 20, 32, 100, 257):
+        logits = 3 * torch.randn(n, 10, generator=source, dtype=kind)
+        y, rows = torch.randint(10, (n,), generator=source), torch.arange(n)
+        batch = Batch(logits, y, torch.ones(n, dtype=kind), rows, torch.tensor(float(n)))
+        (loss, grad), (plain, same) = (found(logits, batch._replace(even=e)) for e in (False, True))
+        assert torch.equal(grad, same)
+        torch.testing.assert_close(plain, loss, rtol=1e-6, atol=0.0)
+        assert not torch.equal(found(logits, batch._replace(w=batch.w * 1.001))[1], grad)
 
 
 def test_batches_drawn_ahead_are_the_same(
