@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import poison  # noqa: F401 - first, see there
+import processor  # noqa: F401 - before anything is computed
 import pytest
 import torch
 from torch import Tensor, nn
