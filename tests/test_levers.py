@@ -165,6 +165,8 @@ def test_cross_entropy_of_even_batches_has_the_same_gradient(
         assert torch.equal(grad, same)
         torch.testing.assert_close(plain, loss, rtol=1e-6, atol=0.0)
         assert not torch.equal(found(logits, batch._replace(w=batch.w * 1.001))[1], grad)
+        wide = batch._replace(w=batch.w.double(), even=True)
+        assert found(logits.float(), wide)[0].dtype == torch.float64
 
 
 def test_batches_drawn_ahead_are_the_same(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from comparing import apart
-from conftest import Setting, make_federation
+from conftest import Setting, make_federation, one_job
 from every_method import MAKE, ROUNDS
 from odd_work import OddWork
 from routing import routed_model
@@ -285,3 +285,17 @@ def test_large_models_travel_in_small_shares(
     with workers(federation.clients, 1) as team:
         last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(loop)))
     assert seen == [1] * 6
+
+
+def test_states_count_for_the_size_of_a_share(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all are sent is one tree, and counts for each."""
+    monkeypatch.setattr(parcels, "ROOM", 96)
+    one = one_job(recipes.fedavg(setting), make_federation(setting.model))
+    sent, kept = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
+    assert [
+        len(share) for share in parcels.cut((one._replace(message=sent, state={}),) * 12, 1)
+    ] == [12]
+    both = (one._replace(message=sent, state=kept),) * 12
+    assert [len(share) for share in parcels.cut(both, 1)] == [4, 4, 4]

@@ -1,4 +1,4 @@
-"""Sums that workers make of what they trained: the same numbers, and nothing bad gets into them."""
+"""Sums that processes make of what they trained: the same numbers, and nothing bad in them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def federation(setting: Setting) -> Federation:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Clients whose updates were summed in workers, as they come."""
+    """Clients whose updates were summed where they were trained, as they come."""
     seen: list[int] = []
     enter = Fold.enter
 
@@ -175,14 +175,14 @@ def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> Non
     assert together.trained == alone.trained
 
 
-# A client of the main process, and one of the worker, with those of the other, who are summed.
-WHERE = [(2, [4, 5, 6, 7]), (6, [0, 1, 2, 3])]
+# A client of the main process, and one of the worker; and who is summed until it is met.
+WHERE = [(2, []), (6, [0, 1, 2, 3])]
 
 
-@pytest.mark.parametrize(("client", "others"), WHERE)
+@pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_what_is_not_finite_is_not_summed(
-    kind: str, client: int, others: list[int], setting: Setting, federation: Federation,
+    kind: str, client: int, before: list[int], setting: Setting, federation: Federation,
     elsewhere: list[int],
 ) -> None:  # fmt: skip
     """By the sum alone: no limit of the gate is in the way."""
@@ -191,13 +191,13 @@ def test_what_is_not_finite_is_not_summed(
         pytest.raises(DivergedError, match=f"client {client} sent"),
     ):
         last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Oddly(kind, client))))
-    assert elsewhere == others
+    assert elsewhere == before
 
 
-@pytest.mark.parametrize(("client", "others"), WHERE)
+@pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_bad_is_said_as_in_one_process(
-    kind: str, client: int, others: list[int], setting: Setting, federation: Federation,
+    kind: str, client: int, before: list[int], setting: Setting, federation: Federation,
     elsewhere: list[int],
 ) -> None:  # fmt: skip
     """The same error by the same words, although the sums would have been made elsewhere."""
@@ -214,7 +214,30 @@ def test_what_is_bad_is_said_as_in_one_process(
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert f"client {client}" in str(alone)
     assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
-    assert elsewhere == others
+    assert elsewhere == before
+
+
+def refused(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+    raise RuntimeError("boom")
+
+
+@dataclass(frozen=True)
+class OddThenRefused:
+    """Client 0 sends NaN, and client 9 fails."""
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        odd = OddWork(update, 0, partial(changed, "nan"))
+        return loop(OddWork(odd, 9, refused), jobs)
+
+
+def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
+    """Replies pass the gate while others of the same process train."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
+    algorithm = recipes.fedavg(setting)
+    with workers(federation.clients, 2) as team:
+        for backend in (OddThenRefused(), team.blocks(OddThenRefused())):
+            with pytest.raises(DivergedError, match="client 0 sent"):
+                last(run(algorithm, federation, 1, backend=backend))
 
 
 def test_whom_the_main_processs_gate_looks_at(
@@ -233,7 +256,7 @@ def test_whom_the_main_processs_gate_looks_at(
         monkeypatch.setattr(Gate, "admit", noted)
         together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
     assert elsewhere == list(range(24))
-    assert looked_at == [tuple(range(12)), tuple(range(8, 16))]
+    assert looked_at == [tuple(range(8)), tuple(range(8, 12)), tuple(range(8, 16))]
     assert together.trained == alone.trained == tuple(range(24))
     assert far(alone, together) < 1e-6
 

@@ -16,7 +16,12 @@ from fedshift.tree import Parts
 def there_and_back(trees: list[Parts]) -> list[Parts]:
     """Through a pipe that holds less than is sent: one writes while the other reads."""
     ours, theirs = Pipe()
-    writer = threading.Thread(target=send, args=(ours, "about", trees))
+
+    def write() -> None:
+        with ours:  # closed even where it fails, or the reader would wait for ever
+            send(ours, "about", trees)
+
+    writer = threading.Thread(target=write)
     writer.start()
     about, found = receive(theirs)
     writer.join()
@@ -61,6 +66,27 @@ def test_copied_together_or_sent_from_where_they_lie(
     ]
     trees += [{"c": {"none": torch.zeros(0, 4), "m": torch.tensor([i > 1])}} for i in range(4)]
     check_same(trees, there_and_back(trees))
+
+
+def test_what_little_trees_have_in_common_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Histories of gradients and what is empty do not matter; odd types go one by one."""
+    pieces: list[int] = []
+    whole = module._write
+    monkeypatch.setattr(
+        module, "_write", lambda at, views: (pieces.append(len(views)), whole(at, views))[1]
+    )
+    plain: list[Parts] = [
+        {"a": {"v": torch.randn(3).requires_grad_(), "n": torch.zeros(0, 2)}} for _ in range(5)
+    ]
+    check_same(plain, there_and_back(plain))
+    nothing: list[Parts] = [{"a": {"n": torch.zeros(0)}}] * 3
+    check_same(nothing, there_and_back(nothing))
+    check_same(
+        [{"a": {"v": torch.tensor([True])}}] * 5,
+        there_and_back([{"a": {"v": torch.tensor([True])}}] * 5),
+    )
+    assert pieces[:2] == [1, 0]
+    assert pieces[2] > 5
 
 
 def test_names_in_another_order_stay_so() -> None:

@@ -23,12 +23,6 @@ ROOM = 1 << 28
 
 def cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
     """Equal shares, so many unless a share's answers would take more than `ROOM`."""
-    each = max(1, min(-(-len(jobs) // count), at_once(jobs)))
-    return (jobs[i : i + each] for i in range(0, len(jobs), each))
-
-
-def at_once(jobs: Jobs) -> int:
-    """How many clients' answers may be held together."""
     known: dict[int, int] = {}  # most of a message is one tree for all clients
 
     def size(parts: Parts) -> int:
@@ -38,7 +32,8 @@ def at_once(jobs: Jobs) -> int:
 
     # About as much comes back as was sent, for each client.
     sent = max((size(job.message) + size(job.state) for job in jobs), default=1)
-    return ROOM // max(1, sent)
+    each = max(1, min(-(-len(jobs) // count), ROOM // max(1, sent)))
+    return (jobs[i : i + each] for i in range(0, len(jobs), each))
 
 
 def check_clients(clients: Sequence[ClientData], jobs: Jobs) -> None:

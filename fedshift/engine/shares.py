@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Job, Reply
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
@@ -57,14 +58,16 @@ class Books:
         return Terms(self.gate, self.asked.parts, numbers)
 
     def summed(self, replies: Iterable[Reply], jobs: Sequence[Job]) -> Iterable[Reply]:
-        """The main process's own replies; their sums are entered where there are any."""
-        terms = self.terms([job.client for job in jobs])
+        """The main process's own replies, past the gate; their sums are entered."""
+        clients = tuple(sorted(job.client for job in jobs))
+        terms = self.terms(clients)
         if terms is None:
             return replies
-        left, share = summed(list(replies), jobs, terms)
-        if share is not None:
-            self.fold.enter(share)
-        return left
+        fold = _fold(clients, terms)
+        asked = self.asked._replace(clients=clients)
+        good = in_turn(self.gate, replies, asked, fold.take, fold).good
+        self.fold.enter(fold.share())
+        return good
 
 
 def summing(backend: Backend, books: Books) -> Backend:
@@ -79,8 +82,7 @@ def summed(
     messages = {job.client: job.message for job in jobs}
     clients = tuple(sorted(messages))
     asked = Asked(jobs[0].t, clients, messages.__getitem__, terms.parts)
-    weights = {k: torch.tensor(w, dtype=torch.float64) for k, w in terms.weights.items()}
-    fold = Fold(torch.tensor(clients), weights)
+    fold = _fold(clients, terms)
     admitted = terms.gate.admit(replies, asked, fold.telling(clients))
     if admitted.bad:
         return replies, None
@@ -88,3 +90,9 @@ def summed(
     share = fold.share()
     # Nothing was summed where clients send nothing of that name.
     return (left, share) if share.totals and fold.finite() else (replies, None)
+
+
+def _fold(clients: tuple[int, ...], terms: Terms) -> Fold:
+    """Where a process sums its clients' updates."""
+    weights = {k: torch.tensor(w, dtype=torch.float64) for k, w in terms.weights.items()}
+    return Fold(torch.tensor(clients), weights)

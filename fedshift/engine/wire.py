@@ -16,8 +16,10 @@ from fedshift.tree import Params, Parts, same_parts
 ALIGN = 64
 # Pieces to a call; the system takes no more than 1,024.
 MANY = 512
-# Bytes of a tree that is copied to the others before it is sent: so many calls cost more.
+# Bytes of a tree that is copied to those beside it before they are sent, where its tensors are of
+# these types: a call for each would cost more.
 LITTLE = 1 << 12
+COPIED = {torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8}
 
 
 class Piece(NamedTuple):
@@ -57,7 +59,8 @@ def send(connection: Connection, about: Any, trees: Sequence[Parts]) -> None:
     for alike in _alike(trees):
         layout = _layout(alike[0])
         runs.append((layout, len(alike)))
-        if len(alike) > 1 and layout.size <= LITTLE:
+        kinds = {piece.dtype for piece in layout.pieces}
+        if len(alike) > 1 and layout.size <= LITTLE and kinds <= COPIED:
             views.append(_bytes(_records(layout, alike)))
         else:
             views += _pieces(layout, alike)
@@ -125,7 +128,9 @@ def _trees(layout: Layout, records: Tensor) -> list[Parts]:
 def _stacked(layout: Layout, records: Tensor) -> Iterator[tuple[Piece, Tensor]]:
     """Each piece as it lies in records [n, size]: a view [n, ...]."""
     for piece in layout.pieces:
-        v = records[:, piece.start : piece.stop].view(piece.dtype)
+        v = records[:, piece.start : piece.stop]
+        # A view of nothing in another type is refused.
+        v = v.view(piece.dtype) if v.numel() else v.new_empty(0, dtype=piece.dtype)
         yield piece, v.view(len(records), *piece.shape)
 
 

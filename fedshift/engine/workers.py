@@ -30,7 +30,6 @@ from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.parcels import (
     Jobs,
-    at_once,
     check_clients,
     cut,
     packed,
@@ -125,7 +124,7 @@ class _Blocks:
         return self._spread(update, jobs, None)
 
     def summing(self, books: Books) -> Backend:
-        """The same, but that all processes but this one sum their clients' updates."""
+        """The same, but that each process sums its clients' updates."""
         return lambda update, jobs: self._spread(update, jobs, books)
 
     def _spread(
@@ -141,11 +140,9 @@ class _Blocks:
         return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
 
     def _own(self, task: _Task, jobs: Jobs) -> Iterable[Reply]:
-        """What this process trains; summed while others train, where there is room to hold it."""
-        replies, books = self.within(task.update, jobs), task.books
-        return (
-            replies if books is None or len(jobs) > at_once(jobs) else books.summed(replies, jobs)
-        )
+        """What this process trains; summed while others train."""
+        replies = self.within(task.update, jobs)
+        return replies if task.books is None else task.books.summed(replies, jobs)
 
 
 @contextlib.contextmanager
