@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from fedshift.client.local import Local, Oracle
 
 # Bytes of parameters that are trained together: with fewer, calls cost more than what the cache
-# saves; with more, parameters fall out of it. On an MLP 784-200-10, of 2^19 to 2^25, a processor
-# with 1 MB of its own per core was fastest at 2^22, one with 2 MB at 2^23 to 2^25.
+# saves; with more, parameters fall out of it. On an MLP 784-200-10 one processor was fastest at
+# 2^22 (of 2^19 to 2^24), another, with 2 MB of cache per core, at 2^23 to 2^25 (of 2^21 to 2^25).
 CACHE = 1 << 23
 
 

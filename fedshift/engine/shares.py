@@ -2,7 +2,8 @@
 
 A share of a round's clients passes the gate where it was trained; if all of it is good, its updates
 are summed there as `fedshift.engine.fold` does, and the sums leave in their place. Otherwise the
-updates leave as they are, and the gate of the main process says what is wrong with which client.
+updates leave as they are, and the gate of the main process says what is wrong with which client. Of
+its own share the main process says so at once.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Books:
         return Terms(self.gate, self.asked.parts, numbers)
 
     def summed(self, replies: Iterable[Reply], jobs: Sequence[Job]) -> Iterable[Reply]:
-        """The main process's own replies, past the gate; their sums are entered."""
+        """The main process's own replies, past the gate, without what was summed and entered.
+
+        Raises what `engine.arrivals.in_turn` does for the first that cannot be used.
+        """
         clients = tuple(sorted(job.client for job in jobs))
         terms = self.terms(clients)
         if terms is None:
