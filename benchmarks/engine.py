@@ -40,7 +40,6 @@ from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import Team, workers
 from fedshift.models.dense import Mlp
-from fedshift.models.resnet import ResNet
 from fedshift.recipes import Setting
 from fedshift.tree import Params
 
@@ -190,7 +189,6 @@ def contenders_of(
     if not isinstance(workload.net(), Mlp):
         found["channels-last"] = ours(channels_last(loop))
         found[f"channels-last, {count} workers"] = ours(channels_last(team))
-    if isinstance(workload.net(), ResNet):
         found["winograd"] = ours(winograd(channels_last(loop)))
         found[f"winograd, {count} workers"] = ours(winograd(channels_last(team)))
     if isinstance(workload.net(), Mlp):

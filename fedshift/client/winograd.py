@@ -1,17 +1,20 @@
-"""Convolutions 3 x 3 in the form of Winograd, with a quarter of the multiplications.
+"""Convolutions 3 x 3 and 5 x 5 in the form of Winograd, with a fraction of the multiplications.
 
-Outputs in tiles of 4 x 4, from tiles of 6 x 6 inputs d and the kernel g:
+Outputs in tiles of 4 x 4, from tiles d of s x s inputs and the kernel g [r, r], s = r + 3:
 
     y = A^T [ (G g G^T) * (B^T d B) ] A
 
-Six evaluation points p, 0, 1, -1, 2, -2 and infinity, make the matrices: A^T [4, 6] has p^k, G
-[6, 3] p^j / prod_(q != p) (p - q), and B^T [6, 6] the coefficients of prod_(q != p) (x - q). One
-product for each of the 36 entries replaces 144 of them; summed over channels it is 36 products of
-matrices. Lavin and Gray 2016, "Fast algorithms for convolutional neural networks", CVPR, equation 8
-and section 4.2.
+The points of evaluation p, s - 1 of them and infinity, make the matrices: A^T [4, s] has p^k, G
+[s, r] p^j / prod_(q != p) (p - q), and B^T [s, s] the coefficients of prod_(q != p) (x - q). One
+product for each of the s^2 entries (36 or 64) replaces 16 r^2 of them (144 or 400); summed over
+channels it is s^2 products of matrices. Lavin and Gray 2016, "Fast algorithms for convolutional
+neural networks", CVPR, equation 8 and section 4.2. Gradients are the same steps backwards:
 
-In float32 rounding is a few times that of the direct sums: about 3e-6 of the result's norm in
-layers of 64 to 512 channels, where theirs is 4e-7 to 1e-6.
+    dg = G^T [ sum over tiles of (B^T d B) * (A dy A^T) ] G
+    dd = B [ (G g G^T) * (A dy A^T) ] B^T, added where tiles overlap
+
+In float32 rounding is a few times that of the direct sums: 2e-6 to 5e-6 of the result's norm in
+layers of 32 to 512 channels, where theirs is 3e-7 to 2e-6.
 """
 
 from __future__ import annotations
@@ -27,19 +30,32 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
-# Points of evaluation beside infinity; sides of kernels, of tiles of outputs and of inputs.
-POINTS = (0.0, 1.0, -1.0, 2.0, -2.0)
-R, M = 3, 4
-SIDE = M + R - 1
-# Fewer channels on either side do not pay for the transforms.
-LEAST = 64
+# Side of a tile of outputs.
+M = 4
+
+
+class Kind(NamedTuple):
+    """Points of evaluation beside infinity; fewer channels on a side do not pay for transforms."""
+
+    points: tuple[float, ...]
+    least: int
+
+
+# By the kernel's side.
+KINDS = {
+    3: Kind((0.0, 1.0, -1.0, 2.0, -2.0), 64),
+    5: Kind((0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5), 32),
+}
 # Bytes of transformed tiles that are held at a time, and their least number: few stay in the
 # processor's cache, and too few make small products.
 CACHE, ROWS = 1 << 20, 128
 
 
 class Transforms(NamedTuple):
-    """inputs: B^T [6, 6], kernels: G [6, 3], outputs: A^T [4, 6]."""
+    """What m t m^T does to a tile t, on its entries row by row: the Kronecker products m x m.
+
+    inputs: of B^T [s s, s s], kernels: of G [s s, r r], outputs: of A^T [16, s s].
+    """
 
     inputs: Tensor
     kernels: Tensor
@@ -47,50 +63,66 @@ class Transforms(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def transforms(dtype: torch.dtype) -> Transforms:
-    """The matrices in a type of numbers."""
-    b, g, a = np.zeros((SIDE, SIDE)), np.zeros((SIDE, R)), np.zeros((M, SIDE))
-    for i, p in enumerate(POINTS):
-        others = [q for q in POINTS if q != p]
-        b[i, : SIDE - 1] = np.poly(others)[::-1]
-        g[i] = p ** np.arange(R) / np.prod([p - q for q in others])
+def transforms(dtype: torch.dtype, r: int) -> Transforms:
+    """The matrices in a type of numbers, for kernels of side r."""
+    points = KINDS[r].points
+    s = len(points) + 1
+    b, g, a = np.zeros((s, s)), np.zeros((s, r)), np.zeros((M, s))
+    for i, p in enumerate(points):
+        others = [q for q in points if q != p]
+        b[i, : s - 1] = np.poly(others)[::-1]
+        g[i] = p ** np.arange(r) / np.prod([p - q for q in others])
         a[:, i] = p ** np.arange(M)
-    b[-1], g[-1, -1], a[-1, -1] = np.poly(POINTS)[::-1], 1.0, 1.0
-    return Transforms(*(torch.from_numpy(v).to(dtype) for v in (b, g, a)))
-
-
-def _both(m: Tensor, tiles: Tensor) -> Tensor:
-    """m t m^T of each of n tiles t; m [a, s], tiles [s s, n] -> [a a, n]."""
-    a, s = m.shape
-    rows = (m @ tiles.reshape(s, -1)).view(a, s, -1)
-    return torch.matmul(m, rows).view(a * a, -1)
+    b[-1], g[-1, -1], a[-1, -1] = np.poly(points)[::-1], 1.0, 1.0
+    return Transforms(*(torch.from_numpy(np.kron(v, v)).to(dtype) for v in (b, g, a)))
 
 
 class _Cut(NamedTuple):
-    """How images are cut: tiles in a column and in a row of one, and images at a time."""
+    """How images are cut: their border, tiles' sides, tiles by column and row, images at a time."""
 
+    border: int
+    side: int
     high: int
     wide: int
     each: int
 
     @staticmethod
-    def of(x: Tensor, channels: int) -> _Cut:
-        """For x [n, c, h, w]; channels: the most of inputs and outputs."""
-        high, wide = x.shape[2] // M, x.shape[3] // M
-        tiles = max(ROWS, CACHE // (SIDE * SIDE * channels * x.element_size()))
-        return _Cut(high, wide, min(len(x), -(-tiles // (high * wide))))
+    def of(x: Tensor, kernel: Tensor, border: int) -> _Cut:
+        """For x [n, c, h, w] and a kernel [k, c, r, r]."""
+        k, c, r, _ = kernel.shape
+        side = M + r - 1
+        high, wide = ((v + 2 * border - r + 1) // M for v in x.shape[2:])
+        tiles = max(ROWS, CACHE // (side * side * max(c, k) * x.element_size()))
+        return _Cut(border, side, high, wide, min(len(x), -(-tiles // (high * wide))))
 
     def parts(self, count: int) -> Iterator[slice]:
         """`each` of so many images, one after the other."""
         return (slice(i, i + self.each) for i in range(0, count, self.each))
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Input tiles [36, tiles c] of images [n, h, w, c], with zeros around."""
-        whole = pad(images, (0, 0, 1, 1, 1, 1))
-        s, (n, *_, c) = whole.stride(), images.shape
-        shape = SIDE, SIDE, n, self.high, self.wide, c
-        tiles = whole.as_strided(shape, (s[1], s[2], s[0], M * s[1], M * s[2], 1))
-        return tiles.reshape(SIDE * SIDE, -1)
+        """Input tiles [s s, tiles c] of images [n, h, w, c], with zeros around."""
+        whole = pad(images, (0, 0, *(self.border,) * 4)) if self.border else images
+        return self._tiles(whole, 0, 0, self.side, self.side).reshape(self.side**2, -1)
+
+    def added(self, tiles: Tensor, into: Tensor) -> None:
+        """The transpose of `inputs`: tiles [s s, tiles c] into images [n, h, w, c]."""
+        (n, h, w, c), o = into.shape, self.border
+        whole = into.new_zeros(n, h + 2 * o, w + 2 * o, c) if o else into.zero_()
+        laid = tiles.view(self.side, self.side, n, self.high, self.wide, c)
+        # Tiles lie M apart: blocks of M x M of all of them do not overlap.
+        for i in range(0, self.side, M):
+            for j in range(0, self.side, M):
+                block = laid[i : i + M, j : j + M]
+                self._tiles(whole, i, j, *block.shape[:2]).add_(block)
+        if o:
+            into.copy_(whole[:, o : o + h, o : o + w])
+
+    def _tiles(self, whole: Tensor, i: int, j: int, a: int, b: int) -> Tensor:
+        """Rows i to i + a, columns j to j + b of every tile: a view [a, b, n, high, wide, c]."""
+        (n, *_, c), s = whole.shape, whole.stride()
+        strides = s[1], s[2], s[0], M * s[1], M * s[2], s[3]
+        shape = a, b, n, self.high, self.wide, c
+        return whole.as_strided(shape, strides, whole.storage_offset() + i * s[1] + j * s[2])
 
     def outputs(self, images: Tensor) -> Tensor:
         """Output tiles [16, tiles k] of images [n, h, w, k]."""
@@ -104,40 +136,61 @@ class _Cut(NamedTuple):
         into.view(n, self.high, M, self.wide, M, k).copy_(laid)
 
 
-def convolved(x: Tensor, kernel: Tensor) -> Tensor:
-    """The convolution of x [n, c, h, w], zeros around, with a kernel [k, c, 3, 3]: [n, k, h, w].
+def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
+    """The convolution of x [n, c, h, w], zeros around, with a kernel [k, c, r, r]: [n, k, h', w'].
 
-    h and w are multiples of 4. The result lies in memory with channels last.
+    h' = h + 2 border - r + 1 and w' are multiples of 4. The result lies in memory with channels
+    last.
     """
-    images, (k, c) = _last(x), kernel.shape[:2]
-    cut, to = _Cut.of(x, max(c, k)), transforms(x.dtype)
-    transformed = _both(to.kernels, kernel.permute(2, 3, 1, 0).reshape(R * R, -1)).view(-1, c, k)
-    # No view is returned: of a view that a Function gives, nothing may be changed in place.
-    shape = len(x), k, *x.shape[2:]
-    out = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    images, (k, c, r, _) = _last(x), kernel.shape
+    cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
+    transformed = _transformed(kernel, to).transpose(1, 2)
+    out = _blank((len(x), k, M * cut.high, M * cut.wide), x.dtype)
     laid = out.permute(0, 2, 3, 1)
     for part in cut.parts(len(x)):
-        before = _both(to.inputs, cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
-        products = torch.bmm(before, transformed)
-        cut.join(_both(to.outputs, products), laid[part])
+        before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
+        products = torch.bmm(before, transformed).view(cut.side**2, -1)
+        cut.join(to.outputs @ products, laid[part])
     return out
 
 
-def kernel_gradient(x: Tensor, delta: Tensor) -> Tensor:
-    """The gradient [k, c, 3, 3] of sum(delta y) in the kernel; x [n, c, h, w], delta [n, k, h, w].
+def gradients(
+    x: Tensor, kernel: Tensor, delta: Tensor, border: int, wanted: Sequence[bool] = (True, True)
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of sum(delta y) in x and in the kernel; y and delta [n, k, h', w'].
 
-    The same steps backwards: G^T [sum over tiles of (B^T d B) * (A delta A^T)] G.
+    None for one that is not wanted; the first lies in memory with channels last.
     """
-    images, deltas = _last(x), _last(delta)
-    c, k = images.shape[-1], deltas.shape[-1]
-    cut, to = _Cut.of(x, max(c, k)), transforms(x.dtype)
-    total = x.new_zeros(SIDE * SIDE, c, k)
+    images, deltas, (k, c, r, _) = _last(x), _last(delta), kernel.shape
+    cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
+    dx = _blank(x.shape, x.dtype) if wanted[0] else None
+    transformed = _transformed(kernel, to) if wanted[0] else None
+    total = x.new_zeros(cut.side**2, k, c) if wanted[1] else None
     for part in cut.parts(len(x)):
-        before = _both(to.inputs, cut.inputs(images[part])).view(SIDE * SIDE, -1, c)
-        after = _both(to.outputs.t(), cut.outputs(deltas[part])).view(SIDE * SIDE, -1, k)
-        total.baddbmm_(before.transpose(1, 2), after)
-    found = _both(to.kernels.t(), total)
-    return found.view(R, R, c, k).permute(3, 2, 0, 1)
+        after = (to.outputs.t() @ cut.outputs(deltas[part])).view(cut.side**2, -1, k)
+        if total is not None:
+            before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
+            total.baddbmm_(after.transpose(1, 2), before)
+        if dx is not None and transformed is not None:
+            products = torch.bmm(after, transformed).view(cut.side**2, -1)
+            cut.added(to.inputs.t() @ products, dx.permute(0, 2, 3, 1)[part])
+    if total is None:
+        return dx, None
+    return dx, (total.view(cut.side**2, -1).t() @ to.kernels).view(k, c, r, r)
+
+
+def _transformed(kernel: Tensor, to: Transforms) -> Tensor:
+    """G g G^T of a kernel [k, c, r, r], by entry: [s s, k, c]."""
+    k, c, r, _ = kernel.shape
+    return (to.kernels @ kernel.reshape(-1, r * r).t()).view(-1, k, c)
+
+
+def _blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Room for [n, c, h, w] with channels last in memory.
+
+    No view: of a view that a Function gives, nothing may be changed in place.
+    """
+    return torch.empty(tuple(shape), dtype=dtype, memory_format=torch.channels_last)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -149,30 +202,25 @@ class _Convolution(torch.autograd.Function):
     """`convolved`, with its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, border: int) -> Tensor:
         ctx.save_for_backward(x, kernel)
-        return convolved(x, kernel)
+        ctx.border = border
+        return convolved(x, kernel, border)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, kernel = ctx.saved_tensors
-        dx = dkernel = None
-        if ctx.needs_input_grad[0]:
-            # The gradient in x is such a convolution itself, with the kernel turned around.
-            dx = convolved(delta, kernel.flip(2, 3).transpose(0, 1))
-        if ctx.needs_input_grad[1]:
-            dkernel = kernel_gradient(x, delta)
-        return dx, dkernel
+        return *gradients(x, kernel, delta, ctx.border, ctx.needs_input_grad[:2]), None
 
 
 class Winograd(TorchFunctionMode):
     """Within `with Winograd() as mode:`, convolutions that this form is for are computed in it.
 
-    Those of step 1 with kernels 3 x 3 and a border of one, 64 channels or more on both sides,
-    images whose sides are multiples of 4, float32 or float64, in the processor's memory. All
-    others, those under autocast, and all else are as ever; `computed` counts what is, `left` the
-    other convolutions and linear layers.
+    Those of step 1 with kernels 3 x 3 and 64 channels or more on both sides, or 5 x 5 and 32, whose
+    results' sides are multiples of 4, with one border all around, float32 or float64, in the
+    processor's memory. All others, those under autocast, and all else are as ever; `computed`
+    counts what is, `left` the other convolutions and linear layers.
     Gradients are given, but no gradients of gradients, and none to `torch.func`.
     """
 
@@ -190,33 +238,45 @@ class Winograd(TorchFunctionMode):
             self.left += func in (torch.conv2d, linear)
             return func(*args, **named)
         self.computed += 1
-        x, kernel, bias = found
-        y = _Convolution.apply(x, kernel)  # type: ignore[no-untyped-call]
+        x, kernel, bias, border = found
+        y = _Convolution.apply(x, kernel, border)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias[:, None, None]
 
 
 def _asked(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None] | None:  # fmt: skip
-    """Input, kernel and bias of what `torch.conv2d` was asked for; None where it is not for that.
+) -> tuple[Tensor, Tensor, Tensor | None, int] | None:  # fmt: skip
+    """Input, kernel, bias and border of what `torch.conv2d` was asked for; None where it is not.
 
     Names and what they are by default are those of `torch.conv2d`.
     """
-    border = 1 if padding == "same" else padding
-    if {_two(stride), _two(dilation), _two(border), (1, groups)} != {(1, 1)}:
+    if {_two(stride), _two(dilation), (1, groups)} != {(1, 1)}:
         return None
     if not input.dim() == weight.dim() == 4 or torch.is_autocast_enabled("cpu"):
         return None
-    (_, c, *image), (k, _, *kernel) = input.shape, weight.shape
-    if kernel != [R, R] or min(c, k) < LEAST or input.numel() == 0 or any(n % M for n in image):
+    (_, c, *image), (k, _, r, width) = input.shape, weight.shape
+    if r != width or r not in KINDS or min(c, k) < KINDS[r].least or input.numel() == 0:
+        return None
+    border = _border(padding, r)
+    sides = [] if border is None else [v + 2 * border - r + 1 for v in image]
+    if border is None or any(v <= 0 or v % M for v in sides):
         return None
     real, near = {torch.float32, torch.float64}, input.device.type == "cpu"
     # Odd ones out are torch's to refuse, in its words.
     alike = input.dtype == weight.dtype and weight.device.type == "cpu" and weight.shape[1] == c
     if bias is not None:
         alike = alike and bias.shape == (k,) and bias.dtype == input.dtype
-    return (input, weight, bias) if near and alike and input.dtype in real else None
+    return (input, weight, bias, border) if near and alike and input.dtype in real else None
+
+
+def _border(padding: Any, r: int) -> int | None:
+    """Zeros on every side of an image; None where sides differ, or it is no such number."""
+    if isinstance(padding, str):
+        padding = {"same": r // 2, "valid": 0}.get(padding, -1)
+    sides = set(_two(padding))
+    border = sides.pop() if len(sides) == 1 else -1
+    return border if border >= 0 else None
 
 
 def _two(v: Any) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def channels_last(backend: Backend) -> Backend:
 
 
 def winograd(backend: Backend) -> Backend:
-    """Convolutions 3 x 3 are computed as `fedshift.client.winograd` does."""
+    """Convolutions 3 x 3 and 5 x 5 are computed as `fedshift.client.winograd` does."""
 
     def marked(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         return backend(_ByWinograd(update), jobs)
@@ -48,8 +48,8 @@ class _ByWinograd:
             done = self.update(message, state, data, plans)
         if mode.left and not mode.computed and FAILED not in done[0]:
             raise UnfitError(
-                "winograd is for convolutions 3 x 3 of step 1, with a border of 1, 64 channels or "
-                "more on both sides, and images whose sides are multiples of 4, in float32 or "
+                "winograd is for convolutions 3 x 3 with 64 channels or more on both sides, and "
+                "5 x 5 with 32, of step 1, whose results' sides are multiples of 4, in float32 or "
                 "float64; this training has none. Use another backend"
             )
         return done
