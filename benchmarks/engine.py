@@ -51,7 +51,7 @@ CHECKED = 3
 # Unless told how many rounds to play: as many as the plain loop plays in so many seconds, these at
 # least and at most. Where they are many, a turn is several rounds, and some before them that are
 # not counted: in a run, nobody else's data are in the processor's cache.
-ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 60.0, 2, 40, 5, 2
+ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 120.0, 2, 40, 5, 2
 
 Round = Callable[[int], Params]
 Seconds = Callable[[int], float]
