@@ -106,9 +106,12 @@ def peers(figures: Mapping[str, Any]) -> Iterator[str]:
         yield from table(["library", *works], cells)
         yield ""
     absent = [row for row in figures["rows"] if "missing" in row]
+    few = {r["workload"]: (r["clients"], r["of"]) for r in rows if r.get("clients") != r.get("of")}
     yield " ".join([
         "Relative to the plain loop, which each has in its own process and environment, in turn; "
-        "medians.", *(f"{row['peer']}: {row['missing'].rstrip('.')}." for row in absent),
+        "medians.",
+        *(f"{work} with {n} of its {of} clients." for work, (n, of) in few.items()),
+        *(f"{row['peer']}: {row['missing'].rstrip('.')}." for row in absent),
     ])  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def load(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 def test_peers_play_the_same_workloads(load) -> None:  # type: ignore[no-untyped-def]
     ours = {w.name: w for w in load("workloads.py").WORKLOADS}
     plain = load("peers/plain.py")
-    assert list(plain.WORKLOADS) == ["W1", "W2", "W3"]
+    assert list(plain.WORKLOADS) == ["W1", "W2", "W3", "W4"]
     for name, theirs in plain.WORKLOADS.items():
         own = ours[name]
         same = (own.clients, own.examples, own.cohort, own.local.batch, own.local.steps)
@@ -48,11 +48,22 @@ def test_peers_play_the_same_workloads(load) -> None:  # type: ignore[no-untyped
         assert own.local.lr == plain.RATE
         sizes = sorted(p.shape for p in own.net().parameters())
         assert sizes == sorted(p.shape for p in theirs.net().parameters())
+        assert own.shape == theirs.shape == plain.data(theirs.tiny())[0][0].shape[1:]
+
+
+def test_the_peers_resnet_is_ours(load) -> None:  # type: ignore[no-untyped-def]
+    (work,) = (w for w in load("workloads.py").WORKLOADS if w.name == "W4")
+    ours, theirs = work.net(), load("peers/plain.py").resnet()
+    with torch.no_grad():
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            q.copy_(p)
+    x = torch.randn(2, *work.shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(theirs(x), ours(x)["logits"])
 
 
 def test_a_plain_round_takes_the_steps(load) -> None:  # type: ignore[no-untyped-def]
     plain = load("peers/plain.py")
-    assert [w.local_steps for w in plain.WORKLOADS.values()] == [188, 10, 3]
+    assert [w.local_steps for w in plain.WORKLOADS.values()] == [188, 10, 3, 10]
     work = plain.WORKLOADS["W3"].tiny()
     net, clients = work.net(), plain.data(work)
     params = {k: v.detach().clone() for k, v in net.named_parameters()}
@@ -91,10 +102,14 @@ def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped
 def test_peers_on_the_page(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     results, page = load("results.py"), load("page.py")
     row = {"peer": "pfl", "version": "0.6.0", "workload": "W3", "ratio": 0.853}
-    rows = [row, row | {"workload": "W1", "ratio": 1.2}, {"peer": "fluke", "missing": "no torch"}]
+    few = row | {"workload": "W4", "clients": 2, "of": 8}
+    missing = {"peer": "fluke", "missing": "no torch"}
+    rows = [row, row | {"workload": "W1", "ratio": 1.2}, few, missing]
     results.save(tmp_path / "peers.json", {"rows": rows}, quick=False)
     drawn = page.drawn({"peers": json.loads((tmp_path / "peers.json").read_text())})
-    assert "| pfl 0.6.0 | 1.20x | 0.85x |" in drawn
+    assert "| pfl 0.6.0 | 1.20x | 0.85x | 0.85x |" in drawn
+    assert "W4 with 2 of its 8 clients." in drawn
+    assert "W3 with" not in drawn
     assert "fluke: no torch." in drawn
 
 

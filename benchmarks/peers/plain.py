@@ -1,4 +1,4 @@
-"""W1 to W3 and the plain loop, for processes in which fedshift is not installed.
+"""W1 to W4 and the plain loop, for processes in which fedshift is not installed.
 
 The workloads are those of benchmarks/workloads.py; tests/test_benchmarks.py compares the two.
 """
@@ -47,6 +47,41 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, CLASSES))
 
 
+class Block(nn.Module):
+    """relu(shortcut(x) + F(x)), F of two convolutions 3 x 3, each with GroupNorm."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *normed(inputs, width, 3, stride), nn.ReLU(), *normed(width, width, 3, 1)
+        )
+        same = stride == 1 and inputs == width
+        self.shortcut = nn.Sequential(*([] if same else normed(inputs, width, 1, stride)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(self.shortcut(x) + self.residual(x))
+
+
+def normed(inputs: int, width: int, kernel: int, stride: int) -> list[nn.Module]:
+    """A convolution and GroupNorm of 32 groups."""
+    conv = nn.Conv2d(inputs, width, kernel, stride, kernel // 2, bias=False)
+    return [conv, nn.GroupNorm(32, width)]
+
+
+# Inputs, outputs and stride of a ResNet-18's blocks.
+BLOCKS = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1),
+          (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))  # fmt: skip
+
+
+def resnet() -> nn.Module:
+    """ResNet-18 with GroupNorm for images of 32 x 32."""
+    blocks = [Block(*shape) for shape in BLOCKS]
+    return nn.Sequential(
+        *normed(3, 64, 3, 1), nn.ReLU(), *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Workload:
     """Clients of equal size; `steps` local steps, or one epoch; `cohort` of them in each round."""
@@ -58,6 +93,7 @@ class Workload:
     batch: int
     steps: int | None = None
     cohort: int | None = None
+    shape: tuple[int, ...] = (1, 28, 28)
 
     @property
     def asked(self) -> int:
@@ -69,10 +105,16 @@ class Workload:
         """Steps of a client's round."""
         return self.steps or -(-self.examples // self.batch)
 
+    def few(self, count: int) -> Workload:
+        """With so many clients, who take part in each round: as long per client and step."""
+        return replace(self, clients=count, cohort=None)
+
     def tiny(self) -> Workload:
         """To try a script out."""
-        size = self.batch if self.steps is None else self.batch * self.steps
-        return replace(self, clients=4, examples=2 * size, cohort=2 if self.cohort else None)
+        batch = min(self.batch, 16)
+        size = batch * (self.steps or 1)
+        cohort = 2 if self.cohort else None
+        return replace(self, clients=4, examples=2 * size, batch=batch, cohort=cohort)
 
 
 WORKLOADS = {
@@ -81,6 +123,7 @@ WORKLOADS = {
         Workload("W1", cnn, 10, 6000, 32),
         Workload("W2", mlp, 100, 600, 32, steps=10),
         Workload("W3", linear, 1000, 60, 20, steps=3, cohort=100),
+        Workload("W4", resnet, 8, 1280, 128, steps=10, shape=(3, 32, 32)),
     )
 }
 
@@ -90,7 +133,7 @@ def data(workload: Workload) -> list[Client]:
     source = torch.Generator().manual_seed(0)
     return [
         (
-            torch.randn(workload.examples, 1, 28, 28, generator=source),
+            torch.randn(workload.examples, *workload.shape, generator=source),
             torch.randint(CLASSES, (workload.examples,), generator=source),
         )
         for _ in range(workload.clients)
@@ -156,9 +199,11 @@ def compare(name: str, package: str, play: Play) -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--clients", type=int, help="the first so many, in each round")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    work = WORKLOADS[given.workload].tiny() if given.tiny else WORKLOADS[given.workload]
+    whole = WORKLOADS[given.workload]
+    work = whole.tiny() if given.tiny else whole.few(given.clients) if given.clients else whole
     clients, net = data(work), work.net()
     params = {k: v.detach().clone() for k, v in net.named_parameters()}
 
@@ -174,6 +219,7 @@ def compare(name: str, package: str, play: Play) -> None:
         "peer": name, "version": version(package), "workload": work.name,
         "plain": statistics.median(turns.plain), "seconds": statistics.median(turns.theirs),
         "rounds": given.rounds, "tiny": given.tiny, "torch": torch.__version__,
+        "clients": work.asked, "of": whole.asked,
         "python": platform.python_version(),
     }  # fmt: skip
     print(json.dumps(found), flush=True)

@@ -1,4 +1,4 @@
-"""Other libraries on W1 to W3: `python benchmarks/peers/run.py [--tiny] [--only pfl,fedjax]`.
+"""Other libraries on W1 to W4: `python benchmarks/peers/run.py [--tiny] [--only pfl,fedjax]`.
 
 Each peer is installed from the package index into a virtual environment of its own, by its public
 interface alone plays rounds of FedAvg in turn with the plain loop of benchmarks/workloads.py, in
@@ -26,7 +26,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from results import save  # noqa: E402
 
-WORKLOADS = ("W1", "W2", "W3")
+WORKLOADS = ("W1", "W2", "W3", "W4")
+# A round of all eight clients of W4 takes each peer many minutes.
+FEW = {"W4": 2}
 # Where the page of all benchmarks looks for it.
 OUT = HERE.parents[1] / "build" / "benchmarks" / "peers.json"
 INSTALL, PLAY = 1800, 3600  # seconds that either may take
@@ -115,7 +117,8 @@ def rows(names: list[str], workloads: list[str], place: Path, options: list[str]
         try:
             python = environment(name, place)
             for workload in workloads:
-                found.append(played(name, python, workload, options))
+                few = ["--clients", str(FEW[workload])] if workload in FEW else []
+                found.append(played(name, python, workload, [*options, *few]))
                 print(line(found[-1]), flush=True)
         except Missing as e:
             found.append({"peer": name, "missing": str(e)})
