@@ -27,9 +27,7 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import ClientData
 from fedshift.engine import stacked as module
-from fedshift.engine.backends import Job
 from fedshift.engine.gate import Gate
-from fedshift.engine.probe import Probed, probe
 from fedshift.engine.rounds import Federation, Round, play_round, run, start
 from fedshift.engine.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
@@ -257,36 +255,6 @@ def test_blocks_fit_in_memory(setting: Setting) -> None:
     assert [len(block) for block in blocks] == [3, 3]
     sizes = [len(job.data.y) for block in blocks for job in block]
     assert sizes == sorted(sizes)
-
-
-def test_the_probe_chooses_and_says_why(setting: Setting) -> None:
-    federation = make_federation(setting.model)
-    found = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation, 4)
-    assert found.seconds.keys() == {"loop", "stacked"}
-    assert found.fastest in found.line()
-    assert "for a round of 4 clients" in found.line()
-    out = probe({"stacked": Stacked()}, recipes.fedala(setting), federation)
-    assert out.fastest == "loop"
-
-
-def test_the_probe_refuses_other_results(setting: Setting) -> None:
-    def wrong(update: Any, jobs: Iterable[Job]) -> Any:
-        for reply in Stacked()(update, jobs):
-            bent = {k: 1.01 * v for k, v in reply.update["delta"].items()}
-            yield reply._replace(update=reply.update | {"delta": bent})
-
-    federation = make_federation(setting.model)
-    found = probe({"wrong": wrong, "right": Stacked()}, recipes.fedavg(setting), federation)
-    assert found.seconds.keys() == {"loop", "right"}
-    assert "wrong is out: its results are 0.01 of a step away" in found.line()
-
-
-def test_the_probes_line() -> None:
-    found = Probed({"loop": 2.0, "2 workers": 1.0}, {"stacked": "it cannot. Do not."}, 7)
-    assert found.line() == (
-        "backend 2 workers: about 1 s for a round of 7 clients "
-        "(loop 2 s; stacked is out: it cannot)"
-    )
 
 
 def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:

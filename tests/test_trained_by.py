@@ -76,8 +76,8 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
     ("model", "method", "backend", "told"),
     [
         ("lenet", "fedavg", "dense", "the backend dense trains chains of linear layers"),
-        ("lenet", "fedavg", "winograd", "winograd is for convolutions 3 x 3"),
-        ("mlp", "fedavg", "winograd", "winograd is for convolutions 3 x 3"),
+        ("lenet", "fedavg", "winograd", "winograd is for convolutions of step 1"),
+        ("mlp", "fedavg", "winograd", "winograd is for convolutions of step 1"),
         ("lenet", "fedala", "stacked", "clients cannot be stacked"),
     ],
 )

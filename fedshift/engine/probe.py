@@ -40,7 +40,10 @@ class Probed:
         """What was chosen, and why, in one line."""
         best = self.fastest
         others = [f"{k} {v:.2g} s" for k, v in self.seconds.items() if k != best]
-        others += [f"{k} is out: {why.partition('. ')[0]}" for k, why in self.refused.items()]
+        for why in dict.fromkeys(self.refused.values()):
+            names = [name for name, said in self.refused.items() if said == why]
+            verb = "is" if len(names) == 1 else "are"
+            others.append(f"{' and '.join(names)} {verb} out: {why.partition('. ')[0]}")
         versus = f" ({'; '.join(others)})" if others else ""
         return (
             f"backend {best}: about {self.seconds[best]:.2g} s for a round of {self.clients} "
@@ -98,7 +101,7 @@ def _reckoned(
     """Seconds that these jobs take with all their steps."""
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
     short = [shortened(job, 1) for job in jobs]
-    _timed(backend, update, short[:1])  # the first call loads what torch.func needs
+    _timed(backend, update, short)  # a first call is slow, and so is each process's own
     first, replies = _timed(backend, update, short)
     if (gap := _apart(replies, right)) > SAME:
         raise InputError(f"its results are {gap:.1g} of a step away from the loop's")
