@@ -13,8 +13,8 @@ neural networks", CVPR, equation 8 and section 4.2. Gradients are the same steps
     dg = G^T [ sum over tiles of (B^T d B) * (A dy A^T) ] G
     dd = B [ (G g G^T) * (A dy A^T) ] B^T, added where tiles overlap
 
-In float32 rounding is a few times that of the direct sums: 2e-6 to 5e-6 of the result's norm in
-layers of 32 to 512 channels, where theirs is 3e-7 to 2e-6.
+In float32 rounding is a few times that of the direct sums: in layers of 32 to 512 channels 1e-6 to
+7e-6 of the norm of a result or a gradient, where theirs is mostly 2e-7 to 1e-6.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ M = 4
 
 
 class Kind(NamedTuple):
-    """Points of evaluation beside infinity; fewer channels on a side do not pay for transforms."""
+    """Points of evaluation beside infinity; fewer channels in or out do not pay for transforms."""
 
     points: tuple[float, ...]
-    least: int
+    inputs: int
+    outputs: int
 
 
 # By the kernel's side.
 KINDS = {
-    3: Kind((0.0, 1.0, -1.0, 2.0, -2.0), 64),
-    5: Kind((0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5), 32),
+    3: Kind((0.0, 1.0, -1.0, 2.0, -2.0), 64, 64),
+    5: Kind((0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5), 32, 64),
 }
 # Bytes of transformed tiles that are held at a time, and their least number: few stay in the
-# processor's cache, and too few make small products.
+# processor's cache, and too few make small products. One image is held in any case.
 CACHE, ROWS = 1 << 20, 128
 
 
@@ -104,7 +105,7 @@ class _Cut(NamedTuple):
         whole = pad(images, (0, 0, *(self.border,) * 4)) if self.border else images
         return self._tiles(whole, 0, 0, self.side, self.side).reshape(self.side**2, -1)
 
-    def added(self, tiles: Tensor, into: Tensor) -> None:
+    def add_into(self, tiles: Tensor, into: Tensor) -> None:
         """The transpose of `inputs`: tiles [s s, tiles c] into images [n, h, w, c]."""
         (n, h, w, c), o = into.shape, self.border
         whole = into.new_zeros(n, h + 2 * o, w + 2 * o, c) if o else into.zero_()
@@ -145,7 +146,7 @@ def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
     images, (k, c, r, _) = _last(x), kernel.shape
     cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
     transformed = _transformed(kernel, to).transpose(1, 2)
-    out = _blank((len(x), k, M * cut.high, M * cut.wide), x.dtype)
+    out = _blank((len(x), k, M * cut.high, M * cut.wide), x)
     laid = out.permute(0, 2, 3, 1)
     for part in cut.parts(len(x)):
         before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
@@ -155,28 +156,28 @@ def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
 
 
 def gradients(
-    x: Tensor, kernel: Tensor, delta: Tensor, border: int, wanted: Sequence[bool] = (True, True)
+    x: Tensor, kernel: Tensor, delta: Tensor, border: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of sum(delta y) in x and in the kernel; y and delta [n, k, h', w'].
 
     None for one that is not wanted; the first lies in memory with channels last.
     """
-    images, deltas, (k, c, r, _) = _last(x), _last(delta), kernel.shape
+    deltas, (k, c, r, _) = _last(delta), kernel.shape
     cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
-    dx = _blank(x.shape, x.dtype) if wanted[0] else None
-    transformed = _transformed(kernel, to) if wanted[0] else None
-    total = x.new_zeros(cut.side**2, k, c) if wanted[1] else None
+    back = (_transformed(kernel, to), _blank(x.shape, x)) if wanted[0] else None
+    forth = (_last(x), x.new_zeros(cut.side**2, k, c)) if wanted[1] else None
     for part in cut.parts(len(x)):
         after = (to.outputs.t() @ cut.outputs(deltas[part])).view(cut.side**2, -1, k)
-        if total is not None:
+        if forth is not None:
+            images, total = forth
             before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
             total.baddbmm_(after.transpose(1, 2), before)
-        if dx is not None and transformed is not None:
+        if back is not None:
+            transformed, dx = back
             products = torch.bmm(after, transformed).view(cut.side**2, -1)
-            cut.added(to.inputs.t() @ products, dx.permute(0, 2, 3, 1)[part])
-    if total is None:
-        return dx, None
-    return dx, (total.view(cut.side**2, -1).t() @ to.kernels).view(k, c, r, r)
+            cut.add_into(to.inputs.t() @ products, dx.permute(0, 2, 3, 1)[part])
+    found = forth and (forth[1].view(cut.side**2, -1).t() @ to.kernels).view(k, c, r, r)
+    return back and back[1], found
 
 
 def _transformed(kernel: Tensor, to: Transforms) -> Tensor:
@@ -185,12 +186,13 @@ def _transformed(kernel: Tensor, to: Transforms) -> Tensor:
     return (to.kernels @ kernel.reshape(-1, r * r).t()).view(-1, k, c)
 
 
-def _blank(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Room for [n, c, h, w] with channels last in memory.
+def _blank(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Room for [n, c, h, w] with channels last in memory, where and of what type `like` is.
 
     No view: of a view that a Function gives, nothing may be changed in place.
     """
-    return torch.empty(tuple(shape), dtype=dtype, memory_format=torch.channels_last)
+    last = torch.channels_last
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=last)
 
 
 def _last(x: Tensor) -> Tensor:
@@ -217,10 +219,11 @@ class _Convolution(torch.autograd.Function):
 class Winograd(TorchFunctionMode):
     """Within `with Winograd() as mode:`, convolutions that this form is for are computed in it.
 
-    Those of step 1 with kernels 3 x 3 and 64 channels or more on both sides, or 5 x 5 and 32, whose
-    results' sides are multiples of 4, with one border all around, float32 or float64, in the
-    processor's memory. All others, those under autocast, and all else are as ever; `computed`
-    counts what is, `left` the other convolutions and linear layers.
+    Those with kernels 3 x 3 and 64 channels or more in and out, or 5 x 5 and 32 in and 64 out,
+    whose results' height and width are multiples of 4; of step 1, with the same border all around,
+    neither dilated nor in groups; float32 or float64, in the processor's memory. All others, those
+    under autocast, and all else are as ever; `computed` counts what is, `left` the other
+    convolutions and linear layers. Results lie in memory with channels last.
     Gradients are given, but no gradients of gradients, and none to `torch.func`.
     """
 
@@ -256,29 +259,35 @@ def _asked(
     if not input.dim() == weight.dim() == 4 or torch.is_autocast_enabled("cpu"):
         return None
     (_, c, *image), (k, _, r, width) = input.shape, weight.shape
-    if r != width or r not in KINDS or min(c, k) < KINDS[r].least or input.numel() == 0:
+    if r != width or r not in KINDS or input.numel() == 0:
+        return None
+    if c < KINDS[r].inputs or k < KINDS[r].outputs:
         return None
     border = _border(padding, r)
     sides = [] if border is None else [v + 2 * border - r + 1 for v in image]
     if border is None or any(v <= 0 or v % M for v in sides):
         return None
-    real, near = {torch.float32, torch.float64}, input.device.type == "cpu"
     # Odd ones out are torch's to refuse, in its words.
-    alike = input.dtype == weight.dtype and weight.device.type == "cpu" and weight.shape[1] == c
+    alike = input.dtype == weight.dtype and weight.shape[1] == c
     if bias is not None:
         alike = alike and bias.shape == (k,) and bias.dtype == input.dtype
-    return (input, weight, bias, border) if near and alike and input.dtype in real else None
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    near = all(v.device.type == "cpu" and v.layout == torch.strided for v in tensors)
+    real = input.dtype in {torch.float32, torch.float64}
+    return (input, weight, bias, border) if alike and near and real else None
 
 
 def _border(padding: Any, r: int) -> int | None:
     """Zeros on every side of an image; None where sides differ, or it is no such number."""
     if isinstance(padding, str):
         padding = {"same": r // 2, "valid": 0}.get(padding, -1)
-    sides = set(_two(padding))
-    border = sides.pop() if len(sides) == 1 else -1
-    return border if border >= 0 else None
+    match _two(padding):
+        case (high, wide) if high == wide >= 0:
+            return high
+    return None
 
 
 def _two(v: Any) -> tuple[int, ...]:
-    """A size by height and width; () for what is neither a number nor a sequence of them."""
-    return (v, v) if isinstance(v, int) else tuple(v) if isinstance(v, (list, tuple)) else ()
+    """A size by height and width, from one number or two, which torch has looked at."""
+    sizes = tuple(v) if isinstance(v, (list, tuple)) else (v,)
+    return sizes * 2 if len(sizes) == 1 else sizes
