@@ -254,14 +254,26 @@ def table(results: Sequence[Result]) -> Iterator[str]:
         )
 
 
-def check_names(workloads: Sequence[str], only: Sequence[str], repeat: int | None) -> None:
-    """SystemExit for what is not there."""
-    known = [w.name for w in WORKLOADS]
+def offered(workload: Workload, count: int) -> set[str]:
+    """The names in `contenders_of`."""
+    linear = isinstance(workload.net(), Mlp)
+    spread = ("dense",) if linear else ("channels-last", "winograd")
+    alone = {"loop", *spread, *(("stacked",) if linear else ())}
+    return alone | {f"{count} workers", *(f"{name}, {count} workers" for name in spread)}
+
+
+def check_names(
+    workloads: Sequence[str], only: Sequence[str], repeat: int | None, count: int
+) -> None:
+    """SystemExit for what is not there, and for contenders that no chosen workload has."""
+    known = {w.name: w for w in WORKLOADS}
     if odd := sorted(set(workloads) - set(known)):
         raise SystemExit(f"unknown: {', '.join(odd)}; there are {', '.join(known)}")
-    kinds = {"loop", "workers", "channels-last", "winograd", "stacked", "dense"}
-    if odd := [k for k in only if k.rpartition(" ")[2] not in kinds and k not in kinds]:
-        raise SystemExit(f"unknown: {'; '.join(odd)}; write them as in a table of results")
+    chosen = workloads or list(known)
+    there = set[str]().union(*(offered(known[name], count) for name in chosen))
+    if odd := [name for name in only if name not in there]:
+        some = f"for {', '.join(chosen)} there are {'; '.join(sorted(there))}"
+        raise SystemExit(f"unknown: {'; '.join(odd)}; {some}")
     if repeat is not None and repeat < 1:
         raise SystemExit(f"--repeat {repeat}: give 1 or more")
 
@@ -276,7 +288,7 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = [w for w in WORKLOADS if not given.only or w.name in given.only.split(",")]
     only = given.contenders.split(";") if given.contenders else ()
-    check_names(given.only.split(",") if given.only else (), only, given.repeat)
+    check_names(given.only.split(",") if given.only else (), only, given.repeat, given.workers)
     results = []
     for w in chosen:
         results.append(measure(w, given.quick, given.repeat, given.workers, only))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedshift.client.local import Local
+from fedshift.engine.workers import workers
 from fedshift.model import build
 
 ROOT = Path(__file__).parents[1]
@@ -162,10 +163,23 @@ def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def
 
 
 @pytest.mark.parametrize(
-    "odd", [(["W3", "W9"], [], None), ([], ["dense", "nonsense"], None), ([], [], 0)]
-)
+    "odd",
+    [(["W3", "W9"], [], None), ([], ["dense", "nonsense"], None), ([], [], 0),
+     (["W3"], ["winograd"], None), (["W1", "W4"], ["dense"], None), (["W3"], ["4 workers"], 1)],
+)  # fmt: skip
 def test_names_that_are_not_there_are_refused(load, odd) -> None:  # type: ignore[no-untyped-def]
     engine = load("engine.py")
-    engine.check_names(["W3"], ["dense, 2 workers", "channels-last", "4 workers"], 1)
-    with pytest.raises(SystemExit, match=r"W9|nonsense|--repeat 0"):
-        engine.check_names(*odd)
+    engine.check_names(["W3"], ["dense, 2 workers", "2 workers"], 1, 2)
+    engine.check_names(["W1", "W3"], ["dense", "winograd, 4 workers"], 1, 4)
+    said = r"W9|nonsense|--repeat 0|winograd; for W3 there are 2 workers|dense; for W1, W4|4 workers;"
+    with pytest.raises(SystemExit, match=said):
+        engine.check_names(*odd, 2)
+
+
+def test_contenders_are_those_that_are_offered(load) -> None:  # type: ignore[no-untyped-def]
+    engine = load("engine.py")
+    for work in (w for w in engine.WORKLOADS if w.name in {"W1", "W3"}):
+        federation, algorithm = work.federation(True)
+        with workers(federation.clients, 2) as team:
+            found = engine.contenders_of(work, algorithm, federation, team)
+        assert set(found) == engine.offered(work, 2)
