@@ -171,7 +171,9 @@ def test_names_that_are_not_there_are_refused(load, odd) -> None:  # type: ignor
     engine = load("engine.py")
     engine.check_names(["W3"], ["dense, 2 workers", "2 workers"], 1, 2)
     engine.check_names(["W1", "W3"], ["dense", "winograd, 4 workers"], 1, 4)
-    said = r"W9|nonsense|--repeat 0|winograd; for W3 there are 2 workers|dense; for W1, W4|4 workers;"
+    said = (
+        r"W9|nonsense|--repeat 0|winograd; for W3 there are 2 workers|dense; for W1, W4|4 workers;"
+    )
     with pytest.raises(SystemExit, match=said):
         engine.check_names(*odd, 2)
 
