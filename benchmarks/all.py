@@ -32,8 +32,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "aggregation": ("aggregation.py",),
     "states": ("states.py",),
 }
-# Made by peers/run.py, which takes an environment for each.
-PEERS = "peers"
+# Made by peers/run.py, which takes an environment for each; and an engine.json of another machine.
+OTHERS = ("engine-elsewhere", "peers", "peers-deep")
 
 
 def run(name: str, out: Path, quick: bool) -> None:
@@ -50,7 +50,7 @@ def run(name: str, out: Path, quick: bool) -> None:
 
 def figures(out: Path) -> dict[str, Any]:
     """What the benchmarks left, by name."""
-    found = {name: out / f"{name}.json" for name in (*PARTS, PEERS)}
+    found = {name: out / f"{name}.json" for name in (*PARTS, *OTHERS)}
     return {k: json.loads(path.read_text()) for k, path in found.items() if path.exists()}
 
 

@@ -81,8 +81,12 @@ def cohort_of(workload: Workload, t: int) -> Tensor:
 def players(
     workload: Workload, names: Sequence[str], quick: bool, count: int
 ) -> Iterator[dict[str, Seconds]]:
-    """By contender: the seconds that round t takes it, in a process of its own."""
-    context, lines, processes = get_context("fork"), list[Connection](), []
+    """By contender: the seconds that round t takes it, in a process of its own.
+
+    A new one, as a user's is: a copy of this one would begin with what the comparison before left
+    in its memory.
+    """
+    context, lines, processes = get_context("spawn"), list[Connection](), []
 
     def asker(line: Connection) -> Seconds:
         def ask(t: int) -> float:
@@ -94,11 +98,13 @@ def players(
     for name in names:
         ours, theirs = context.Pipe()
         lines.append(ours)
-        given = (theirs, tuple(lines), workload, name, quick, count)
+        given = (theirs, workload.name, name, quick, count)
         processes.append(context.Process(target=_play, args=given))
         processes[-1].start()
         theirs.close()
     try:
+        for line in lines:
+            line.recv()  # it is ready, and no longer busy
         yield {name: asker(line) for name, line in zip(names, lines, strict=True)}
     finally:
         for line in lines:
@@ -107,14 +113,10 @@ def players(
             process.join()
 
 
-def _play(
-    line: Connection, others: Sequence[Connection], workload: Workload, name: str, quick: bool,
-    count: int,
-) -> None:  # fmt: skip
+def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> None:
     """Tell the seconds of each round that is asked for, until nobody asks."""
-    for other in others:
-        other.close()
     torch.set_num_threads(1)
+    (workload,) = (w for w in WORKLOADS if w.name == work)
     federation, algorithm = workload.federation(quick)
     net = workload.net()
 
@@ -130,6 +132,7 @@ def _play(
                 workers(federation.clients, count if "workers" in name else 1)
             )
             play = contenders_of(workload, algorithm, federation, team)[name]
+        line.send(None)
         while True:
             t = line.recv()
             began = time.perf_counter()

@@ -9,8 +9,10 @@ MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
-    "deep": "The same for a deep network",
+    "engine-elsewhere": "The same on another processor",
+    "deep": "Seconds per round of a deep network",
     "peers": "Other libraries",
+    "peers-deep": "Other libraries on a deep network",
     "methods": "What each method costs relative to FedAvg",
     "growth": "How cost grows",
     "registered": "Very many registered clients (W6)",
@@ -225,7 +227,7 @@ def _seconds(value: float) -> str:
 
 
 PARTS = {
-    "engine": engine, "deep": engine, "peers": peers, "methods": methods, "growth": growth,
-    "registered": registered, "precision": precision, "startup": startup,
-    "aggregation": aggregation, "states": states,
+    "engine": engine, "engine-elsewhere": engine, "deep": engine, "peers": peers,
+    "peers-deep": peers, "methods": methods, "growth": growth, "registered": registered,
+    "precision": precision, "startup": startup, "aggregation": aggregation, "states": states,
 }  # fmt: skip

@@ -96,7 +96,7 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
 
 def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped-def]
     runs, page = load("all.py"), load("page.py")
-    assert {*runs.PARTS, runs.PEERS} == set(page.ABOUT) == set(page.PARTS)
+    assert {*runs.PARTS, *runs.OTHERS} == set(page.ABOUT) == set(page.PARTS)
     assert all((BENCHMARKS / command[0]).exists() for command in runs.PARTS.values())
 
 
