@@ -32,7 +32,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "aggregation": ("aggregation.py",),
     "states": ("states.py",),
 }
-# Made by peers/run.py, which takes an environment for each; and an engine.json of another machine.
+# Made by peers/run.py, which takes an environment for each; and an earlier engine.json of another
+# machine, whose contenders were forked.
 OTHERS = ("engine-elsewhere", "peers", "peers-deep")
 
 

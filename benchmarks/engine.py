@@ -18,6 +18,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported, or it does nothing
 
 import contextlib
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,10 +89,16 @@ def players(
     """
     context, lines, processes = get_context("spawn"), list[Connection](), []
 
+    def answer(line: Connection) -> float:
+        try:
+            return float(line.recv())
+        except EOFError:
+            raise SystemExit(f"{workload.name}: {names[lines.index(line)]} has ended") from None
+
     def asker(line: Connection) -> Seconds:
         def ask(t: int) -> float:
             line.send(t)
-            return float(line.recv())
+            return answer(line)
 
         return ask
 
@@ -104,8 +111,12 @@ def players(
         theirs.close()
     try:
         for line in lines:
-            line.recv()  # it is ready, and no longer busy
+            answer(line)  # it is ready, and no longer busy
         yield {name: asker(line) for name, line in zip(names, lines, strict=True)}
+    except BaseException:  # the others may be at work for minutes
+        for process in processes:
+            process.terminate()
+        raise
     finally:
         for line in lines:
             line.close()
@@ -115,6 +126,7 @@ def players(
 
 def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> None:
     """Tell the seconds of each round that is asked for, until nobody asks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the asking process ends
     torch.set_num_threads(1)
     (workload,) = (w for w in WORKLOADS if w.name == work)
     federation, algorithm = workload.federation(quick)
@@ -124,7 +136,7 @@ def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> No
         cohort = [federation.clients[i] for i in cohort_of(workload, t).tolist()]
         plain_round(net, federation.params, cohort, workload.local)
 
-    with contextlib.ExitStack() as held, contextlib.suppress(EOFError):
+    with contextlib.ExitStack() as held, contextlib.suppress(EOFError, OSError):
         play: Callable[[int], object] = plain
         if name != "plain":
             keep_memory()  # as `engine.rounds.run` does
@@ -132,7 +144,7 @@ def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> No
                 workers(federation.clients, count if "workers" in name else 1)
             )
             play = contenders_of(workload, algorithm, federation, team)[name]
-        line.send(None)
+        line.send(0.0)
         while True:
             t = line.recv()
             began = time.perf_counter()
@@ -156,8 +168,9 @@ def measure(
         apart = check(briefly, brief, federation, few)
     server = start(algorithm, federation).server
     weighing = int((algorithm.weigh(server, cohort_of(workload, 1)) > 0).sum())
-    del federation, algorithm, server
-    with players(workload, ("plain", *few), quick, count) as asked:
+    names = ("plain", *few)
+    del federation, algorithm, server, few
+    with players(workload, names, quick, count) as asked:
         times, rounds = timed(asked, repeat)
     medians = {k: statistics.median(v) for k, v in times.items()}
     return Result(workload, medians, apart, weighing, rounds)
@@ -165,7 +178,10 @@ def measure(
 
 def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, list[float]], int]:
     """(seconds of each contender's rounds, and how many there were)."""
-    rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / asked["plain"](1))))
+    rounds = repeat
+    if rounds is None:  # all have played once when the rounds begin that count
+        first = [seconds(1) for seconds in asked.values()]
+        rounds = min(MOST, max(LEAST, int(ENOUGH / first[0])))
     many = rounds == MOST
     times: dict[str, list[float]] = {name: [] for name in asked}
     for begin in range(1, rounds + 1, TURN if many else 1):

@@ -9,7 +9,7 @@ MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
-    "engine-elsewhere": "The same on another processor",
+    "engine-elsewhere": "The same, earlier and on another processor",
     "deep": "Seconds per round of a deep network",
     "peers": "Other libraries",
     "peers-deep": "Other libraries on a deep network",
@@ -108,10 +108,12 @@ def peers(figures: Mapping[str, Any]) -> Iterator[str]:
         yield from table(["library", *works], cells)
         yield ""
     absent = [row for row in figures["rows"] if "missing" in row]
+    rounds = " or ".join(map(str, sorted({row["rounds"] for row in rows}))) or "no"
     few = {r["workload"]: (r["clients"], r["of"]) for r in rows if r.get("clients") != r.get("of")}
     yield " ".join([
         "Relative to the plain loop, which each has in its own process and environment, in turn; "
-        "medians.",
+        f"medians of {rounds} round(s). pfl trains in one thread, Flower in a process for each "
+        "core, FedJAX in as many threads as XLA takes; the plain loop in one.",
         *(f"{work} with {n} of its {of} clients." for work, (n, of) in few.items()),
         *(f"{row['peer']}: {row['missing'].rstrip('.')}." for row in absent),
     ])  # fmt: skip

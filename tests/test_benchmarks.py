@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped
 
 def test_peers_on_the_page(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     results, page = load("results.py"), load("page.py")
-    row = {"peer": "pfl", "version": "0.6.0", "workload": "W3", "ratio": 0.853}
+    row = {"peer": "pfl", "version": "0.6.0", "workload": "W3", "ratio": 0.853, "rounds": 3}
     few = row | {"workload": "W4", "clients": 2, "of": 8}
     missing = {"peer": "fluke", "missing": "no torch"}
     rows = [row, row | {"workload": "W1", "ratio": 1.2}, few, missing]
@@ -110,6 +111,7 @@ def test_peers_on_the_page(load, tmp_path: Path) -> None:  # type: ignore[no-unt
     drawn = page.drawn({"peers": json.loads((tmp_path / "peers.json").read_text())})
     assert "| pfl 0.6.0 | 1.20x | 0.85x | 0.85x |" in drawn
     assert "W4 with 2 of its 8 clients." in drawn
+    assert "medians of 3 round(s)." in drawn
     assert "W3 with" not in drawn
     assert "fluke: no torch." in drawn
 
@@ -151,12 +153,14 @@ def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def
     slow = {"plain": player("plain", 20.0), "ours": player("ours", 10.0)}
     assert engine.timed(slow, 1) == ({"plain": [20.0], "ours": [10.0]}, 1)
     assert calls == [("plain", 1), ("ours", 1)]
+    calls.clear()
     times, rounds = engine.timed(slow, None)
     assert rounds == len(times["ours"]) == int(engine.ENOUGH / 20)
+    assert calls[:4] == [("plain", 1), ("ours", 1)] * 2  # those that do not count, and the first
     calls.clear()
     times, rounds = engine.timed({"plain": player("plain", 0.1), "ours": player("ours", 0.1)}, None)
     assert rounds == len(times["plain"]) == len(times["ours"]) == engine.MOST
-    played = [t for name, t in calls[1:] if name == "ours"]
+    played = [t for name, t in calls[2:] if name == "ours"]
     one = engine.UNCOUNTED + engine.TURN
     assert played[:one] == [1, 2, 1, 2, 3, 4, 5]
     assert len(played) == one * engine.MOST // engine.TURN
@@ -185,3 +189,67 @@ def test_contenders_are_those_that_are_offered(load) -> None:  # type: ignore[no
         with workers(federation.clients, 2) as team:
             found = engine.contenders_of(work, algorithm, federation, team)
         assert set(found) == engine.offered(work, 2)
+
+
+def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignore[no-untyped-def]
+    load("engine.py")
+    engine = importlib.import_module("engine")  # by a name that new processes find
+    (work,) = (w for w in engine.WORKLOADS if w.name == "W3")
+    with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as asked:
+        assert list(asked) == ["plain", "dense, 2 workers"]
+        assert all(seconds(t) > 0 for seconds in asked.values() for t in (1, 2))
+        times, rounds = engine.timed(asked, 2)
+    assert rounds == 2
+    assert {len(found) for found in times.values()} == {2}
+
+
+def test_a_contender_that_fails_is_named(load, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    load("engine.py")
+    engine = importlib.import_module("engine")  # by a name that new processes find
+    (work,) = (w for w in engine.WORKLOADS if w.name == "W3")
+    with (
+        pytest.raises(SystemExit, match="W3: winograd has ended"),
+        engine.players(work, ("plain", "winograd"), True, 1),
+    ):
+        pass
+    assert "KeyError: 'winograd'" in capfd.readouterr().err
+
+
+def test_first_rounds_do_not_count(load, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """By a clock that only rounds move: the first ones 10 s, the peer's 2 s, ours 1 s."""
+    plain, now = load("peers/plain.py"), [0.0]
+    monkeypatch.setattr(plain, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    turns = plain.Turns(lambda t: now.__setitem__(0, now[0] + (1 if t else 10)))
+    for t in range(4):
+        now[0] += 2 if t else 10
+        turns.tick()
+    assert turns.theirs == [2.0] * 3
+    assert turns.plain == [1.0] * 3
+
+
+def test_peers_play_the_deep_network_with_few_clients(
+    load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
+    run, asked = load("peers/run.py"), []
+    row = {"peer": "pfl", "version": "1", "seconds": 1.0, "plain": 1.0, "ratio": 1.0, "tiny": True}
+
+    def played(name: str, python: Path, workload: str, options: list[str]) -> dict[str, object]:
+        asked.append((workload, options))
+        return row | {"workload": workload}
+
+    monkeypatch.setattr(run, "environment", lambda name, place: place / name)
+    monkeypatch.setattr(run, "played", played)
+    monkeypatch.setattr(run, "OUT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "pfl", "--rounds", "1"])
+    run.main()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--workloads", "W4"])
+    run.main()
+    assert asked == [
+        *((w, ["--rounds", "1"]) for w in ("W1", "W2", "W3")),
+        ("W4", ["--rounds", "1", "--clients", "2"]),
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"peers.json", "peers-deep.json"}
+    for odd, said in (("W9", "W9; there are peers blazefl,.* W4"), ("W1,W4", "ask for it alone")):
+        monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], odd])
+        with pytest.raises(SystemExit, match=said):
+            run.main()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d
 
 from fedshift import recipes
 from fedshift.client.local import Local
+from fedshift.client.winograd import Winograd
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Forgiving, failure, loop
 from fedshift.engine.levers import channels_last, winograd
@@ -23,6 +24,8 @@ from fedshift.engine.rounds import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
+from fedshift.experiments.config import Network
+from fedshift.experiments.networks import network
 from fedshift.experiments.side_by_side import Way, backend_of
 from fedshift.model import build
 from fedshift.seeds import Seeds, generator
@@ -88,6 +91,20 @@ def test_networks_without_convolutions_are_refused(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     with pytest.raises(UnfitError, match="this training has none"):
         last(run(algorithm, federation, 1, backend=winograd(loop)))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "some"),
+    [("lenet", 28, False), ("lenet", 32, False), ("lenet-moon", 32, False), ("lenet-gn", 28, True),
+     ("lenet-gn", 32, False), ("lenet-gn", 64, False), ("lenet-gn-small", 28, False),
+     ("resnet18-gn", 32, True), ("resnet18-projected", 32, True), ("resnet50", 32, True)],
+)  # fmt: skip
+def test_the_librarys_networks(name: Literal["lenet"], size: int, some: bool) -> None:
+    """Which have such convolutions, as docs/running.md says."""
+    model = network(Network(name=name), (3, size, size), CLASSES, 0)
+    with Winograd() as mode, torch.no_grad():
+        model(*model.init(), torch.zeros(2, 3, size, size))
+    assert bool(mode.computed) == some
 
 
 class InPlace(Deep):

@@ -171,21 +171,24 @@ def drawn(n: int, work: Workload) -> list[Tensor]:
 class Turns:
     """Rounds of a peer and of the plain loop in turn. The peer calls `tick` after each of its own.
 
-    The first round is left out: it holds whatever happens once.
+    The first round of either is left out: it holds whatever happens once.
     """
 
     def __init__(self, plain: Callable[[int], object]) -> None:
         self._plain, self._began = plain, float("nan")
         self.theirs: list[float] = []
         self.plain: list[float] = []
+        self._played = 0
 
     def tick(self) -> None:
         """A round of the peer is over."""
         now = time.perf_counter()
-        if self._began == self._began:
+        self._plain(self._played)
+        after = time.perf_counter()
+        if self._played:
             self.theirs.append(now - self._began)
-        self._plain(len(self.plain))
-        self.plain.append(time.perf_counter() - now)
+            self.plain.append(after - now)
+        self._played += 1
         self._began = time.perf_counter()
 
 

@@ -151,7 +151,10 @@ def main() -> None:
     given = parser.parse_args()
     names, workloads = given.only.split(","), given.workloads.split(",")
     if odd := [*set(names) - set(PEERS), *set(workloads) - {*WORKLOADS, DEEP}]:
-        raise SystemExit(f"unknown: {', '.join(sorted(odd))}")
+        there = f"peers {', '.join(PEERS)}; workloads {', '.join((*WORKLOADS, DEEP))}"
+        raise SystemExit(f"unknown: {', '.join(sorted(odd))}; there are {there}")
+    if DEEP in workloads and len(workloads) > 1:
+        raise SystemExit(f"{DEEP} has a file of its own; ask for it alone")
     options = ["--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
     found = rows(names, workloads, given.venvs.resolve(), options)
     out = given.out or OUT / ("peers-deep.json" if workloads == [DEEP] else "peers.json")

@@ -17,7 +17,7 @@ from fedshift.tree import Params, Parts, flatten
 
 # Seconds of the loop that decide how many clients take part; steps of the longer of two trials.
 BUDGET, STEPS = 0.2, 5
-# A trial of one step that takes longer is the only one.
+# Where one step of all takes longer, it is not tried again after a first call.
 LONG = 1.0
 # Rounding moves a step by less; another result moves it by more.
 SAME = 1e-3
@@ -40,10 +40,11 @@ class Probed:
         """What was chosen, and why, in one line."""
         best = self.fastest
         others = [f"{k} {v:.2g} s" for k, v in self.seconds.items() if k != best]
-        for why in dict.fromkeys(self.refused.values()):
-            names = [name for name, said in self.refused.items() if said == why]
+        reasons = {name: why.partition(". ")[0] for name, why in self.refused.items()}
+        for why in dict.fromkeys(reasons.values()):
+            names = [name for name, said in reasons.items() if said == why]
             verb = "is" if len(names) == 1 else "are"
-            others.append(f"{' and '.join(names)} {verb} out: {why.partition('. ')[0]}")
+            others.append(f"{' and '.join(names)} {verb} out: {why}")
         versus = f" ({'; '.join(others)})" if others else ""
         return (
             f"backend {best}: about {self.seconds[best]:.2g} s for a round of {self.clients} "
@@ -56,22 +57,28 @@ def probe(
     algorithm: Algorithm,
     federation: Federation,
     cohort: int | None = None,
+    processes: Mapping[str, int] | None = None,
 ) -> Probed:
     """Play the first steps of round 1 with every contender, and reckon what a round takes.
 
     A round is reckoned as a s + b S per client, from trials of 1 and of a few steps; S are the
     steps that are planned. What a contender refuses or fails in, and what gives other results than
-    `loop`, puts it out; `loop` is always among them.
+    `loop`, puts it out; `loop` is always among them. processes: of contenders that have several,
+    how many; each is given as many clients as the others, so that all are tried.
     """
     update, jobs = _first_round(algorithm, federation, cohort)
     _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
     unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
-    some = jobs[: max(4, int(BUDGET / max(unit, 1e-6)))]
-    right = _timed(loop, update, [shortened(job, 1) for job in some])[1]
+    few = max(4, int(BUDGET / max(unit, 1e-6)))
+    right = _timed(loop, update, [shortened(job, 1) for job in jobs[:few]])[1]
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
     for name, backend in {"loop": loop, **contenders}.items():
+        each = (processes or {}).get(name, 1)
+        some = jobs[: -(-few // each) * each]
         try:
+            if backend is not loop:  # a first call is slow, and so is each process's own
+                _timed(backend, update, [shortened(job, 1) for job in some])
             taken = _reckoned(backend, update, some, right)
         except (InputError, TrainingError) as e:  # the loop has trained them before
             refused[name] = str(e)
@@ -98,13 +105,12 @@ def _first_round(
 def _reckoned(
     backend: Backend, update: ClientUpdate, jobs: Sequence[Job], right: Sequence[Reply]
 ) -> float:
-    """Seconds that these jobs take with all their steps."""
+    """Seconds that these jobs take with all their steps; right: what the first of them give."""
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
     short = [shortened(job, 1) for job in jobs]
-    _timed(backend, update, short)  # a first call is slow, and so is each process's own
     first, replies = _timed(backend, update, short)
-    if (gap := _apart(replies, right)) > SAME:
-        raise InputError(f"its results are {gap:.1g} of a step away from the loop's")
+    if (gap := _apart(replies[: len(right)], right)) > SAME:
+        raise InputError(f"results are {gap:.1g} of a step away from the loop's")
     if first > LONG or steps <= 1:
         return first * max(steps, 1.0)
     few = [shortened(job, STEPS) for job in jobs]

@@ -169,7 +169,8 @@ def _play(
             count = min(chosen.way.processes, most) if forks else 0
             with _opened(federation, count) as contenders:
                 named = {str(way): contender for way, contender in contenders.items()}
-                found = probe(named, algorithm, federation, cohort)
+                spread = {str(way): way.processes for way in contenders if way.processes}
+                found = probe(named, algorithm, federation, cohort, spread)
             chosen.way = next((w for w in contenders if str(w) == found.fastest), Way("loop"))
             chosen.say(found.line())
         own, count = chosen.way.alone(), min(chosen.way.processes, most)
