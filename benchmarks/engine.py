@@ -180,8 +180,8 @@ def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, l
     """(seconds of each contender's rounds, and how many there were)."""
     rounds = repeat
     if rounds is None:  # all have played once when the rounds begin that count
-        first = [seconds(1) for seconds in asked.values()]
-        rounds = min(MOST, max(LEAST, int(ENOUGH / first[0])))
+        first = {name: seconds(1) for name, seconds in asked.items()}
+        rounds = min(MOST, max(LEAST, int(ENOUGH / first["plain"])))
     many = rounds == MOST
     times: dict[str, list[float]] = {name: [] for name in asked}
     for begin in range(1, rounds + 1, TURN if many else 1):

@@ -80,7 +80,7 @@ def probe(
             if backend is not loop:  # a first call is slow, and so is each process's own
                 _timed(backend, update, [shortened(job, 1) for job in some])
             taken = _reckoned(backend, update, some, right)
-        except (InputError, TrainingError) as e:  # the loop has trained them before
+        except (InputError, TrainingError) as e:  # what is wrong with clients shows in the run
             refused[name] = str(e)
         else:
             seconds[name] = taken * len(jobs) / len(some)
