@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -191,10 +192,15 @@ def test_contenders_are_those_that_are_offered(load) -> None:  # type: ignore[no
         assert set(found) == engine.offered(work, 2)
 
 
-def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignore[no-untyped-def]
+def importable(load) -> tuple[ModuleType, Any]:  # type: ignore[no-untyped-def]
+    """(engine.py by a name that new processes find, its W3)."""
     load("engine.py")
-    engine = importlib.import_module("engine")  # by a name that new processes find
-    (work,) = (w for w in engine.WORKLOADS if w.name == "W3")
+    engine = importlib.import_module("engine")
+    return engine, next(w for w in engine.WORKLOADS if w.name == "W3")
+
+
+def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignore[no-untyped-def]
+    engine, work = importable(load)
     with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as asked:
         assert list(asked) == ["plain", "dense, 2 workers"]
         assert all(seconds(t) > 0 for seconds in asked.values() for t in (1, 2))
@@ -204,9 +210,7 @@ def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignor
 
 
 def test_a_contender_that_fails_is_named(load, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    load("engine.py")
-    engine = importlib.import_module("engine")  # by a name that new processes find
-    (work,) = (w for w in engine.WORKLOADS if w.name == "W3")
+    engine, work = importable(load)
     with (
         pytest.raises(SystemExit, match="W3: winograd has ended"),
         engine.players(work, ("plain", "winograd"), True, 1),
