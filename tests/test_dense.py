@@ -95,7 +95,7 @@ def test_what_it_is_not_for(name: str, reason: str, setting: Setting) -> None:
 def test_any_number_at_a_time(
     bytes_: int, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CACHE", bytes_)
+    monkeypatch.setattr(module, "CACHE", dict.fromkeys((False, True), bytes_))
     federation = double(make_federation(setting.model))
     assert gap(recipes.scaffold, setting, federation, Stacked(dense=True)) < 1e-12
 

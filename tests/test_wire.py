@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedshift.engine import wire as module
-from fedshift.engine.wire import ALIGN, receive, send
+from fedshift.engine.wire import ALIGN, receive, send, shared
 from fedshift.tree import Parts
 
 
@@ -85,8 +85,8 @@ def test_what_little_trees_have_in_common_is_one_piece(monkeypatch: pytest.Monke
         [{"a": {"v": torch.tensor([True])}}] * 5,
         there_and_back([{"a": {"v": torch.tensor([True])}}] * 5),
     )
-    assert pieces[:2] == [1, 0]
-    assert pieces[2] > 5
+    assert pieces[0] == 1  # and of nothing, none
+    assert pieces[1] > 5
 
 
 def test_names_in_another_order_stay_so() -> None:
@@ -98,6 +98,24 @@ def test_more_pieces_than_a_call_takes_and_more_bytes_than_a_pipe_holds() -> Non
     many: Parts = {"m": {f"{i}": torch.full((3,), float(i)) for i in range(3 * module.MANY)}}
     large: Parts = {"l": {"v": torch.arange(1 << 20)}}
     check_same([many, large, many], there_and_back([many, large, many]))
+
+
+def test_what_fits_lies_in_memory_that_both_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next overwrites it, and what was received stays; what is larger takes the pipe."""
+    room, (ours, theirs) = shared()[: 4 * ALIGN], Pipe()
+    piped: list[int] = []
+    monkeypatch.setattr(module, "_write", lambda where, views: piped.append(sum(map(len, views))))
+    one, two = ([{"a": {"v": torch.full((32,), i)}}] for i in (1, 2))
+    send(ours, 1, one, room)
+    found = receive(theirs, room)
+    send(theirs, 2, two, room)
+    assert torch.equal(torch.frombuffer(room, dtype=torch.int64), torch.full((32,), 2))
+    assert found[0] == 1
+    check_same(one, found[1])
+    check_same(two, receive(ours, room)[1])
+    assert not piped
+    send(ours, 3, [*one, {"b": {"c": torch.ones(1)}}], room)
+    assert piped == [5 * ALIGN]
 
 
 def test_writes_that_are_cut_short_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

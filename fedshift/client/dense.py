@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from fedshift.client.chains import Layer, layers_of, not_dense
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
+from fedshift.client.products import add_products, faster, products
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 # Bytes of parameters that are trained together: with fewer, calls cost more than what the cache
 # saves; with more, parameters fall out of it. On an MLP 784-200-10 one processor was fastest at
-# 2^22 (of 2^19 to 2^24), another, with 2 MB of cache per core, at 2^23 to 2^25 (of 2^21 to 2^25).
-CACHE = 1 << 23
+# 2^22 (of 2^19 to 2^24), another, with 2 MB of cache per core, at 2^23 to 2^25 (of 2^21 to 2^25);
+# where oneDNN multiplies client by client (True), 2^22 is (of 2^20 to 2^23).
+CACHE = {False: 1 << 23, True: 1 << 22}
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
     ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
     bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
+    fit = max(1, CACHE[faster()] // max(1, bytes_each))
     # As equal as possible: three times four clients, not twice six and none.
-    some = -(-clients // -(-clients // max(1, CACHE // max(1, bytes_each))))
+    some = -(-clients // -(-clients // fit))
     losses = []
     for start in range(0, clients, some):
         part = slice(start, start + some)
@@ -223,7 +226,7 @@ class Nets(NamedTuple):
         for weight, bias, relu in self.recipe.layers:
             inputs.append(a)
             w = self.at[weight]
-            a = torch.bmm(w, a) if bias is None else torch.baddbmm(self.at[bias], w, a)
+            a = products(w, a) if bias is None else products(w, a).add_(self.at[bias])
             if relu:
                 a = a.relu_()
         return inputs, a
@@ -239,12 +242,12 @@ class Nets(NamedTuple):
             weight, bias, _ = layers[i]
             below = delta
             if i > lowest:
-                below = torch.bmm(self.at[weight].transpose(1, 2), delta)
+                below = products(self.at[weight].transpose(1, 2), delta)
                 if layers[i - 1].relu:
                     below = torch.ops.aten.threshold_backward(below, inputs[i], 0.0)
             if weight in moving:
                 into = self._begun(weight, lr)
-                into.baddbmm_(delta, inputs[i].transpose(1, 2))
+                add_products(into, delta, inputs[i].transpose(1, 2))
                 self._ended(weight, lr)
             if bias is not None and bias in moving:
                 self._begun(bias, lr).add_(delta.sum(-1, keepdim=True))

@@ -21,25 +21,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import Any, NamedTuple
-
-import torch
 
 from fedshift.data import ClientData
-from fedshift.engine.allocator import keep_memory
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
 from fedshift.engine.parcels import (
     Jobs,
     check_clients,
     cut,
     packed,
-    packed_replies,
-    unpacked,
     unpacked_replies,
 )
-from fedshift.engine.shares import Books, Terms, summed
-from fedshift.engine.wire import receive, send
-from fedshift.errors import FedshiftError, InputError, TrainingError
+from fedshift.engine.shares import Books
+from fedshift.engine.wire import receive, send, shared
+from fedshift.engine.worker import Task, serve
+from fedshift.errors import InputError, TrainingError
 from fedshift.tree import Parts
 
 # Shares of a round for each process: while it trains one, the replies of the other are summed.
@@ -49,26 +44,19 @@ SHARES = 2
 BUFFER = 1 << 22
 
 
-class _Task(NamedTuple):
-    """What a worker does with jobs; `within` None: one after the other.
-
-    books: where the sums of its clients' updates are entered; they stay in the main process.
-    """
-
-    update: ClientUpdate
-    within: Backend | None = None
-    books: Books | None = None
-
-
 @dataclass(eq=False)
 class _Worker:
-    """One process, what it is busy with and for which time, and the last that it was told."""
+    """One process, what it is busy with and for which time, and the last that it was told.
+
+    room: memory that both see
+    """
 
     process: ForkProcess
     connection: Connection
+    room: memoryview
     jobs: Jobs = ()
     attempt: int = 0
-    task: _Task | None = None
+    task: Task | None = None
     message: Parts = field(default_factory=dict)
 
 
@@ -86,7 +74,7 @@ class Team:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies as they come."""
-        return _share_out(self, _Task(update), ((job,) for job in jobs), self.members)
+        return _share_out(self, Task(update), ((job,) for job in jobs), self.members)
 
     def blocks(self, within: Backend) -> Backend:
         """Processes train shares of a round's clients by `within`, which is pickled.
@@ -109,8 +97,8 @@ class Team:
         worker.process.join()
         worker.connection.close()
         fresh = _hire(self.clients, [w.connection for w in self.members if w is not worker])
-        worker.process, worker.connection, worker.jobs = fresh.process, fresh.connection, ()
-        worker.task, worker.message = None, {}
+        worker.process, worker.connection, worker.room = fresh.process, fresh.connection, fresh.room
+        worker.jobs, worker.task, worker.message = (), None, {}
 
 
 @dataclass(frozen=True)
@@ -130,7 +118,7 @@ class _Blocks:
     def _spread(
         self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
     ) -> Iterator[Reply]:
-        todo, task, members = tuple(jobs), _Task(update, self.within, books), self.team.members
+        todo, task, members = tuple(jobs), Task(update, self.within, books), self.team.members
         alone = self.team.deadline is not None or len(members) == 1
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
         most = len(others) * (SHARES if alone else 1)
@@ -139,7 +127,7 @@ class _Blocks:
             task = task._replace(books=None)
         return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
 
-    def _own(self, task: _Task, jobs: Jobs) -> Iterable[Reply]:
+    def _own(self, task: Task, jobs: Jobs) -> Iterable[Reply]:
         """What this process trains; summed while others train."""
         replies = self.within(task.update, jobs)
         return replies if task.books is None else task.books.summed(replies, jobs)
@@ -193,10 +181,12 @@ def _hire(clients: Sequence[ClientData], others: Sequence[Connection]) -> _Worke
             socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line,
         ):
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-    process = context.Process(target=_serve, args=(theirs, clients, [ours, *others]), daemon=True)
+    room = shared()
+    given = (theirs, room, clients, [ours, *others])
+    process = context.Process(target=serve, args=given, daemon=True)
     process.start()
     theirs.close()
-    return _Worker(process, ours)
+    return _Worker(process, ours, room)
 
 
 def _dismiss(team: Sequence[_Worker]) -> None:
@@ -210,7 +200,7 @@ def _dismiss(team: Sequence[_Worker]) -> None:
 
 
 def _share_out(
-    team: Team, task: _Task, shares: Iterable[Jobs], members: Sequence[_Worker],
+    team: Team, task: Task, shares: Iterable[Jobs], members: Sequence[_Worker],
     own: Callable[[], Iterable[Reply]] = tuple,
 ) -> Iterator[Reply]:  # fmt: skip
     """Whoever is idle gets the next share, until all are done or the time is over.
@@ -250,14 +240,15 @@ def _end(deadline: float | None) -> float | None:
     return None if deadline is None else _now() + deadline
 
 
-def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int = 0) -> None:
+def _assign(team: Team, worker: _Worker, task: Task, jobs: Jobs, attempt: int = 0) -> None:
     check_clients(team.clients, jobs)
     about, trees = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     terms = None if task.books is None else task.books.terms([job.client for job in jobs])
     told = task._replace(books=None)
     try:
-        send(worker.connection, (None if worker.task == told else told, about, terms), trees)
+        news = None if worker.task == told else told
+        send(worker.connection, (news, about, terms), trees, worker.room)
     except OSError:
         _died(team, worker, task)
         return
@@ -270,11 +261,11 @@ def _assign(team: Team, worker: _Worker, task: _Task, jobs: Jobs, attempt: int =
     worker.task, worker.message = told, jobs[-1].message
 
 
-def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
+def _answer(team: Team, worker: _Worker, task: Task) -> list[Reply] | None:
     """What came back; None where the process is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
-        (failure, about), trees = receive(worker.connection)
+        (failure, about), trees = receive(worker.connection, worker.room)
     except (EOFError, OSError):
         _died(team, worker, task)
         return None
@@ -287,7 +278,7 @@ def _answer(team: Team, worker: _Worker, task: _Task) -> list[Reply] | None:
     return replies
 
 
-def _died(team: Team, worker: _Worker, task: _Task) -> None:
+def _died(team: Team, worker: _Worker, task: Task) -> None:
     """Train the clients again in a new process, or end the run where that was done often enough."""
     jobs, attempt = worker.jobs, worker.attempt
     assert jobs  # a worker that has nothing to do is not spoken to
@@ -308,38 +299,3 @@ def _died(team: Team, worker: _Worker, task: _Task) -> None:
 def _named(jobs: Jobs) -> str:
     ids = ", ".join([*(str(job.client) for job in jobs[:5]), *(["..."] if len(jobs) > 5 else [])])
     return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
-
-
-def _serve(
-    connection: Connection, clients: Sequence[ClientData], others: Sequence[Connection]
-) -> None:
-    """What a worker does until the pipe is closed."""
-    # With the other ends of pipes open, no worker would hear that the main process is gone.
-    for other in others:
-        other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    keep_memory()
-    task: Any = None
-    message: Parts = {}
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            (fresh, about, terms), trees = receive(connection)
-            task = task if fresh is None else fresh
-            jobs = tuple(unpacked(about, trees, message, clients))
-            message = jobs[-1].message
-            _reply(connection, task, jobs, terms)
-
-
-def _reply(connection: Connection, task: _Task, jobs: Sequence[Job], terms: Terms | None) -> None:
-    try:
-        replies = list((task.within or loop)(task.update, jobs))
-        about, trees = packed_replies(*(summed(replies, jobs, terms) if terms else (replies, None)))
-    except Exception as e:
-        # Errors of another form would fail on the way, or when they arrive.
-        plain = isinstance(e, FedshiftError) or type(e).__module__ == "builtins"
-        told = e if plain else TrainingError(f"{type(e).__name__}: {e}")
-        send(connection, (told, ()), ())
-        return
-    send(connection, (None, about), trees)

@@ -1,0 +1,69 @@
+"""What a process does that trains clients for another: it hears of jobs, and answers them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from fedshift.data import ClientData
+from fedshift.engine.allocator import keep_memory
+from fedshift.engine.backends import Backend, ClientUpdate, Job, loop
+from fedshift.engine.parcels import packed_replies, unpacked
+from fedshift.engine.shares import Books, Terms, summed
+from fedshift.engine.wire import receive, send
+from fedshift.errors import FedshiftError, TrainingError
+from fedshift.tree import Parts
+
+
+class Task(NamedTuple):
+    """What a worker does with jobs; `within` None: one after the other.
+
+    books: where the sums of its clients' updates are entered; they stay in the main process.
+    """
+
+    update: ClientUpdate
+    within: Backend | None = None
+    books: Books | None = None
+
+
+def serve(
+    connection: Connection, room: memoryview, clients: Sequence[ClientData],
+    others: Sequence[Connection],
+) -> None:  # fmt: skip
+    """What a worker does until the pipe is closed."""
+    # With the other ends of pipes open, no worker would hear that the main process is gone.
+    for other in others:
+        other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    keep_memory()
+    task: Any = None
+    message: Parts = {}
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            (fresh, about, terms), trees = receive(connection, room)
+            task = task if fresh is None else fresh
+            jobs = tuple(unpacked(about, trees, message, clients))
+            message = jobs[-1].message
+            send(connection, *_reply(task, jobs, terms), room)
+
+
+def _reply(
+    task: Task, jobs: Sequence[Job], terms: Terms | None
+) -> tuple[tuple[Exception | None, Any], Sequence[Parts]]:
+    """((what failed, what is said of the replies), the replies), to be sent."""
+    try:
+        replies = list((task.within or loop)(task.update, jobs))
+        about, trees = packed_replies(*(summed(replies, jobs, terms) if terms else (replies, None)))
+    except Exception as e:
+        # Errors of another form would fail on the way, or when they arrive.
+        plain = isinstance(e, FedshiftError) or type(e).__module__ == "builtins"
+        told = e if plain else TrainingError(f"{type(e).__name__}: {e}")
+        return (told, ()), ()
+    return (None, about), trees

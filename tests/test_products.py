@@ -1,0 +1,124 @@
+"""Products by oneDNN: those of MKL but for rounding, where they are chosen and where not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Setting, make_federation
+from every_method import MAKE
+from test_dense import gap
+from torch import Tensor
+
+from fedshift.client import products as module
+from fedshift.client.products import add_products, products
+from fedshift.engine.stacked import Stacked
+
+needed = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch comes without oneDNN"
+)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Every product by oneDNN; all in float32 are, however small, on any processor."""
+    found: list[torch.Size] = []
+    each = module._each
+
+    def spy(a: Tensor, b: Tensor) -> Iterator[Tensor]:
+        for product in each(a, b):
+            found.append(product.shape)
+            yield product
+
+    monkeypatch.setattr(module, "faster", lambda: True)
+    monkeypatch.setattr(module, "WORTH", 0)
+    monkeypatch.setattr(module, "_each", spy)
+    return found
+
+
+def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:
+    """The largest distance from the product in float64, over the largest of its size."""
+    right = first + a.double() @ b.double()
+    return float((found - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
+
+
+@needed
+@pytest.mark.parametrize(("c", "m", "k", "n"), [(3, 200, 784, 32), (1, 7, 5, 1), (4, 1, 1, 9)])
+def test_products_but_for_rounding(
+    c: int, m: int, k: int, n: int, counted: list[torch.Size]
+) -> None:
+    """Also of matrices that lie transposed, or in rows of others."""
+    source = torch.Generator().manual_seed(0)
+
+    def drawn(rows: int, columns: int) -> Iterator[Tensor]:
+        v = torch.randn(c, rows, columns, generator=source)
+        yield v
+        yield v.transpose(1, 2).contiguous().transpose(1, 2)
+        yield torch.cat((v, v), 2)[..., :columns]
+
+    for a in drawn(m, k):
+        for b in drawn(k, n):
+            assert rounded(products(a, b), a, b) < 1e-6
+            first = torch.randn(c, m, n, generator=source)
+            into = first.clone()
+            add_products(into, a, b)
+            assert rounded(into, a, b, first.double()) < 1e-6
+            assert rounded(into, a, b) > 1e-3  # without what was there
+    assert counted == [(m, n)] * c * 18
+
+
+@needed
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I"])
+def test_training_with_them(name: str, setting: Setting, counted: list[torch.Size]) -> None:
+    federation = make_federation(setting.model)
+    assert gap(MAKE[name], setting, federation, Stacked(dense=True)) < 1e-6
+    assert counted
+
+
+@needed
+def test_other_types_and_small_ones_are_torchs(
+    counted: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    assert torch.equal(products(a.double(), b.double()), torch.bmm(a.double(), b.double()))
+    monkeypatch.setattr(module, "WORTH", 3 * 4 * 5 + 1)
+    assert torch.equal(products(a, b), torch.bmm(a, b))
+    into = torch.zeros(2, 3, 5)
+    add_products(into, a, b)
+    assert torch.equal(into, torch.baddbmm(torch.zeros(2, 3, 5), a, b))
+    assert not counted
+    monkeypatch.setattr(module, "WORTH", 3 * 4 * 5)
+    products(a, b)
+    assert len(counted) == 2
+
+
+@needed
+@pytest.mark.skipif(not torch._C.has_mkl, reason="this torch comes without MKL")
+def test_where_they_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(vendor: str, family: int, capability: str, switch: str | None = None) -> bool:
+        about = tmp_path / "cpuinfo"
+        about.write_text(f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 99\n")
+        monkeypatch.setattr(module, "CPUINFO", about)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.delenv(module.SWITCH, raising=False)
+        if switch is not None:
+            monkeypatch.setenv(module.SWITCH, switch)
+        return asked()
+
+    def asked() -> bool:
+        whole: Any = module.faster
+        return bool(whole.__wrapped__())
+
+    assert chosen("AuthenticAMD", 26, "AVX512")
+    assert chosen("AuthenticAMD", 26, "AVX512", "1")
+    assert not chosen("AuthenticAMD", 26, "AVX512", "0")
+    assert not chosen("AuthenticAMD", 26, "AVX2")
+    assert not chosen("AuthenticAMD", 25, "AVX512")
+    assert not chosen("GenuineIntel", 26, "AVX512")
+    module.CPUINFO.write_text("")
+    assert not asked()
+    module.CPUINFO.unlink()
+    assert not asked()
