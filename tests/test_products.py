@@ -17,9 +17,7 @@ from fedshift.client import products as module
 from fedshift.client.products import add_products, products
 from fedshift.engine.stacked import Stacked
 
-needed = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch comes without oneDNN"
-)
+needed = pytest.mark.skipif(not module._both(), reason="this torch comes without MKL or oneDNN")
 
 
 @pytest.fixture
@@ -62,12 +60,13 @@ def test_products_but_for_rounding(
     for a in drawn(m, k):
         for b in drawn(k, n):
             assert rounded(products(a, b), a, b) < 1e-6
-            first = torch.randn(c, m, n, generator=source)
+            first, bias = (torch.randn(c, m, w, generator=source) for w in (n, 1))
+            assert rounded(products(a, b, bias), a, b, bias.double()) < 1e-6
             into = first.clone()
             add_products(into, a, b)
             assert rounded(into, a, b, first.double()) < 1e-6
             assert rounded(into, a, b) > 1e-3  # without what was there
-    assert counted == [(m, n)] * c * 18
+    assert counted == [(m, n)] * c * 27
 
 
 @needed
@@ -79,24 +78,31 @@ def test_training_with_them(name: str, setting: Setting, counted: list[torch.Siz
 
 
 @needed
-def test_other_types_and_small_ones_are_torchs(
-    counted: list[torch.Size], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
-    assert torch.equal(products(a.double(), b.double()), torch.bmm(a.double(), b.double()))
+def test_all_else_is_torchs(counted: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other types and devices, small ones, and all on other processors."""
+    a, b, bias = torch.randn(2, 3, 4), torch.randn(2, 4, 5), torch.randn(2, 3, 1)
+
+    def check(a: Tensor, b: Tensor, bias: Tensor) -> None:
+        assert torch.equal(products(a, b), torch.bmm(a, b))
+        assert torch.equal(products(a, b, bias), torch.baddbmm(bias, a, b))
+        into = a.new_ones(2, 3, 5)
+        add_products(into, a, b)
+        assert torch.equal(into, torch.baddbmm(a.new_ones(2, 3, 5), a, b))
+
+    check(a.double(), b.double(), bias.double())
+    assert products(a.to("meta"), b.to("meta")).shape == (2, 3, 5)
     monkeypatch.setattr(module, "WORTH", 3 * 4 * 5 + 1)
-    assert torch.equal(products(a, b), torch.bmm(a, b))
-    into = torch.zeros(2, 3, 5)
-    add_products(into, a, b)
-    assert torch.equal(into, torch.baddbmm(torch.zeros(2, 3, 5), a, b))
-    assert not counted
+    check(a, b, bias)
     monkeypatch.setattr(module, "WORTH", 3 * 4 * 5)
+    monkeypatch.setattr(module, "faster", lambda: False)
+    check(a, b, bias)
+    assert not counted
+    monkeypatch.setattr(module, "faster", lambda: True)
     products(a, b)
     assert len(counted) == 2
 
 
 @needed
-@pytest.mark.skipif(not torch._C.has_mkl, reason="this torch comes without MKL")
 def test_where_they_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(vendor: str, family: int, capability: str, switch: str | None = None) -> bool:
         about = tmp_path / "cpuinfo"
@@ -118,7 +124,17 @@ def test_where_they_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not chosen("AuthenticAMD", 26, "AVX2")
     assert not chosen("AuthenticAMD", 25, "AVX512")
     assert not chosen("GenuineIntel", 26, "AVX512")
+    assert chosen("AuthenticAMD", 26, "AVX512")
+    for library in (torch.backends.mkl, torch.backends.mkldnn):
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "is_available", lambda: False)
+            assert not asked()
+    assert asked()
+    module.faster.cache_clear()
+    assert module.faster()
     module.CPUINFO.write_text("")
     assert not asked()
     module.CPUINFO.unlink()
     assert not asked()
+    assert module.faster()  # as it said when it was first asked
+    module.faster.cache_clear()

@@ -253,6 +253,35 @@ def test_much_may_be_on_its_way_between_processes(
         assert room(team) < large
 
 
+def test_tensors_lie_in_memory_that_both_see(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process that takes another's place, too, in its memory; pipes do where there is none."""
+    federation, algorithm = make_federation(setting.model), recipes.scaffold(setting)
+    alone = last(run(algorithm, federation, 2))
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("tensors in a pipe")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedshift.engine.wire._write", refuse)
+        with workers(federation.clients, 2) as team:
+            first = team.members[0]
+            memory, process = first.room, first.process
+            team.replace(first)
+            assert first.room is memory
+            assert first.process is not process
+            assert different(last(run(algorithm, federation, 2, backend=team)), alone) == []
+
+    def none(*args: Any) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("mmap.mmap", none)
+    with workers(federation.clients, 2) as team:
+        assert len(team.members[0].room) == 0
+        assert different(last(run(algorithm, federation, 2, backend=team)), alone) == []
+
+
 def test_keeping_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSHIFT_KEEP_MEMORY", "0")
     assert keep_memory() is False

@@ -7,8 +7,8 @@ cross-entropy at the end,
     delta_(l-1) = (W_l^T delta_l) 1[a_(l-1) > 0]
     dW_l = delta_l a_(l-1)^T,   db_l = sum_b delta_l[:, b]
 
-and each step adds -lr dW_l to W_l in the multiplication that gives it. Clients are taken together
-as far as their parameters fit in the processor's cache. What a client gets is what
+and each step adds -lr dW_l to W_l, by MKL in the multiplication that gives it. Clients are taken
+together as far as their parameters fit in the processor's cache. What a client gets is what
 `client.local.Local` gives it but for the order of sums.
 """
 
@@ -226,7 +226,7 @@ class Nets(NamedTuple):
         for weight, bias, relu in self.recipe.layers:
             inputs.append(a)
             w = self.at[weight]
-            a = products(w, a) if bias is None else products(w, a).add_(self.at[bias])
+            a = products(w, a, None if bias is None else self.at[bias])
             if relu:
                 a = a.relu_()
         return inputs, a

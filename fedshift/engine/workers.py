@@ -1,9 +1,10 @@
 """Clients side by side: processes of one thread each, which live as long as the run.
 
 Workers are forked, so that they share the clients' data with this process; messages and states go
-to them through pipes, updates come back. The result is that of `loop` on one thread bit for bit,
-whatever the number of workers and the order in which they finish. `Team.blocks` hands each worker
-many clients at a time, for a backend that trains them together; there sums may be sums of sums.
+to them as `engine.wire` sends them, updates come back. The result is that of `loop` on one thread
+bit for bit, whatever the number of workers and the order in which they finish. `Team.blocks` hands
+each worker many clients at a time, for a backend that trains them together; there sums may be sums
+of sums.
 
 A round may have a deadline. Whoever has not answered by then is ended, its clients have no answer,
 and another process takes its place.
@@ -22,15 +23,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
+from fedshift.client.products import faster
 from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
-from fedshift.engine.parcels import (
-    Jobs,
-    check_clients,
-    cut,
-    packed,
-    unpacked_replies,
-)
+from fedshift.engine.parcels import Jobs, check_clients, cut, packed, unpacked_replies
 from fedshift.engine.shares import Books
 from fedshift.engine.wire import receive, send, shared
 from fedshift.engine.worker import Task, serve
@@ -39,8 +35,8 @@ from fedshift.tree import Parts
 
 # Shares of a round for each process: while it trains one, the replies of the other are summed.
 SHARES = 2
-# Bytes on their way between two processes, where the system allows as many: with its usual 200 KB
-# they must wake each other a hundred times for 16 MB.
+# Bytes on their way in a pipe, where the system allows as many: with its usual 200 KB two processes
+# must wake each other a hundred times for 16 MB.
 BUFFER = 1 << 22
 
 
@@ -89,16 +85,19 @@ class Team:
 
     def hire(self) -> _Worker:
         """A new process."""
-        return _hire(self.clients, [w.connection for w in self.members])
+        return _hire(self.clients, [w.connection for w in self.members], shared())
 
     def replace(self, worker: _Worker) -> None:
         """End a process, and put a new one in its place that has been told nothing yet."""
         worker.process.kill()
         worker.process.join()
         worker.connection.close()
-        fresh = _hire(self.clients, [w.connection for w in self.members if w is not worker])
-        worker.process, worker.connection, worker.room = fresh.process, fresh.connection, fresh.room
-        worker.jobs, worker.task, worker.message = (), None, {}
+        others = [w.connection for w in self.members if w is not worker]
+        # The memory stays: what the old one wrote there, nobody reads. A new one would be one more
+        # in all processes.
+        fresh = _hire(self.clients, others, worker.room)
+        worker.process, worker.connection, worker.jobs = fresh.process, fresh.connection, ()
+        worker.task, worker.message = None, {}
 
 
 @dataclass(frozen=True)
@@ -163,15 +162,17 @@ def workers(
     if "fork" not in multiprocessing.get_all_start_methods():
         raise InputError("workers need a system that can fork processes; leave them out")
     team = Team(clients, [], deadline, retries)
+    faster()  # asked here, all processes answer alike
     try:
         for _ in range(count):
             team.members.append(team.hire())
         yield team
     finally:
         _dismiss(team.members)
+        team.members.clear()
 
 
-def _hire(clients: Sequence[ClientData], others: Sequence[Connection]) -> _Worker:
+def _hire(clients: Sequence[ClientData], others: Sequence[Connection], room: memoryview) -> _Worker:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     for end in (ours, theirs):
@@ -181,7 +182,6 @@ def _hire(clients: Sequence[ClientData], others: Sequence[Connection]) -> _Worke
             socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line,
         ):
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-    room = shared()
     given = (theirs, room, clients, [ours, *others])
     process = context.Process(target=serve, args=given, daemon=True)
     process.start()
