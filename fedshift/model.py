@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.pooling import Pair, pooled_first, rectified_pools
+from fedshift.pooling import Change, pool_changes, pooled
 from fedshift.seeds import key
 from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
@@ -43,14 +43,14 @@ class Model:
     freeze_norm: bool = False
     augment: Augment | None = None
     _places: Places = field(init=False, repr=False)
-    _pools: tuple[Pair, ...] = field(init=False, repr=False)
+    _pools: tuple[Change, ...] = field(init=False, repr=False)
     _random: bool = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
-        object.__setattr__(self, "_pools", rectified_pools(self.net))
+        object.__setattr__(self, "_pools", pool_changes(self.net))
         object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
         normed = any(map(_is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
@@ -93,7 +93,7 @@ class Model:
             for module in filter(_is_batch_norm, self.net.modules()):
                 module.eval()
         # Where there is nothing to turn, entering a block would cost as much as a small layer.
-        with pooled_first(self._pools) if self._pools else NOTHING:
+        with pooled(self._pools) if self._pools else NOTHING:
             out = call(self.net, self._places, params | buffers, x)
         return out if isinstance(out, dict) else {"logits": out}
 

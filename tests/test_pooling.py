@@ -1,4 +1,4 @@
-"""ReLU after max-pooling: bit for bit what it is before."""
+"""ReLU after max-pooling, and pools by halves: bit for bit what torch gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from test_levers import CLASSES, TARGET, last
 from torch import Tensor, nn
 
 from fedshift import model as module
-from fedshift import recipes
+from fedshift import pooling, recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Backend, loop
@@ -21,7 +21,7 @@ from fedshift.engine.levers import channels_last
 from fedshift.engine.rounds import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.model import build
-from fedshift.pooling import pooled_first, rectified_pools
+from fedshift.pooling import Halved, pool_changes, pooled
 from fedshift.seeds import Seeds
 
 
@@ -61,15 +61,21 @@ def trained(backend: Backend = loop) -> Any:
 def test_training_ends_with_the_same_bits(
     kind: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turned = trained(kind())
+    monkeypatch.setattr(pooling, "LARGE", 0)
+    halved: list[bool] = []
+    even = pooling._even
+    monkeypatch.setattr(pooling, "_even", lambda x: (halved.append(True), even(x))[1])
+    backend = kind()
+    turned = trained(backend)
+    assert halved
     asked: list[int] = []
 
     @contextmanager
-    def as_it_is(pairs: Any) -> Iterator[None]:
-        asked.append(len(pairs))
+    def as_it_is(changes: Any) -> Iterator[None]:
+        asked.append(len(changes))
         yield
 
-    monkeypatch.setattr(module, "pooled_first", as_it_is)
+    monkeypatch.setattr(module, "pooled", as_it_is)
     plain = trained(kind())
     assert set(asked) == {2}
     assert all(torch.equal(v, turned[k]) for k, v in plain.items())
@@ -95,6 +101,59 @@ def test_values_and_gradients_are_the_same() -> None:
     assert not torch.equal(average[0].nan_to_num(9e9), both(nn.ReLU(), nn.AvgPool2d(2))[0])
 
 
+@pytest.mark.parametrize(
+    "shape", [(6, 3, 8, 8), (2, 1, 7, 9), (1, 2, 2, 3), (3, 2, 1, 5), (0, 2, 4, 4)]
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_halves_are_torchs_pools(
+    shape: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties, infinities, odd sides; also many networks' at once, and gradients of gradients."""
+    monkeypatch.setattr(pooling, "LARGE", 0)
+    source = torch.Generator().manual_seed(0)
+    z = torch.randint(-2, 3, shape, generator=source).to(kind)
+    z[z == 2] = float("inf")
+    fits = min(shape[-2:]) > 1
+    out = (*shape[:2], *(v // 2 for v in shape[2:]))
+    given = torch.randn(out, generator=source).to(kind)
+
+    def both(pool: nn.Module) -> tuple[Tensor, Tensor]:
+        leaf = z.clone().requires_grad_()
+        pooled = pool(leaf)
+        return pooled.detach(), torch.autograd.grad(pooled, leaf, given)[0]
+
+    if not fits:
+        for pool in (nn.MaxPool2d(2), Halved()):
+            with pytest.raises(RuntimeError, match="too small"):
+                both(pool)
+        return
+    for one, two in zip(both(nn.MaxPool2d(2)), both(Halved()), strict=True):
+        assert torch.equal(one, two)
+    assert torch.equal(torch.func.vmap(Halved())(z[:, None])[:, 0], Halved()(z))
+
+
+def test_their_gradients_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooling, "LARGE", 0)
+    z = torch.randn(2, 1, 5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(Halved(), z)
+    assert torch.autograd.gradgradcheck(Halved(), z)
+
+
+def test_which_pools_are_halved() -> None:
+    def halved(*layers: nn.Module) -> int:
+        changes = pool_changes(nn.Sequential(*layers))
+        return sum(isinstance(v, Halved) for change in changes for v in change.new.values())
+
+    assert halved(nn.MaxPool2d(2)) == halved(nn.MaxPool2d((2, 2), 2, (0, 0))) == 1
+    assert halved(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(1, 1, 1), nn.MaxPool2d(2)) == 2
+    for odd in (
+        nn.MaxPool2d(3), nn.MaxPool2d(2, 1), nn.MaxPool2d(2, 2, 1), nn.MaxPool2d((2, 3)),
+        nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool1d(2),
+        nn.MaxPool2d(2, return_indices=True), nn.AvgPool2d(2),
+    ):  # fmt: skip
+        assert halved(odd) == 0
+
+
 class OwnRelu(nn.ReLU):
     pass
 
@@ -105,7 +164,7 @@ class OwnSequence(nn.Sequential):
 
 def test_only_what_is_known_is_turned() -> None:
     def count(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> int:
-        return len(rectified_pools(kind(*layers)))
+        return sum(len(change.new) == 2 for change in pool_changes(kind(*layers)))
 
     assert count(nn.ReLU(), nn.MaxPool2d(2)) == 1
     assert count(nn.ReLU(), nn.MaxPool1d(2), nn.ReLU(), nn.MaxPool3d(2)) == 2
@@ -119,23 +178,28 @@ def test_only_what_is_known_is_turned() -> None:
 
 
 def test_the_network_is_as_it_was_after_each_pass() -> None:
-    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    pairs, before = rectified_pools(net), list(net)
-    with pooled_first(pairs):
-        assert list(net) == before[::-1]
+    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(3), nn.MaxPool2d(2))
+    changes, before = pool_changes(net), list(net)
+    with pooled(changes):
+        assert list(net)[:2] == before[1::-1]
+        assert isinstance(net[2], Halved)
     assert list(net) == before
-    with pytest.raises(RuntimeError), pooled_first(pairs):
+    with pytest.raises(RuntimeError), pooled(changes):
         net(torch.ones(2))
     assert list(net) == before
+    net[1] = mine = nn.MaxPool2d(5)  # put there since: it stays
+    with pooled(changes):
+        assert list(net)[:2] == [before[0], mine]
+    assert list(net)[:2] == [before[0], mine]
 
 
 def test_who_looks_into_a_layer_sees_it_as_it_stands() -> None:
     net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     seen: list[torch.Size] = []
     handle = net[0].register_forward_hook(lambda layer, given, out: seen.append(out.shape))
-    with pooled_first(rectified_pools(net)):
+    with pooled(pool_changes(net)):
         net(torch.ones(1, 1, 4, 4))
     assert seen == [torch.Size((1, 1, 4, 4))]
     handle.remove()
-    with pooled_first(rectified_pools(net)):
-        assert isinstance(next(iter(net)), nn.MaxPool2d)
+    with pooled(pool_changes(net)):
+        assert isinstance(next(iter(net)), Halved)
