@@ -32,9 +32,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     "aggregation": ("aggregation.py",),
     "states": ("states.py",),
 }
-# Made by peers/run.py, which takes an environment for each; and an earlier engine.json of another
-# machine, whose contenders were forked.
-OTHERS = ("engine-elsewhere", "peers", "peers-deep")
+# Made by peers/run.py, which takes an environment for each; and earlier engine.json of other machines,
+# of which the second's contenders were forked.
+OTHERS = ("engine-earlier", "engine-elsewhere", "peers", "peers-deep")
 
 
 def run(name: str, out: Path, quick: bool) -> None:

@@ -9,7 +9,8 @@ MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
-    "engine-elsewhere": "The same, earlier and on another processor",
+    "engine-earlier": "The same, earlier and on another EPYC",
+    "engine-elsewhere": "The same, before that and on an Intel processor",
     "deep": "Seconds per round of a deep network",
     "peers": "Other libraries",
     "peers-deep": "Other libraries on a deep network",
@@ -229,7 +230,8 @@ def _seconds(value: float) -> str:
 
 
 PARTS = {
-    "engine": engine, "engine-elsewhere": engine, "deep": engine, "peers": peers,
-    "peers-deep": peers, "methods": methods, "growth": growth, "registered": registered,
-    "precision": precision, "startup": startup, "aggregation": aggregation, "states": states,
+    "engine": engine, "engine-earlier": engine, "engine-elsewhere": engine, "deep": engine,
+    "peers": peers, "peers-deep": peers, "methods": methods, "growth": growth,
+    "registered": registered, "precision": precision, "startup": startup,
+    "aggregation": aggregation, "states": states,
 }  # fmt: skip
