@@ -32,8 +32,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "aggregation": ("aggregation.py",),
     "states": ("states.py",),
 }
-# Made by peers/run.py, which takes an environment for each; and earlier engine.json of other machines,
-# of which the second's contenders were forked.
+# Made by peers/run.py, which takes an environment for each; and by earlier versions on other
+# machines, the second with forked contenders.
 OTHERS = ("engine-earlier", "engine-elsewhere", "peers", "peers-deep")
 
 
