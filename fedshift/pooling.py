@@ -134,13 +134,16 @@ class _Maxima(torch.autograd.Function):
     def backward(ctx: Any, given: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         y, (h, w) = _Maxima.forward(x), _even(x)
-        found = torch.empty_like(x) if x.shape[-2:] == (h, w) else torch.zeros_like(x)
         left = given  # for the entries of a window that have not been looked at
+        taken: dict[tuple[int, int], Tensor] = {}
         for i, j in ((0, 0), (0, 1), (1, 0)):
-            taken = left * (x[..., i:h:2, j:w:2] == y)
-            found[..., i:h:2, j:w:2] = taken
-            left = left - taken
-        found[..., 1:h:2, 1:w:2] = left
+            taken[i, j] = left * (x[..., i:h:2, j:w:2] == y)
+            left = left - taken[i, j]
+        # Made of what is written to it: under vmap either x or the gradient may be of many.
+        whole = x.shape[-2:] == (h, w)
+        found = left.new_empty(x.shape) if whole else left.new_zeros(x.shape)
+        for (i, j), part in {**taken, (1, 1): left}.items():
+            found[..., i:h:2, j:w:2] = part
         return found
 
 

@@ -137,6 +137,13 @@ def test_their_gradients_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None
     z = torch.randn(2, 1, 5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(Halved(), z)
     assert torch.autograd.gradgradcheck(Halved(), z)
+    many = torch.randn(3, 2, 1, 2, 2, dtype=torch.float64)  # of one input, as Jacobians ask
+    y = Halved()(z)
+    (together,) = torch.autograd.grad(y, z, many, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, z, one, retain_graph=True)[0] for one in many]
+    assert torch.equal(together, torch.stack(each))
+    jacobian = torch.func.jacrev(nn.MaxPool2d(2))(z.detach())
+    assert torch.equal(torch.func.jacrev(Halved())(z.detach()), jacobian)
 
 
 def test_which_pools_are_halved() -> None:

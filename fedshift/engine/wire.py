@@ -1,7 +1,7 @@
 """Trees of tensors as one block of bytes, for pipes between processes of one machine.
 
-What fits lies in memory that both processes see, and only its layout takes the pipe, through which
-1 MB takes 2 ms, as one end writes while the other reads.
+What fits lies in memory that both processes see, and only its layout takes the pipe: through that
+all would go piece by piece, one end writing what it holds and waiting for the other to read.
 """
 
 from __future__ import annotations
