@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.pooling import Change, pool_changes, pooled
+from fedshift.pooling import pooled, with_pools
 from fedshift.seeds import key
 from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
@@ -32,7 +32,8 @@ class Model:
     augment: (x, seed) -> x of the same shape, what inputs go through before a gradient is taken
     (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
 
-    A rectifier right before a max-pool is computed after it (`fedshift.pooling`).
+    In an `nn.Sequential` called as one, max-pools take the way that costs less, and a rectifier
+    right before one is computed after it (`fedshift.pooling`).
 
     mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
 
@@ -43,14 +44,14 @@ class Model:
     freeze_norm: bool = False
     augment: Augment | None = None
     _places: Places = field(init=False, repr=False)
-    _pools: tuple[Change, ...] = field(init=False, repr=False)
+    _pools: tuple[nn.Sequential, ...] = field(init=False, repr=False)
     _random: bool = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
-        object.__setattr__(self, "_pools", pool_changes(self.net))
+        object.__setattr__(self, "_pools", with_pools(self.net))
         object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
         normed = any(map(_is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)

@@ -1,152 +1,154 @@
-"""Max-pools with the same numbers for less work.
+"""Max-pools with the same numbers for less work, in every `nn.Sequential` that is called as one.
 
 Rectifiers after a pool instead of before it: relu(max_j z_j) = max_j relu(z_j), as relu is
 monotone. Both send a gradient to the first largest z_j if it is above 0, and to none if it is not.
 A pool of 2 x 2 leaves a quarter of the entries.
 
-Pools of 2 x 2 as maxima of every second column and row. Torch's own takes one entry after the other
-where channels come first, and guesses before each which is larger.
+Pools of 2 x 2 as maxima of every second row, then column. Torch's own takes one entry after the
+other where channels come first, and guesses before each which is larger.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
+from torch.nn.modules.module import _has_any_global_hook
 
 # Entries of a batch of images below which torch's own pool is as fast.
 LARGE = 1 << 16
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+# What these give is theirs alone until the next layer writes there.
+FRESH = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+)  # fmt: skip
 
 
-class Change(NamedTuple):
-    """Modules of an `nn.Sequential`, what stands there under some names, and what may instead."""
-
-    modules: dict[str, Any]
-    old: Mapping[str, nn.Module]
-    new: Mapping[str, nn.Module]
+def with_pools(net: nn.Module) -> tuple[nn.Sequential, ...]:
+    """The `nn.Sequential`s in which a pool may be had for less; of subclasses nothing is known."""
+    sequences = (m for m in net.modules() if type(m) is nn.Sequential)
+    return tuple(s for s in sequences if any(type(layer) in POOLS for layer in s))
 
 
-def pool_changes(net: nn.Module) -> tuple[Change, ...]:
-    """For every max-pool in an `nn.Sequential` that can be had for less.
+@contextlib.contextmanager
+def pooled(sequences: Sequence[nn.Sequential]) -> Iterator[None]:
+    """Calls of these take the way that costs less while the block runs.
 
-    That is after an `nn.ReLU`, or of 2 x 2. Subclasses, whose forward may be another, are left out,
-    and pools that tell where the largest were: with the rectifier before them, the first of several
-    0 is.
+    Their layers stay where they are: who takes them one by one, or some of them, gets what stands
+    there. Another thread that leaves the block earlier costs time alone.
     """
-    found: list[Change] = []
-    for module in net.modules():
-        if type(module) is not nn.Sequential:
-            continue
-        before: tuple[str, nn.Module] | None = None
-        for name, pool in module._modules.items():
-            if pool is not None and _is_pool(pool):
-                twin = Halved() if _halves(pool) else pool
-                if before is not None and type(before[1]) is nn.ReLU:
-                    old = {before[0]: before[1], name: pool}
-                    found.append(Change(module._modules, old, {before[0]: twin, name: before[1]}))
-                elif twin is not pool:
-                    found.append(Change(module._modules, {name: pool}, {name: twin}))
-            before = None if pool is None else (name, pool)
-    return tuple(found)
+    try:
+        for sequence in sequences:
+            # What has a forward of its own keeps it.
+            vars(sequence).setdefault("forward", partial(_through, sequence))
+        yield
+    finally:
+        for sequence in sequences:
+            given = vars(sequence).get("forward")
+            if isinstance(given, partial) and given.func is _through:
+                vars(sequence).pop("forward", None)
 
 
-def _is_pool(module: nn.Module) -> bool:
-    kinds = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-    return type(module) in kinds and not getattr(module, "return_indices", False)
+def _through(sequence: nn.Sequential, x: Any) -> Any:
+    """What the sequence makes of x; which layers can be turned is asked at every call."""
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]  # somebody looks into all
+        return nn.Sequential.forward(sequence, x)  # type: ignore[no-untyped-call]
+    layers, i = tuple(sequence), 0
+    while i < len(layers):
+        if _turns(layers, i):
+            x, i = layers[i](_pool(layers[i + 1], x)), i + 2
+        else:
+            x, i = _pool(layers[i], x), i + 1
+    return x
 
 
-def _halves(pool: nn.Module) -> bool:
-    """Whether windows are 2 x 2, side by side."""
-    if not isinstance(pool, nn.MaxPool2d) or pool.ceil_mode:
+def _turns(layers: Sequence[nn.Module], i: int) -> bool:
+    """Whether layer i is a rectifier that may as well come after a pool behind it."""
+    if type(layers[i]) is not nn.ReLU or i + 1 == len(layers):
         return False
-    sizes = pool.kernel_size, pool.stride, pool.padding, pool.dilation
+    relu, pool, before = layers[i], layers[i + 1], layers[i - 1] if i else None
+    # With the rectifier first, the first of several 0 is the largest.
+    if type(pool) not in POOLS or getattr(pool, "return_indices", False):
+        return False
+    # One that writes to what it is given must not be missed by others who hold that.
+    alone = not relu.inplace or (before is not None and type(before) in FRESH and _plain(before))
+    return alone and _plain(relu) and _plain(pool)
+
+
+def _pool(layer: nn.Module, x: Any) -> Any:
+    return halved(x) if _halves(layer) and _plain(layer) else layer(x)
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Whether it is a max-pool whose windows are 2 x 2, side by side."""
+    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
+        return False
+    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
     wide = (v if isinstance(v, tuple) else (v, v) for v in sizes)
     return tuple(wide) == ((2, 2), (2, 2), (0, 0), (1, 1))
 
 
-@contextlib.contextmanager
-def pooled(changes: tuple[Change, ...]) -> Iterator[None]:
-    """The new in place of the old while the block runs; what somebody looks into stays."""
-    made = [change for change in changes if _free(change)]
-    for change in made:
-        change.modules.update(change.new)
-    try:
-        yield
-    finally:
-        for change in made:
-            change.modules.update(change.old)
+def _plain(layer: nn.Module) -> bool:
+    """Whether it has torch's own forward, and nobody looks into it."""
+    hooks = (
+        layer._forward_hooks, layer._forward_pre_hooks,
+        layer._backward_hooks, layer._backward_pre_hooks,
+    )  # fmt: skip
+    return "forward" not in vars(layer) and not any(hooks)
 
 
-def _free(change: Change) -> bool:
-    """Whether all is as it was found, and nobody looks into it."""
-    return all(
-        change.modules.get(name) is module and not _watched(module)
-        for name, module in change.old.items()
-    )
-
-
-def _watched(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
-class Halved(nn.Module):
-    """`nn.MaxPool2d(2)`, by maxima of columns and rows where these are faster."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        large = x.dim() == 4 and x.numel() >= LARGE and min(x.shape[2:]) > 1
-        plain = x.device.type == "cpu" and x.is_floating_point() and x.is_contiguous()
-        if not large or not plain:
-            return max_pool2d(x, 2)
-        y: Tensor = _Maxima.apply(x)  # type: ignore[no-untyped-call]
-        return y
+def halved(x: Tensor) -> Tensor:
+    """`max_pool2d(x, 2)`, by maxima of rows and columns where these are faster."""
+    large = x.dim() == 4 and x.numel() >= LARGE and min(x.shape[2:]) > 1
+    if not large or x.device.type != "cpu" or not x.is_contiguous():
+        return max_pool2d(x, 2)
+    y: Tensor = _Maxima.apply(x)[0]  # type: ignore[no-untyped-call]
+    return y
 
 
 class _Maxima(torch.autograd.Function):
-    """The largest of each window of x [n, c, h, w]: [n, c, h // 2, w // 2].
+    """The largest of each window of x [n, c, h, w], and where it is: [n, c, h // 2, w // 2] twice.
 
-    Its gradient goes to the first of equals row by row, as torch's does. Where a window has NaN, or
-    the gradient is not finite, other entries than torch's may have it, or NaN.
+    The place, among the h w of its image, is that of the first of equals row by row, as torch's is;
+    where a window has NaN, it may be another than torch's.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        h, w = _even(x)
-        wide = torch.maximum(x[..., :h, :w:2], x[..., :h, 1:w:2])
-        return torch.maximum(wide[..., ::2, :], wide[..., 1::2, :])
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        h, w = (v // 2 * 2 for v in x.shape[-2:])
+        top, bottom = x[..., :h:2, :w], x[..., 1:h:2, :w]
+        low, tall = bottom > top, torch.maximum(top, bottom)
+        left, right = tall[..., ::2], tall[..., 1::2]
+        low_left, low_right = low[..., ::2], low[..., 1::2]
+        # Of an equal lower left and upper right one, the latter comes first.
+        other = (right > left) | ((right == left) & (low_left > low_right))
+        across, wide = torch.arange(0, w, 2, device=x.device), x.shape[-1]
+        corner = torch.arange(0, h * wide, 2 * wide, device=x.device)[:, None] + across
+        place = torch.add(corner, other) + wide * torch.where(other, low_right, low_left)
+        return torch.maximum(left, right), place
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         # Not the output: the rectifier after it may write there.
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_forward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        y, (h, w) = _Maxima.forward(x), _even(x)
-        left = given  # for the entries of a window that have not been looked at
-        taken: dict[tuple[int, int], Tensor] = {}
-        for i, j in ((0, 0), (0, 1), (1, 0)):
-            taken[i, j] = left * (x[..., i:h:2, j:w:2] == y)
-            left = left - taken[i, j]
-        # Made of what is written to it: under vmap either x or the gradient may be of many.
-        whole = x.shape[-2:] == (h, w)
-        found = left.new_empty(x.shape) if whole else left.new_zeros(x.shape)
-        for (i, j), part in {**taken, (1, 1): left}.items():
-            found[..., i:h:2, j:w:2] = part
+    def backward(ctx: Any, given: Tensor, _: Any) -> Tensor:
+        x, place = ctx.saved_tensors
+        back = torch.ops.aten.max_pool2d_with_indices_backward
+        found: Tensor = back(given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
         return found
 
-
-def _even(x: Tensor) -> tuple[int, int]:
-    """Rows and columns that windows cover."""
-    return x.shape[-2] // 2 * 2, x.shape[-1] // 2 * 2
+    @staticmethod
+    def jvp(ctx: Any, given: Tensor) -> tuple[Tensor, None]:
+        (place,) = ctx.saved_tensors
+        return given.flatten(-2).gather(-1, place.flatten(-2)).view(place.shape), None

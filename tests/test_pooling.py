@@ -1,9 +1,10 @@
-"""ReLU after max-pooling, and pools by halves: bit for bit what torch gives."""
+"""ReLU after max-pooling, and pools of 2 x 2 as maxima: bit for bit what torch gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from fedshift.engine.levers import channels_last
 from fedshift.engine.rounds import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.model import build
-from fedshift.pooling import Halved, pool_changes, pooled
+from fedshift.models.routed import Routed
+from fedshift.pooling import halved, pooled, with_pools
 from fedshift.seeds import Seeds
 
 
@@ -57,17 +59,27 @@ def trained(backend: Backend = loop) -> Any:
     return last(run(recipes.fedavg(setting), federation, 3, backend=backend)).server["params"]
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of what is pooled by maxima from here on."""
+    seen: list[torch.Size] = []
+    forward = pooling._Maxima.forward
+
+    def noting(x: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(x.shape)
+        return forward(x)
+
+    monkeypatch.setattr(pooling._Maxima, "forward", staticmethod(noting))
+    return seen
+
+
 @pytest.mark.parametrize("kind", [lambda: loop, lambda: channels_last(loop), Stacked])
 def test_training_ends_with_the_same_bits(
     kind: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooling, "LARGE", 0)
-    halved: list[bool] = []
-    even = pooling._even
-    monkeypatch.setattr(pooling, "_even", lambda x: (halved.append(True), even(x))[1])
-    backend = kind()
-    turned = trained(backend)
-    assert halved
+    used = counted(monkeypatch)
+    turned = trained(kind())
+    assert used
     asked: list[int] = []
 
     @contextmanager
@@ -81,84 +93,129 @@ def test_training_ends_with_the_same_bits(
     assert all(torch.equal(v, turned[k]) for k, v in plain.items())
 
 
-def test_values_and_gradients_are_the_same() -> None:
-    """Ties, zeros of both signs, windows below 0, infinities and NaN."""
-    z = torch.randint(-2, 3, (6, 3, 8, 8), generator=torch.Generator().manual_seed(0)).double()
-    z[0, 0, 0, 0], z[0, 0, 2, 2], z[0, 1, 3, 3] = float("nan"), float("inf"), -float("inf")
-    z[1] = -0.0
-    given = torch.arange(6 * 3 * 4 * 4).double().reshape(6, 3, 4, 4)
-
-    def both(*layers: nn.Module) -> tuple[Tensor, Tensor]:
-        leaf = z.clone().requires_grad_()
-        out = nn.Sequential(*layers)(leaf)
-        return out.detach(), torch.autograd.grad(out, leaf, given)[0]
-
-    before, after = both(nn.ReLU(), nn.MaxPool2d(2)), both(nn.MaxPool2d(2), nn.ReLU())
-    for one, two in zip(before, after, strict=True):
-        assert torch.equal(one.nan_to_num(9e9), two.nan_to_num(9e9))
-        assert torch.equal(one.isnan(), two.isnan())
-    average = both(nn.AvgPool2d(2), nn.ReLU())  # where order matters
-    assert not torch.equal(average[0].nan_to_num(9e9), both(nn.ReLU(), nn.AvgPool2d(2))[0])
-
-
-@pytest.mark.parametrize(
-    "shape", [(6, 3, 8, 8), (2, 1, 7, 9), (1, 2, 2, 3), (3, 2, 1, 5), (0, 2, 4, 4)]
-)
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
-def test_halves_are_torchs_pools(
-    shape: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ties, infinities, odd sides; also many networks' at once, and gradients of gradients."""
-    monkeypatch.setattr(pooling, "LARGE", 0)
+def tricky(shape: tuple[int, ...], kind: torch.dtype) -> Tensor:
+    """Ties, zeros of both signs, windows below 0 and infinities."""
     source = torch.Generator().manual_seed(0)
     z = torch.randint(-2, 3, shape, generator=source).to(kind)
     z[z == 2] = float("inf")
-    fits = min(shape[-2:]) > 1
-    out = (*shape[:2], *(v // 2 for v in shape[2:]))
-    given = torch.randn(out, generator=source).to(kind)
-
-    def both(pool: nn.Module) -> tuple[Tensor, Tensor]:
-        leaf = z.clone().requires_grad_()
-        pooled = pool(leaf)
-        return pooled.detach(), torch.autograd.grad(pooled, leaf, given)[0]
-
-    if not fits:
-        for pool in (nn.MaxPool2d(2), Halved()):
-            with pytest.raises(RuntimeError, match="too small"):
-                both(pool)
-        return
-    for one, two in zip(both(nn.MaxPool2d(2)), both(Halved()), strict=True):
-        assert torch.equal(one, two)
-    assert torch.equal(torch.func.vmap(Halved())(z[:, None])[:, 0], Halved()(z))
+    z[:1] = -0.0
+    return z
 
 
-def test_their_gradients_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def passed(net: Callable[[Tensor], Tensor], z: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """(the output, the gradient of z)."""
+    leaf = z.clone().requires_grad_()
+    out = net(leaf)
+    return out.detach(), torch.autograd.grad(out, leaf, given)[0]
+
+
+@pytest.mark.parametrize(
+    "shape", [(6, 3, 8, 8), (2, 1, 7, 9), (2, 2, 2, 3), (3, 2, 1, 5), (0, 2, 4, 4)]
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_maxima_are_torchs_pools(
+    shape: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also their gradients, infinite ones as well, and many networks' at once."""
     monkeypatch.setattr(pooling, "LARGE", 0)
+    z = tricky(shape, kind)
+    given = torch.randn(*shape[:2], *(v // 2 for v in shape[2:]))
+    given.view(-1)[::5] = -float("inf")
+    pool = nn.MaxPool2d(2)
+    if min(shape[-2:]) < 2:
+        for one in (pool, halved):
+            with pytest.raises(RuntimeError, match="too small"):
+                one(z)
+        return
+    used = counted(monkeypatch)
+    for one, two in zip(
+        passed(pool, z, given.to(kind)), passed(halved, z, given.to(kind)), strict=True
+    ):
+        assert torch.equal(one, two)
+        assert torch.equal(torch.signbit(one), torch.signbit(two))
+    assert used
+    assert torch.equal(torch.func.vmap(halved)(z[:, None])[:, 0], pool(z))
+    assert torch.equal(halved(z.nan_to_num().long()), pool(z.nan_to_num().long()))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_a_rectifier_may_come_after(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN, too; its gradient may go to another entry of its window."""
+    monkeypatch.setattr(pooling, "LARGE", 0)
+    z, given = tricky((6, 3, 8, 8), kind), torch.randn(6, 3, 4, 4).to(kind)
+    net, used = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), counted(monkeypatch)
+    plain = passed(net, z, given)
+    with pooled(with_pools(net)):
+        for one, two in zip(plain, passed(net, z, given), strict=True):
+            assert torch.equal(one, two)
+    assert used
+    z[2, 0, 0, 0] = z[2, 1, 1, 1] = z[2, 2, 2, 3] = float("nan")
+    plain = passed(net, z, given)
+    with pooled(with_pools(net)):
+        out, grad = passed(net, z, given)
+    assert torch.equal(plain[0].isnan(), out.isnan())
+    assert int(out.isnan().sum()) == 3
+    assert torch.equal(plain[0].nan_to_num(9.0), out.nan_to_num(9.0))
+    whole = nn.AvgPool2d(2, divisor_override=1)  # each window's gradient goes to one entry of it
+    assert torch.equal(whole(grad), whole(plain[1]))
+    turned = passed(nn.Sequential(nn.AvgPool2d(2), nn.ReLU()), z, given)  # where order matters
+    assert not torch.equal(
+        turned[1], passed(nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)), z, given)[1]
+    )
+
+
+def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooling, "LARGE", 0)
+    used = counted(monkeypatch)
     z = torch.randn(2, 1, 5, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(Halved(), z)
-    assert torch.autograd.gradgradcheck(Halved(), z)
+    assert torch.autograd.gradcheck(halved, z, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(halved, z)
     many = torch.randn(3, 2, 1, 2, 2, dtype=torch.float64)  # of one input, as Jacobians ask
-    y = Halved()(z)
+    y = halved(z)
     (together,) = torch.autograd.grad(y, z, many, is_grads_batched=True, retain_graph=True)
     each = [torch.autograd.grad(y, z, one, retain_graph=True)[0] for one in many]
     assert torch.equal(together, torch.stack(each))
-    jacobian = torch.func.jacrev(nn.MaxPool2d(2))(z.detach())
-    assert torch.equal(torch.func.jacrev(Halved())(z.detach()), jacobian)
+    for way in (torch.func.jacrev, torch.func.jacfwd):
+        assert torch.equal(way(halved)(z.detach()), way(nn.MaxPool2d(2))(z.detach()))
+
+    def cubes(pool: Callable[[Tensor], Tensor]) -> Tensor:
+        found: Tensor = torch.func.hessian(lambda v: (pool(v) ** 3).sum())(z.detach())
+        return found
+
+    assert torch.equal(cubes(halved), cubes(nn.MaxPool2d(2)))
+    assert len(used) > 8
 
 
-def test_which_pools_are_halved() -> None:
-    def halved(*layers: nn.Module) -> int:
-        changes = pool_changes(nn.Sequential(*layers))
-        return sum(isinstance(v, Halved) for change in changes for v in change.new.values())
+def test_which_pools_are_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of images that are large enough, and lie one channel after the other."""
+    used, x = counted(monkeypatch), torch.randn(4, 16, 32, 32)
+    assert x.numel() == pooling.LARGE
 
-    assert halved(nn.MaxPool2d(2)) == halved(nn.MaxPool2d((2, 2), 2, (0, 0))) == 1
-    assert halved(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(1, 1, 1), nn.MaxPool2d(2)) == 2
+    def count(*layers: nn.Module, x: Tensor = x) -> int:
+        net = nn.Sequential(*layers)
+        plain = net(x)
+        used.clear()
+        with pooled(with_pools(net)):
+            found = net(x)
+        assert found.stride() == plain.stride()
+        assert torch.equal(found, plain)
+        return len(used)
+
+    assert count(nn.MaxPool2d(2)) == count(nn.MaxPool2d((2, 2), 2, (0, 0))) == 1
+    assert count(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 64, 1), nn.MaxPool2d(2)) == 2
     for odd in (
         nn.MaxPool2d(3), nn.MaxPool2d(2, 1), nn.MaxPool2d(2, 2, 1), nn.MaxPool2d((2, 3)),
-        nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool1d(2),
-        nn.MaxPool2d(2, return_indices=True), nn.AvgPool2d(2),
+        nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, ceil_mode=True), nn.AvgPool2d(2),
     ):  # fmt: skip
-        assert halved(odd) == 0
+        assert count(odd) == 0
+    assert count(nn.MaxPool2d(2), x=x[1:]) == count(nn.MaxPool2d(2), x=x.flatten(0, 1)) == 0
+    assert count(nn.MaxPool2d(2), x=x.contiguous(memory_format=torch.channels_last)) == 0
+    assert halved(x.to("meta")).shape == (4, 16, 16, 16)
+    assert not used
+    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))
+    plain = net(x)
+    with pooled(with_pools(net)):
+        assert all(map(torch.equal, net(x), plain))
 
 
 class OwnRelu(nn.ReLU):
@@ -169,44 +226,125 @@ class OwnSequence(nn.Sequential):
     pass
 
 
-def test_only_what_is_known_is_turned() -> None:
-    def count(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> int:
-        return sum(len(change.new) == 2 for change in pool_changes(kind(*layers)))
+class OwnConv(nn.Conv2d):
+    pass
 
-    assert count(nn.ReLU(), nn.MaxPool2d(2)) == 1
-    assert count(nn.ReLU(), nn.MaxPool1d(2), nn.ReLU(), nn.MaxPool3d(2)) == 2
-    assert count(nn.ReLU(), nn.AvgPool2d(2)) == 0
-    assert count(nn.ReLU(), nn.Identity(), nn.MaxPool2d(2)) == 0
-    assert count(nn.MaxPool2d(2), nn.ReLU()) == 0
-    assert count(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)) == 0
-    assert count(nn.Tanh(), nn.MaxPool2d(2)) == 0
-    assert count(OwnRelu(), nn.MaxPool2d(2)) == 0
-    assert count(nn.ReLU(), nn.MaxPool2d(2), kind=OwnSequence) == 0
+
+def turned(*layers: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> int:
+    """How many rectifiers come after the pool that stands behind them."""
+    net, shapes = kind(*layers), list[torch.Size]()
+    x = torch.randn(1, 2, 16, 16)
+
+    def noting(z: Tensor, inplace: bool = False) -> Tensor:
+        shapes.append(z.shape)
+        return torch.relu_(z) if inplace else torch.relu(z)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "relu", noting)
+        plain = net(x.clone())
+        with pooled(with_pools(net)):
+            found = net(x.clone())
+    assert torch.equal(plain, found)
+    half = len(shapes) // 2
+    return sum(a != b for a, b in zip(shapes[:half], shapes[half:], strict=True))
+
+
+def test_only_what_is_known_is_turned() -> None:
+    relu, pool = nn.ReLU(), nn.MaxPool2d(2)
+    assert turned(relu, pool) == 1
+    assert turned(relu, nn.MaxPool3d((1, 2, 2)), relu, nn.Flatten(2), nn.MaxPool1d(2)) == 1
+    assert turned(relu, pool, relu, pool, pool) == 2
+    assert turned(relu, nn.AvgPool2d(2)) == turned(nn.Tanh(), pool) == 0
+    assert turned(relu, nn.Identity(), pool) == turned(pool, relu) == 0
+    assert turned(OwnRelu(), pool) == turned(relu, pool, kind=OwnSequence) == 0
+
+
+def test_what_a_rectifier_writes_to_is_written_to() -> None:
+    """Where others may hold it."""
+    pool, into, conv = nn.MaxPool2d(2), nn.ReLU(inplace=True), nn.Conv2d(2, 2, 1)
+    assert turned(conv, into, pool) == turned(nn.GroupNorm(1, 2), into, pool) == 1
+    assert turned(nn.Identity(), into, pool) == turned(OwnConv(2, 2, 1), into, pool) == 0
+    watched = nn.Conv2d(2, 2, 1)
+    watched.register_forward_hook(lambda layer, given, out: None)
+    assert turned(watched, into, pool) == 0
+    net, x = nn.Sequential(into, pool), torch.tensor([[[[-1.0, 2.0], [3.0, -4.0]]]])
+    with pooled(with_pools(net)):
+        net(x)
+    assert x.flatten().tolist() == [0.0, 2.0, 3.0, 0.0]
+
+
+def test_layers_taken_one_by_one_are_as_they_stand() -> None:
+    """Slices, loops and single layers of a sequence, as `Routed` takes them at its cut."""
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    x, layers = torch.randn(2, 2, 8, 8), list(net)
+    stages = [partial(lambda layer: layer, v) for v in (*net, nn.Linear(27, 8))]
+    routed = Routed(stages, 8, 3, shared=2)
+    with pooled((*with_pools(net), *with_pools(routed))):
+        assert [layer is one for layer, one in zip(net, layers, strict=True)] == [True] * 4
+        assert torch.equal(net[:2](x), torch.relu(layers[0](x)))
+        inside = routed(x)
+    assert len(with_pools(routed)) == 1
+    for name, v in routed(x).items():
+        assert torch.equal(v, inside[name])
+
+
+def test_what_became_of_a_pool_since_counts() -> None:
+    net, x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 2, 12, 12)
+    sequences = with_pools(net)
+    for change in (
+        lambda: setattr(net[1], "kernel_size", 3),
+        lambda: setattr(net[1], "forward", nn.AvgPool2d(4).forward),
+        lambda: setattr(net[0], "forward", nn.Tanh().forward),
+        lambda: net.append(nn.Sigmoid()),
+        lambda: setattr(net, "forward", lambda x: x + 1),
+    ):
+        change()
+        plain = net(x)
+        with pooled(sequences):
+            assert torch.equal(net(x), plain)
+    assert torch.equal(net(x), x + 1)
+
+
+@pytest.mark.parametrize("which", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_who_looks_into_a_layer_sees_it_as_it_stands(which: str, at: int) -> None:
+    """Also who looks into all layers there are."""
+    net, x = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), torch.randn(1, 2, 8, 8, requires_grad=True)
+    seen: list[Tensor] = []
+
+    def look(layer: nn.Module, *given: Any) -> None:
+        many = (v if isinstance(v, tuple) else (v,) for v in given)
+        seen.extend(v.detach().clone() for vs in many for v in vs if v is not None)
+
+    def watched(sequences: tuple[nn.Sequential, ...]) -> list[Tensor]:
+        seen.clear()
+        with pooled(sequences):
+            net(x).sum().backward()
+        return [*seen]
+
+    for begin in (
+        getattr(net[at], f"register_{which}_hook"),
+        getattr(nn.modules.module, f"register_module_{which}_hook"),
+    ):
+        handle = begin(look)
+        plain, found = watched(()), watched(with_pools(net))
+        handle.remove()
+        assert plain
+        assert len(plain) == len(found)
+        assert all(map(torch.equal, plain, found))
 
 
 def test_the_network_is_as_it_was_after_each_pass() -> None:
-    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(3), nn.MaxPool2d(2))
-    changes, before = pool_changes(net), list(net)
-    with pooled(changes):
-        assert list(net)[:2] == before[1::-1]
-        assert isinstance(net[2], Halved)
-    assert list(net) == before
-    with pytest.raises(RuntimeError), pooled(changes):
-        net(torch.ones(2))
-    assert list(net) == before
-    net[1] = mine = nn.MaxPool2d(5)  # put there since: it stays
-    with pooled(changes):
-        assert list(net)[:2] == [before[0], mine]
-    assert list(net)[:2] == [before[0], mine]
-
-
-def test_who_looks_into_a_layer_sees_it_as_it_stands() -> None:
     net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    seen: list[torch.Size] = []
-    handle = net[0].register_forward_hook(lambda layer, given, out: seen.append(out.shape))
-    with pooled(pool_changes(net)):
-        net(torch.ones(1, 1, 4, 4))
-    assert seen == [torch.Size((1, 1, 4, 4))]
-    handle.remove()
-    with pooled(pool_changes(net)):
-        assert isinstance(next(iter(net)), Halved)
+    sequences, before = with_pools(net), dict(vars(net))
+    with pytest.raises(RuntimeError), pooled(sequences):
+        net(torch.ones(2))
+    assert vars(net) == before
+    outer, inner = pooled(sequences), pooled(sequences)  # as two threads do
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    x = torch.randn(1, 1, 4, 4)
+    assert torch.equal(net(x), torch.relu(nn.functional.max_pool2d(x, 2)))
+    inner.__exit__(None, None, None)
+    assert vars(net) == before

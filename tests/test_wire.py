@@ -73,7 +73,7 @@ def test_what_little_trees_have_in_common_is_one_piece(monkeypatch: pytest.Monke
     pieces: list[int] = []
     whole = module._write
     monkeypatch.setattr(
-        module, "_write", lambda at, views: (pieces.append(len(views)), whole(at, views))[1]
+        module, "_write", lambda at, views, end: (pieces.append(len(views)), whole(at, views, end))
     )
     plain: list[Parts] = [
         {"a": {"v": torch.randn(3).requires_grad_(), "n": torch.zeros(0, 2)}} for _ in range(5)
@@ -104,7 +104,7 @@ def test_what_fits_lies_in_memory_that_both_see(monkeypatch: pytest.MonkeyPatch)
     """The next overwrites it, and what was received stays; what is larger takes the pipe."""
     room, (ours, theirs) = shared()[: 4 * ALIGN], Pipe()
     piped: list[int] = []
-    monkeypatch.setattr(module, "_write", lambda where, views: piped.append(sum(map(len, views))))
+    monkeypatch.setattr(module, "_write", lambda at, views, end: piped.append(sum(map(len, views))))
     one, two = ([{"a": {"v": torch.full((32,), i)}}] for i in (1, 2))
     send(ours, 1, one, room)
     found = receive(theirs, room)
@@ -129,7 +129,7 @@ def test_writes_that_are_cut_short_go_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_end_in_the_middle_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
-    monkeypatch.setattr(module, "_write", lambda where, views: None)
+    monkeypatch.setattr(module, "_write", lambda at, views, end: None)
     send(ours, None, [{"a": {"v": torch.arange(100)}}])
     ours.close()
     with pytest.raises(EOFError):

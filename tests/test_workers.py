@@ -173,9 +173,9 @@ def test_the_same_message_travels_once(setting: Setting, monkeypatch: pytest.Mon
 
     sent: list[set[str]] = []
 
-    def spy(connection: Any, about: Any, trees: Sequence[Parts], room: memoryview) -> None:
+    def spy(connection: Any, about: Any, trees: Sequence[Parts], *more: Any) -> None:
         sent.append(set(inside("message", trees[0])))
-        real(connection, about, trees, room)
+        real(connection, about, trees, *more)
 
     real = module.send
     monkeypatch.setattr(module, "send", spy)

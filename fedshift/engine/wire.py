@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
+import select
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -28,6 +31,10 @@ MANY = 512
 # these types: a call for each would cost more.
 LITTLE = 1 << 12
 COPIED = {torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8}
+
+
+class UnsentError(Exception):
+    """What cannot be sent, for it cannot be pickled; nothing went out."""
 
 
 class Piece(NamedTuple):
@@ -72,12 +79,14 @@ def shared() -> memoryview:
 
 
 def send(
-    connection: Connection, about: Any, trees: Sequence[Parts], room: memoryview = NOWHERE
-) -> None:
+    connection: Connection, about: Any, trees: Sequence[Parts], room: memoryview = NOWHERE,
+    end: float | None = None,
+) -> None:  # fmt: skip
     """Send trees, one after the other, and something small about them that can be pickled.
 
     room: what `shared` gave, if both ends have it; they take turns, each waiting for the other's
-    answer before it sends again.
+    answer before it sends again. end: TimeoutError where the other end has not taken all by then,
+    on the clock of `time.monotonic`. Raises UnsentError, and OSError where the other end is gone.
     """
     runs: list[tuple[Layout, int]] = []  # trees of one layout in a row, and how many
     views: list[memoryview] = []
@@ -91,27 +100,43 @@ def send(
             views += _pieces(layout, alike)
     views = [view for view in views if len(view)]
     near = sum(map(len, views)) <= len(room)
+    said = _pickled((about, runs, near))
     if near:
         _put(views, room)
-    connection.send((about, runs, near))
+    connection.send_bytes(said)
     if not near:
-        _write(connection.fileno(), views)
+        _write(connection.fileno(), views, end)
 
 
-def receive(connection: Connection, room: memoryview = NOWHERE) -> tuple[Any, list[Parts]]:
-    """(what was said about them, the trees). Raises EOFError where the other end is gone."""
+def receive(
+    connection: Connection, room: memoryview = NOWHERE, end: float | None = None
+) -> tuple[Any, list[Parts]]:
+    """(what was said about them, the trees). Raises EOFError where the other end is gone.
+
+    end: TimeoutError where all that was announced has not come by then.
+    """
     about, runs, near = connection.recv()
     block = torch.empty(sum(layout.size * count for layout, count in runs), dtype=torch.uint8)
     if near:
         block.numpy().data[:] = room[: len(block)]
     else:
-        _read(connection.fileno(), block.numpy().data)
+        _read(connection.fileno(), block.numpy().data, end)
     trees: list[Parts] = []
     for layout, count in runs:
         size = layout.size * count
         trees += _trees(layout, block[:size].view(count, layout.size))
         block = block[size:]
     return about, trees
+
+
+def _pickled(said: Any) -> bytes:
+    """Not as processes of one machine usually do it: they hand over tensors by a thread of their
+    own, which has errors to print where the other process ends meanwhile.
+    """
+    try:
+        return pickle.dumps(said, protocol=-1)
+    except Exception as e:  # pickle has a kind of error for each kind of object
+        raise UnsentError(str(e) or type(e).__name__) from e
 
 
 def _alike(trees: Sequence[Parts]) -> Iterator[Sequence[Parts]]:
@@ -185,7 +210,8 @@ def _gap(count: int) -> memoryview:
 
 
 def _bytes(v: Tensor) -> memoryview:
-    return v.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    plain = v.detach().cpu().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _put(views: Sequence[memoryview], room: memoryview) -> None:
@@ -196,22 +222,37 @@ def _put(views: Sequence[memoryview], room: memoryview) -> None:
         end += len(view)
 
 
-def _read(descriptor: int, left: memoryview) -> None:
+def _read(descriptor: int, left: memoryview, end: float | None) -> None:
     """Straight to its place: `Connection.recv_bytes_into` takes two copies more."""
     while left:
+        _await(descriptor, select.POLLIN, end)
         count = os.readv(descriptor, [left])
         if not count:
             raise EOFError
         left = left[count:]
 
 
-def _write(descriptor: int, views: list[memoryview]) -> None:
+def _write(descriptor: int, views: list[memoryview], end: float | None) -> None:
     """Write one after the other, many to a call, from where they lie."""
     first = 0
-    while first < len(views):
-        count = os.writev(descriptor, views[first : first + MANY])
-        while first < len(views) and count >= len(views[first]):
-            count -= len(views[first])
-            first += 1
-        if count:
-            views[first] = views[first][count:]
+    os.set_blocking(descriptor, end is None)  # or a call would wait until all of it is taken
+    try:
+        while first < len(views):
+            _await(descriptor, select.POLLOUT, end)
+            count = os.writev(descriptor, views[first : first + MANY])
+            while first < len(views) and count >= len(views[first]):
+                count -= len(views[first])
+                first += 1
+            if count:
+                views[first] = views[first][count:]
+    finally:
+        os.set_blocking(descriptor, True)
+
+
+def _await(descriptor: int, event: int, end: float | None) -> None:
+    """TimeoutError unless something can be read or written before the end."""
+    if end is not None:
+        waiting = select.poll()
+        waiting.register(descriptor, event)
+        if not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise TimeoutError

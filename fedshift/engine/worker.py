@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -15,7 +16,7 @@ from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, loop
 from fedshift.engine.parcels import packed_replies, unpacked
 from fedshift.engine.shares import Books, Terms, summed
-from fedshift.engine.wire import receive, send
+from fedshift.engine.wire import UnsentError, receive, send
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.tree import Parts
 
@@ -51,7 +52,11 @@ def serve(
             task = task if fresh is None else fresh
             jobs = tuple(unpacked(about, trees, message, clients))
             message = jobs[-1].message
-            send(connection, *_reply(task, jobs, terms), room)
+            answer, replies = _reply(task, jobs, terms)
+            try:
+                send(connection, answer, replies, room)
+            except UnsentError:  # what failed cannot be pickled
+                send(connection, (_plain(answer[0]), ()), (), room)
 
 
 def _reply(
@@ -62,8 +67,19 @@ def _reply(
         replies = list((task.within or loop)(task.update, jobs))
         about, trees = packed_replies(*(summed(replies, jobs, terms) if terms else (replies, None)))
     except Exception as e:
-        # Errors of another form would fail on the way, or when they arrive.
-        plain = isinstance(e, FedshiftError) or type(e).__module__ == "builtins"
-        told = e if plain else TrainingError(f"{type(e).__name__}: {e}")
-        return (told, ()), ()
+        return (e if _arrives(e) else _plain(e), ()), ()
     return (None, about), trees
+
+
+def _plain(e: Exception | None) -> TrainingError:
+    return TrainingError(f"{type(e).__name__}: {e}")
+
+
+def _arrives(e: Exception) -> bool:
+    """Whether an error can be made again as what it is, of what it says that it was made of."""
+    if not (isinstance(e, FedshiftError) or type(e).__module__ == "builtins"):
+        return False
+    try:
+        return type(copy.copy(e)) is type(e)
+    except Exception:
+        return False

@@ -28,7 +28,7 @@ from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
 from fedshift.engine.parcels import Jobs, check_clients, cut, packed, unpacked_replies
 from fedshift.engine.shares import Books
-from fedshift.engine.wire import receive, send, shared
+from fedshift.engine.wire import UnsentError, receive, send, shared
 from fedshift.engine.worker import Task, serve
 from fedshift.errors import InputError, TrainingError
 from fedshift.tree import Parts
@@ -38,6 +38,11 @@ SHARES = 2
 # Bytes on their way in a pipe, where the system allows as many: with its usual 200 KB two processes
 # must wake each other a hundred times for 16 MB.
 BUFFER = 1 << 22
+# Seconds that a process may take to end whose pipe is broken.
+ENDING = 1.0
+# This process's ends of the pipes of all teams. Others close them: who holds one keeps a worker
+# waiting that should end with this process.
+OURS: set[Connection] = set()
 
 
 @dataclass(eq=False)
@@ -85,18 +90,15 @@ class Team:
 
     def hire(self) -> _Worker:
         """A new process."""
-        return _hire(self.clients, [w.connection for w in self.members], shared())
+        return _hire(self.clients, shared())
 
     def replace(self, worker: _Worker) -> None:
         """End a process, and put a new one in its place that has been told nothing yet."""
-        worker.process.kill()
-        worker.process.join()
-        worker.connection.close()
-        others = [w.connection for w in self.members if w is not worker]
+        _end_all([worker])
         # The memory stays: what the old one wrote there, nobody reads. A new one would be one more
         # in all processes.
-        fresh = _hire(self.clients, others, worker.room)
-        worker.process, worker.connection, worker.jobs = fresh.process, fresh.connection, ()
+        fresh = _hire(self.clients, worker.room)
+        worker.process, worker.connection = fresh.process, fresh.connection
         worker.task, worker.message = None, {}
 
 
@@ -168,11 +170,11 @@ def workers(
             team.members.append(team.hire())
         yield team
     finally:
-        _dismiss(team.members)
+        _end_all(team.members)
         team.members.clear()
 
 
-def _hire(clients: Sequence[ClientData], others: Sequence[Connection], room: memoryview) -> _Worker:
+def _hire(clients: Sequence[ClientData], room: memoryview) -> _Worker:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     for end in (ours, theirs):
@@ -182,19 +184,23 @@ def _hire(clients: Sequence[ClientData], others: Sequence[Connection], room: mem
             socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line,
         ):
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-    given = (theirs, room, clients, [ours, *others])
-    process = context.Process(target=serve, args=given, daemon=True)
+    OURS.add(ours)
+    process = context.Process(target=serve, args=(theirs, room, clients, tuple(OURS)), daemon=True)
     process.start()
     theirs.close()
     return _Worker(process, ours, room)
 
 
-def _dismiss(team: Sequence[_Worker]) -> None:
+def _end_all(team: Sequence[_Worker]) -> None:
+    """End processes that have nothing to lose.
+
+    Not by closing their pipes: who was forked meanwhile, by whomever, may hold the other end.
+    """
     for worker in team:
+        worker.process.kill()
         worker.connection.close()
-        if worker.jobs:  # at work for nobody; it would not notice for a while
-            worker.process.terminate()
-            worker.jobs = ()
+        OURS.discard(worker.connection)
+        worker.jobs = ()
     for worker in team:
         worker.process.join()
 
@@ -208,9 +214,11 @@ def _share_out(
     own: what this process gives while the first shares are trained.
     """
     waiting, end = iter(shares), _end(team.deadline)
+    if any(worker.jobs for worker in team.members):
+        raise InputError("these workers are at work on another round; finish or close that first")
     try:
         for worker, jobs in zip(members, itertools.islice(waiting, len(members)), strict=False):
-            _assign(team, worker, task, jobs)
+            _assign(team, worker, task, jobs, end)
         yield from own()
         while busy := [worker for worker in members if worker.jobs]:
             late = end is not None and _now() >= end
@@ -222,9 +230,9 @@ def _share_out(
             for worker in busy:
                 if worker.connection not in ready:
                     continue
-                replies = _answer(team, worker, task)
+                replies = _answer(team, worker, task, end)
                 for jobs in () if replies is None or late else itertools.islice(waiting, 1):
-                    _assign(team, worker, task, jobs)
+                    _assign(team, worker, task, jobs, end)
                 yield from replies or ()
     finally:
         # Late, or left alone after an error: what they would answer is nobody's.
@@ -240,34 +248,49 @@ def _end(deadline: float | None) -> float | None:
     return None if deadline is None else _now() + deadline
 
 
-def _assign(team: Team, worker: _Worker, task: Task, jobs: Jobs, attempt: int = 0) -> None:
+def _assign(
+    team: Team, worker: _Worker, task: Task, jobs: Jobs, end: float | None, attempt: int = 0
+) -> None:
     check_clients(team.clients, jobs)
     about, trees = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     terms = None if task.books is None else task.books.terms([job.client for job in jobs])
     told = task._replace(books=None)
     try:
-        news = None if worker.task == told else told
-        send(worker.connection, (news, about, terms), trees, worker.room)
+        news = None if _knows(worker, told) else told
+        send(worker.connection, (news, about, terms), trees, worker.room, end)
+    except TimeoutError:
+        team.replace(worker)
     except OSError:
-        _died(team, worker, task)
-        return
-    except Exception as e:  # pickle has a kind of error for each kind of object
+        _died(team, worker, task, end)
+    except UnsentError as e:
         worker.jobs = ()
         raise InputError(
             f"this method cannot be sent to other processes ({e}); define its network's class, and "
             "what trains within them, in a module, not within a function, or use no workers"
         ) from None
-    worker.task, worker.message = told, jobs[-1].message
+    else:
+        worker.task, worker.message = told, jobs[-1].message
 
 
-def _answer(team: Team, worker: _Worker, task: Task) -> list[Reply] | None:
+def _knows(worker: _Worker, told: Task) -> bool:
+    """Whether it was told this last; what does not say whether it is equal is told again."""
+    try:
+        return bool(worker.task == told)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _answer(team: Team, worker: _Worker, task: Task, end: float | None) -> Sequence[Reply] | None:
     """What came back; None where the process is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
-        (failure, about), trees = receive(worker.connection, worker.room)
+        (failure, about), trees = receive(worker.connection, worker.room, end)
+    except TimeoutError:  # it began to answer in time, and did not end
+        team.replace(worker)
+        return None
     except (EOFError, OSError):
-        _died(team, worker, task)
+        _died(team, worker, task, end)
         return None
     worker.jobs = ()
     if failure is not None:
@@ -278,16 +301,16 @@ def _answer(team: Team, worker: _Worker, task: Task) -> list[Reply] | None:
     return replies
 
 
-def _died(team: Team, worker: _Worker, task: Task) -> None:
+def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:
     """Train the clients again in a new process, or end the run where that was done often enough."""
     jobs, attempt = worker.jobs, worker.attempt
     assert jobs  # a worker that has nothing to do is not spoken to
-    worker.process.join()
+    worker.process.join(ENDING)
     code = worker.process.exitcode
     # SIGTERM goes to whole groups of processes; whether the run ends is for the main one to say.
     if attempt < team.retries + (code == -signal.SIGTERM):
         team.replace(worker)
-        _assign(team, worker, task, jobs, attempt + 1)
+        _assign(team, worker, task, jobs, end, attempt + 1)
         return
     worker.jobs = ()
     lost = "; killed, perhaps for lack of memory: use fewer workers" if code == -9 else ""
