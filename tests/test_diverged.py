@@ -21,10 +21,10 @@ from fedshift.experiments import side_by_side
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.reproduce import worker
 from fedshift.experiments.reproduce.diverged import diverged, parsed
-from fedshift.experiments.reproduce.plan import read_tuned
 from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.experiments.reproduce.results import mean_curve
 from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
+from fedshift.experiments.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
 
 HIGH = ("model.name=linear", "training.lr=3e38")

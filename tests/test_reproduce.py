@@ -17,7 +17,7 @@ import pytest
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.reproduce.catalogue import study
 from fedshift.experiments.reproduce.execute import execute
-from fedshift.experiments.reproduce.plan import Plan, read_tuned, wanted
+from fedshift.experiments.reproduce.plan import Plan, wanted
 from fedshift.experiments.reproduce.reproduce import (
     Reproduced,
     Request,
@@ -26,6 +26,7 @@ from fedshift.experiments.reproduce.reproduce import (
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.store import Store
 from fedshift.experiments.reproduce.study import narrowed
+from fedshift.experiments.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
 
 MINI = Request(

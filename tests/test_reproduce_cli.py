@@ -106,7 +106,7 @@ def test_a_failed_run_does_not_stop_the_others(
         (["fedpals/table1", "--dataset", "cifar-10", "--split", "beta=.1"], "unknown split of "
          'fedpals/table1 "beta=.1"; allowed: C=2, C=3, beta=0.1. Did you mean "beta=0.1"?'),
         (["fedpals/table1", "--seeds", "0:7"],
-         '--seeds "0:7": write numbers and ascending ranges, as in 0-7 or 0,2,5'),
+         '--seeds "0:7": write numbers and ascending ranges of at most 1,000, as in 0-7'),
         (["fedpals/table1", "--rounds", "0"], "--rounds 0; give 1 or more"),
         (["fedpals/table1", "--jobs", "0"], "--jobs 0; give 1 or more"),
         (["fedpals/table1", "-c", "training.rounds=3"],

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedshift.cli.console import counted, say, show_json, show_report_table
 from fedshift.cli.stopping import asked_to_stop
+from fedshift.errors import InputError
 from fedshift.experiments.reproduce.catalogue import studies
 from fedshift.experiments.reproduce.output import document
 from fedshift.experiments.reproduce.reproduce import (
@@ -46,23 +47,16 @@ def reproduce_target(
 ) -> None:
     """Reproduce the target and print it; without one, list what there is."""
     if target is None:
-        _list(as_json)
+        _list(
+            (methods, seeds, rounds, publish, tune or None), (datasets, splits, overrides), as_json
+        )
         return
     request = Request(
-        target,
-        out,
-        tuple(datasets),
-        tuple(splits),
-        tuple(m.strip() for m in methods.split(",")) if methods else (),
+        target, out, tuple(datasets), tuple(splits),
+        () if methods is None else tuple(m.strip() for m in methods.split(",")),
         None if seeds is None else parse_seeds(seeds),
-        rounds,
-        tuple(overrides),
-        jobs,
-        backend,
-        tune,
-        train,
-        publish,
-    )
+        rounds, tuple(overrides), jobs, backend, tune, train, publish,
+    )  # fmt: skip
     live = LiveRuns() if sys.stderr.isatty() else PlainRuns()
     with asked_to_stop() as asked, live as listen:
         done = reproduce(request, listen, asked)
@@ -70,7 +64,12 @@ def reproduce_target(
     leave(done)
 
 
-def _list(as_json: bool) -> None:
+def _list(given: Sequence[Any], many: Sequence[Sequence[str]], as_json: bool) -> None:
+    """The tables there are. Raises InputError where options were given, which are for one."""
+    if any(value is not None for value in given) or any(many):
+        raise InputError(
+            "reproduce: no table is named; fedshift reproduce alone lists what there is"
+        )
     found = studies()
     if as_json:
         show_json([{"name": s.name, "title": s.title} for s in found.values()])

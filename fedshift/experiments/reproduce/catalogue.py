@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from fedshift.errors import unknown
+from fedshift.errors import InputError, unknown
 from fedshift.experiments.papers import feddrm, fedpals, labelsets, made, routing
 from fedshift.experiments.reproduce.study import Study
 
@@ -19,6 +19,9 @@ def studies() -> dict[str, Study]:
 def study(name: str) -> Study:
     """The study of a name like "fedpals/table1". Raises InputError with the nearest match."""
     found = studies()
+    alike = [other for other in found if other.endswith(f"/{name}")]
+    if len(alike) > 1:
+        raise InputError(f"{name} is in several papers: {', '.join(alike)}; name one of these")
     if name not in found:
         raise unknown("table or figure", name, found)
     return found[name]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from fedshift.errors import DataError, InputError
+from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.load import apply_override, validate
@@ -204,14 +202,3 @@ def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candid
         label = ", ".join(f"{k}={v:g}" for k, v in options.items())
         found.append(Candidate(label, options, run_of(config_of(plan, row, column, options, seed))))
     return tuple(found)
-
-
-def read_tuned(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """tuned.json as (column key, row label) -> its record; empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-        return {(r["column"], r["row"]): r for r in records}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as e:
-        raise DataError(f"{path}: {e!r}. Delete it to tune again.") from None

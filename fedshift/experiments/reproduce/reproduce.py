@@ -21,7 +21,7 @@ from fedshift.experiments.reproduce.output import (
     study_of,
     write_outcome,
 )
-from fedshift.experiments.reproduce.plan import Plan, check_overrides, read_tuned, wanted
+from fedshift.experiments.reproduce.plan import Plan, check_overrides, wanted
 from fedshift.experiments.reproduce.results import Cell, collect
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.study import narrowed
@@ -30,6 +30,7 @@ from fedshift.experiments.reproduce.tuning import (
     choose_tuned,
     grid_runs,
     options_of,
+    read_tuned,
     write_tuned,
 )
 from fedshift.experiments.side_by_side import ALONE
@@ -94,19 +95,24 @@ def reproduce(
     """Do what is asked and write the table's files.
 
     Complete runs are never trained again. asked: see `execute`; the table is written of what is
-    complete. Raises InputError for names that are not there, before
-    anything is trained or written, and DataError for damaged run folders.
+    complete. Raises InputError for names that are not there and DataError for damaged run folders
+    and tuned values, before anything is trained or written.
     """
     plan = make_plan(request)
     _check_places(request, plan)
     store = Store(request.out / RUNS)
     records: Records = {
-        **read_tuned(shipped_tuning(plan.study)),
-        **read_tuned(request.out / TUNED),
+        **read_tuned(shipped_tuning(plan.study), plan),
+        **read_tuned(request.out / TUNED, plan),
     }
+    # What is damaged is met now, not when all the others have been trained.
+    collect(replace(plan, tuned=options_of(records)), store, {})
     report, do = Report(), _executor(request, store, listen, asked)
     if request.tune and request.train:
-        report = do(grid_runs(plan))
+        grid = grid_runs(plan)
+        for run in filter(store.done, grid.values()):
+            store.read(run)
+        report = do(grid)
         records = choose_tuned(plan, store, records)
         write_tuned(request.out / TUNED, records)
     plan = replace(plan, tuned=options_of(records))
@@ -171,7 +177,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
         if not first <= last <= first + 999:
             raise InputError(
-                f'--seeds "{text}": write numbers and ascending ranges, as in 0-7 or 0,2,5'
+                f'--seeds "{text}": write numbers and ascending ranges of at most 1,000, as in 0-7 '
+                "or 0,2,5"
             )
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))

@@ -137,6 +137,9 @@ class Store:
         changed = _changed(trained, tomllib.loads(dumps(run.config)))
         if changed:
             raise _damaged(path, ValueError(f"{changed} is not what the table needs today"))
+        given = run.config.model_dump(exclude_defaults=True, exclude={"name"})
+        if lost := _lost(given, trained):
+            raise _damaged(path, ValueError(f"{lost} is not there"))
         digest = hashlib.sha256(text.encode()).hexdigest()
         ended = self.diverged(run)
         said = self._json(run, SUMMARY) if ended is None else ended.summary
@@ -207,6 +210,16 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") 
                 return inner
         elif value != present:
             return f"{prefix}{key} = {value!r} (now {present!r})"
+    return ""
+
+
+def _lost(given: Mapping[str, Any], then: Mapping[str, Any], prefix: str = "") -> str:
+    """The first key of `given` that `then` lacks, other than None; empty if it lacks none."""
+    for key, value in given.items():
+        if key not in then and value is not None:
+            return f"{prefix}{key}"
+        if isinstance(value, dict) and (lost := _lost(value, then[key], f"{prefix}{key}.")):
+            return lost
     return ""
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.experiments.reproduce.plan import Candidate, Plan, tunable, tuning_runs
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.reproduce.plan import Candidate, Plan, config_of, tunable, tuning_runs
 from fedshift.experiments.reproduce.results import pick, scores
 from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.reproduce.study import Options
+from fedshift.experiments.reproduce.study import Column, Options, Row
 from fedshift.files import clean, write
 
 Key = tuple[str, str]
@@ -62,6 +64,51 @@ def _evidence(c: Candidate, seen: Mapping[str, Any] | None) -> dict[str, Any]:
         **{fact: None if seen is None else seen[fact] for fact in facts},
         "run": c.run.name,
     }
+
+
+def read_tuned(path: Path, plan: Plan | None = None) -> dict[Key, dict[str, Any]]:
+    """tuned.json as (column key, row label) -> its record; empty where there is no such file.
+
+    Raises DataError for a damaged file, and for values that a cell of the plan cannot have.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
+        raise _odd(path, str(e)) from None
+    if not isinstance(listed, list):
+        raise _odd(path, "not a list of records")
+    kinds = {"column": str, "row": str, "options": dict, "seed": int, "rounds": int}
+    for i, record in enumerate(listed, 1):
+        for name, kind in kinds.items():
+            if not isinstance(record, dict) or not isinstance(record.get(name), kind):
+                raise _odd(path, f'record {i} has no "{name}"')
+    records = {(record["column"], record["row"]): record for record in listed}
+    if plan is not None:
+        for row, column in tunable(plan):
+            if (key := (column.key, row.label)) in records:
+                _check(path, plan, row, column, records[key]["options"])
+    return records
+
+
+def _check(path: Path, plan: Plan, row: Row, column: Column, options: Mapping[str, Any]) -> None:
+    """Raise DataError for options that are not the grid's, or not allowed."""
+    where = f"{column.key}, {row.label}"
+    if options.keys() != row.grid.keys():
+        names = ", ".join(row.grid)
+        raise _odd(path, f"{where}: {', '.join(options) or 'nothing'} in place of {names}")
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _odd(path, f"{where}: {name} = {value!r} is no number")
+    try:
+        config_of(replace(plan, tuned={(column.key, row.label): options}), row, column, {}, 0)
+    except InputError as e:
+        raise _odd(path, str(e)) from None
+
+
+def _odd(path: Path, why: str) -> DataError:
+    return DataError(f"{path}: {why}. Delete it to tune again.")
 
 
 def options_of(records: Records) -> dict[Key, Options]:

@@ -1,0 +1,145 @@
+"""Damaged results and odd requests of `fedshift reproduce`: named before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.cli.app import main
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.reproduce.catalogue import study
+from fedshift.experiments.reproduce.reproduce import Request, parse_seeds, reproduce
+
+MINI = Request(
+    "fedpals/table1", Path("reproduced"), ("fashion-mnist-mini",), ("C=3",), ("fedrs",), (0, 1), 1,
+    overrides=("model.name=linear",),
+)  # fmt: skip
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> tuple[Request, Path]:
+    """(a table of two runs, the folder of the one that is complete)."""
+    request = replace(MINI, out=tmp_path)
+    (name,) = reproduce(replace(request, seeds=(0,))).report.trained
+    return request, tmp_path / "runs" / name
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "said"),
+    [
+        ("summary.json", 60, "Unterminated string"),
+        ("lock.json", 30, "Expecting|Unterminated"),
+        ("config.resolved.toml", "[data]\n", "shift is not there"),
+        ("config.resolved.toml", 0, "shift is not there"),
+    ],
+)
+def test_damage_is_met_before_training(
+    name: str, keep: int | str, said: str, one: tuple[Request, Path]
+) -> None:
+    """A configuration of which lines are lost might be any."""
+    request, folder = one
+    file = folder / name
+    text = file.read_text()
+    file.write_text(text[: keep if isinstance(keep, int) else text.index(keep) + len(keep)])
+    with pytest.raises(DataError, match=said) as caught:
+        reproduce(request)
+    assert str(caught.value).startswith(str(file))
+    assert [run.name for run in folder.parent.iterdir()] == [folder.name]
+
+
+def test_what_is_whole_goes_on(one: tuple[Request, Path]) -> None:
+    assert len(reproduce(one[0]).report.trained) == 1
+    assert reproduce(one[0]).report.trained == ()
+
+
+def test_damage_in_a_grid_is_met_before_training(one: tuple[Request, Path]) -> None:
+    request, folder = one
+    (folder / "lock.json").write_text("[]")
+    with pytest.raises(DataError, match="not a JSON object"):
+        reproduce(replace(request, seeds=(0,), tune=True))
+    assert [run.name for run in folder.parent.iterdir()] == [folder.name]
+
+
+COLUMN = "fashion-mnist-mini C=3"
+RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0, "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("tuned", "said"),
+    [
+        ("{", "Expecting property name"),
+        ({}, "not a list of records"),
+        ([RECORD, 3], 'record 2 has no "column"'),
+        ([{**RECORD, "row": 7}], 'record 1 has no "row"'),
+        ([{**RECORD, "options": [0.1]}], 'record 1 has no "options"'),
+        ([{**RECORD, "rounds": None}], 'record 1 has no "rounds"'),
+        ([{**RECORD, "options": {"alpha": "x"}}], "FedRS: alpha = 'x' is no number"),
+        ([{**RECORD, "options": {"alpa": 0.1}}], "FedRS: alpa in place of alpha"),
+        ([{**RECORD, "options": {"alpha": 7}}], r"alpha must be in \[0, 1\), got 7"),
+    ],
+)
+def test_tuned_values_are_checked(tuned: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(tuned if isinstance(tuned, str) else json.dumps(tuned))
+    with pytest.raises(DataError, match=f"{said}.*Delete it to tune again") as caught:
+        reproduce(replace(MINI, out=tmp_path))
+    assert str(caught.value).startswith(str(path))
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+def test_tuned_values_of_other_tables_do_no_harm(tmp_path: Path) -> None:
+    path, other = tmp_path / "tuned.json", {**RECORD, "column": "gone", "options": {"x": "y"}}
+    path.write_text(json.dumps([RECORD, other]))
+    done = reproduce(replace(MINI, out=tmp_path, train=False))
+    assert dict(done.outcome.cells[0].options) == {"alpha": 0.1}
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What `fedshift reproduce ARGS` says, with exit code 2 and nothing made."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedshift", "reproduce", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert not list(tmp_path.iterdir())
+        return " ".join(capsys.readouterr().err.split())
+
+    return run
+
+
+@pytest.mark.parametrize("methods", ["", "fedavg,", " "])
+def test_no_method_is_not_all_methods(methods: str, refused: Callable[..., str]) -> None:
+    assert 'unknown method of fedpals/table1 ""; allowed' in refused(
+        "fedpals/table1", "--methods", methods
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [("--seeds", "0"), ("--rounds", "3"), ("--tune",), ("-c", "a.b=1"), ("--split", "x")]
+)
+def test_options_without_a_table(options: tuple[str, ...], refused: Callable[..., str]) -> None:
+    assert "no table is named; fedshift reproduce alone lists" in refused(*options)
+
+
+def test_names_that_several_papers_have() -> None:
+    with pytest.raises(InputError, match=r"table1 is in several papers: fedpals/table1, .*made/"):
+        study("table1")
+    with pytest.raises(InputError, match='Did you mean "fedpals/fig9"'):
+        study("fig9")
+
+
+def test_how_many_seeds_a_range_may_have() -> None:
+    assert len(parse_seeds("0-999")) == 1000
+    with pytest.raises(InputError, match="ranges of at most 1,000"):
+        parse_seeds("0-1000")
