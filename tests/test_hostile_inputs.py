@@ -52,6 +52,26 @@ def test_overrides_that_cannot_be_read(tmp_path: Path, value: str) -> None:
         load_config(written(tmp_path, GOOD.encode()), [f"training.rounds={value}"])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["training.rounds=true"], "^-c training.rounds: training.rounds = true: must be a whole"),
+        (["model.hidden=[3, -1]"], r"^-c model.hidden: model.hidden.1 = -1: must be at least 1"),
+        (["foo.bar.baz=1"], 'f.toml with -c foo.bar.baz: unknown key "foo"'),
+        (
+            ["method.name=fedprox", "method.mu=-1", "training.rounds=2"],
+            r"f.toml(:\d+)? with -c method.name, method.mu: .*mu must be 0 or more, got -1",
+        ),
+        (["training.rounds=2", "trainin.lr=1"], 'f.toml with -c trainin.lr: unknown key "tr'),
+    ],
+)
+def test_overrides_are_not_blamed_on_the_file(
+    overrides: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        load_config(written(tmp_path, GOOD.encode()), overrides)
+
+
 def test_of_many_mistakes_the_first_are_told() -> None:
     with pytest.raises(InputError, match="and 5 more$") as caught:
         validate({f"k{i}": 1 for i in range(MOST_TOLD + 5)})

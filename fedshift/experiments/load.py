@@ -196,7 +196,9 @@ def _rule(error: ErrorDetails) -> str:
 
 
 def _shown(value: Any) -> str:
+    """As TOML has it, where that is another way than Python's."""
     text = f'"{value}"' if isinstance(value, str) else repr(value)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -212,11 +214,15 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
 
 
 def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...]) -> str:
-    dotted = ".".join(key)
-    if any(o.partition("=")[0].strip() == dotted for o in overrides):
-        return f"-c {dotted}"
+    dotted, given = ".".join(key), [o.partition("=")[0].strip() for o in overrides]
+    for path in given:
+        if f"{dotted}.".startswith(f"{path}."):
+            return f"-c {path}"
     line = line_of(text, key)
-    return f"{origin}:{line}" if line else origin
+    place = f"{origin}:{line}" if line else origin
+    # What is wrong with a section may come from either.
+    within = [path for path in given if path.startswith(f"{dotted}.")]
+    return f"{place} with -c {', '.join(within)}" if within else place
 
 
 def line_of(text: str, key: tuple[str, ...]) -> int | None:
