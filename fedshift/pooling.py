@@ -116,7 +116,8 @@ class _Maxima(torch.autograd.Function):
     """The largest of each window of x [n, c, h, w], and where it is: [n, c, h // 2, w // 2] twice.
 
     The place, among the h w of its image, is that of the first of equals row by row, as torch's is;
-    where a window has NaN, it may be another than torch's.
+    where a window has NaN, it may be another than torch's. Of zeros of both signs, either is the
+    largest.
     """
 
     generate_vmap_rule = True

@@ -190,13 +190,31 @@ def test_work_with_tensors_is_told_anew(setting: Setting, federation: Federation
 
 
 def test_one_round_at_a_time(setting: Setting, federation: Federation) -> None:
+    """The later one is whole; the earlier says that it is not."""
     update, todo = jobs(setting, federation)
     with workers(federation.clients, 1) as team:
-        begun = team(update, todo)
+        for asked in (1, 3):  # with nothing left to do, and in the middle
+            begun = team(update, todo[:asked])
+            next(begun)
+            later = team(update, todo[2:])
+            found = [next(later)]
+            with pytest.raises(InputError, match="another round began on these workers"):
+                next(begun)
+            found += later
+            assert [reply.client for reply in found] == [job.client for job in todo[2:]]
+        begun, later = team(update, todo), team(update, todo)
         next(begun)
-        with pytest.raises(InputError, match="at work on another round; finish or close"):
-            next(team(update, todo))
+        next(later)
         begun.close()
+        assert len(list(later)) == len(todo) - 1
+
+
+def test_a_process_that_died_is_gone(setting: Setting, federation: Federation) -> None:
+    update, todo = jobs(setting, federation)
+    with workers(federation.clients, 1) as team:
+        os.kill(team.members[0].process.pid or 0, signal.SIGKILL)
+        with pytest.raises(TrainingError, match="client 0 ended without an answer, exit code -9"):
+            list(team(update, todo))
         assert len(list(team(update, todo))) == len(todo)
 
 
@@ -246,19 +264,18 @@ def test_work_that_is_not_taken_is_late(
     assert 0 < refused[0] - time.monotonic() <= 30
 
 
-@pytest.mark.parametrize("gone", ["unread", "half"])
-def test_pipes_have_an_end(gone: str) -> None:
+@pytest.mark.parametrize("way", ["unread", "unread words", "half", "half a word"])
+def test_pipes_have_an_end(way: str) -> None:
     """Where the other end takes nothing, or says no more after a first half."""
     ours, theirs = Pipe()
     tree: Parts = {"a": {"w": torch.zeros(1 << 23)}}
     end = time.monotonic() + 0.3
-    layout = wire._layout(tree)
-    ours.send(("about", [(layout, 1)], False))
-    os.write(ours.fileno(), bytes(1000))
-    way = {
+    said = wire._pickled(("about", [(wire._layout(tree), 1)], False))
+    os.write(ours.fileno(), len(said).to_bytes(wire.LENGTH) + said[: None if way == "half" else 9])
+    ways = {
         "unread": lambda: wire.send(ours, "about", [tree], end=end),
-        "half": lambda: wire.receive(theirs, end=end),
+        "unread words": lambda: wire.send(ours, bytes(1 << 24), [], end=end),
     }
     with ours, theirs, pytest.raises(TimeoutError):
-        way[gone]()
+        ways.get(way, lambda: wire.receive(theirs, end=end))()
     assert end <= time.monotonic() < end + 5

@@ -27,6 +27,8 @@ NOWHERE = memoryview(b"")
 ALIGN = 64
 # Pieces to a call; the system takes no more than 1,024.
 MANY = 512
+# Bytes that say how long is what is said about trees.
+LENGTH = 8
 # Bytes of a tree that is copied to those beside it before they are sent, where its tensors are of
 # these types: a call for each would cost more.
 LITTLE = 1 << 12
@@ -103,9 +105,8 @@ def send(
     said = _pickled((about, runs, near))
     if near:
         _put(views, room)
-    connection.send_bytes(said)
-    if not near:
-        _write(connection.fileno(), views, end)
+    said = len(said).to_bytes(LENGTH) + said
+    _write(connection.fileno(), [memoryview(said), *([] if near else views)], end)
 
 
 def receive(
@@ -113,9 +114,11 @@ def receive(
 ) -> tuple[Any, list[Parts]]:
     """(what was said about them, the trees). Raises EOFError where the other end is gone.
 
-    end: TimeoutError where all that was announced has not come by then.
+    end: TimeoutError where not all has come by then.
     """
-    about, runs, near = connection.recv()
+    length = int.from_bytes(_taken(connection, LENGTH, end))
+    # Written by `send`, of this very program.
+    about, runs, near = pickle.loads(_taken(connection, length, end))  # noqa: S301
     block = torch.empty(sum(layout.size * count for layout, count in runs), dtype=torch.uint8)
     if near:
         block.numpy().data[:] = room[: len(block)]
@@ -127,6 +130,12 @@ def receive(
         trees += _trees(layout, block[:size].view(count, layout.size))
         block = block[size:]
     return about, trees
+
+
+def _taken(connection: Connection, count: int, end: float | None) -> bytearray:
+    found = bytearray(count)
+    _read(connection.fileno(), memoryview(found), end)
+    return found
 
 
 def _pickled(said: Any) -> bytes:

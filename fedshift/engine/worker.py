@@ -55,8 +55,8 @@ def serve(
             answer, replies = _reply(task, jobs, terms)
             try:
                 send(connection, answer, replies, room)
-            except UnsentError:  # what failed cannot be pickled
-                send(connection, (_plain(answer[0]), ()), (), room)
+            except UnsentError as e:  # most often what failed cannot be pickled
+                send(connection, (_plain(answer[0] or e), ()), (), room)
 
 
 def _reply(
@@ -71,7 +71,7 @@ def _reply(
     return (None, about), trees
 
 
-def _plain(e: Exception | None) -> TrainingError:
+def _plain(e: Exception) -> TrainingError:
     return TrainingError(f"{type(e).__name__}: {e}")
 
 

@@ -65,13 +65,15 @@ class _Worker:
 class Team:
     """Processes that train clients; replaced are those that died or were ended.
 
-    As a `Backend`, each gets one client at a time: whoever is idle gets the next.
+    As a `Backend`, each gets one client at a time: whoever is idle gets the next. One round at a
+    time: the earlier one raises InputError where it is gone on with.
     """
 
     clients: Sequence[ClientData]
     members: list[_Worker]
     deadline: float | None
     retries: int
+    round: object = None
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies as they come."""
@@ -184,10 +186,15 @@ def _hire(clients: Sequence[ClientData], room: memoryview) -> _Worker:
             socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line,
         ):
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+    given = (theirs, room, clients, (ours, *OURS))
+    process = context.Process(target=serve, args=given, daemon=True)
+    with theirs:
+        try:
+            process.start()
+        except OSError:
+            ours.close()
+            raise
     OURS.add(ours)
-    process = context.Process(target=serve, args=(theirs, room, clients, tuple(OURS)), daemon=True)
-    process.start()
-    theirs.close()
     return _Worker(process, ours, room)
 
 
@@ -213,14 +220,18 @@ def _share_out(
 
     own: what this process gives while the first shares are trained.
     """
-    waiting, end = iter(shares), _end(team.deadline)
-    if any(worker.jobs for worker in team.members):
-        raise InputError("these workers are at work on another round; finish or close that first")
+    waiting, end, this = iter(shares), _end(team.deadline), object()
+    team.round = this
+    _free(team)  # of a round that nobody reads on
     try:
         for worker, jobs in zip(members, itertools.islice(waiting, len(members)), strict=False):
             _assign(team, worker, task, jobs, end)
         yield from own()
-        while busy := [worker for worker in members if worker.jobs]:
+        while (busy := [w for w in members if w.jobs]) or team.round is not this:
+            if team.round is not this:
+                raise InputError(
+                    "another round began on these workers; what was left of this one is lost"
+                )
             late = end is not None and _now() >= end
             left = None if end is None else max(0.0, end - _now())
             # What has come by the end of the time counts, whenever it is read.
@@ -235,10 +246,15 @@ def _share_out(
                     _assign(team, worker, task, jobs, end)
                 yield from replies or ()
     finally:
-        # Late, or left alone after an error: what they would answer is nobody's.
-        for worker in team.members:
-            if worker.jobs:
-                team.replace(worker)
+        if team.round is this:
+            _free(team)
+
+
+def _free(team: Team) -> None:
+    """End who is late, or was left alone after an error: what they would answer is nobody's."""
+    for worker in team.members:
+        if worker.jobs:
+            team.replace(worker)
 
 
 _now = time.monotonic
@@ -277,7 +293,7 @@ def _knows(worker: _Worker, told: Task) -> bool:
     """Whether it was told this last; what does not say whether it is equal is told again."""
     try:
         return bool(worker.task == told)
-    except (RuntimeError, TypeError, ValueError):
+    except Exception:  # whatever an __eq__ of one's own may raise
         return False
 
 
@@ -307,16 +323,14 @@ def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:
     assert jobs  # a worker that has nothing to do is not spoken to
     worker.process.join(ENDING)
     code = worker.process.exitcode
+    team.replace(worker)
     # SIGTERM goes to whole groups of processes; whether the run ends is for the main one to say.
     if attempt < team.retries + (code == -signal.SIGTERM):
-        team.replace(worker)
         _assign(team, worker, task, jobs, end, attempt + 1)
         return
-    worker.jobs = ()
     lost = "; killed, perhaps for lack of memory: use fewer workers" if code == -9 else ""
-    raise TrainingError(
-        f"the process that trained {_named(jobs)} ended without an answer, exit code {code}{lost}"
-    )
+    how = "broke its pipe" if code is None else f"ended without an answer, exit code {code}{lost}"
+    raise TrainingError(f"the process that trained {_named(jobs)} {how}")
 
 
 def _named(jobs: Jobs) -> str:

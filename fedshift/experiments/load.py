@@ -214,14 +214,15 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
 
 
 def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...]) -> str:
-    dotted, given = ".".join(key), [o.partition("=")[0].strip() for o in overrides]
+    dotted = ".".join(key)
+    given = [".".join(k.strip() for k in o.partition("=")[0].split(".")) for o in overrides]
     for path in given:
         if f"{dotted}.".startswith(f"{path}."):
             return f"-c {path}"
     line = line_of(text, key)
     place = f"{origin}:{line}" if line else origin
     # What is wrong with a section may come from either.
-    within = [path for path in given if path.startswith(f"{dotted}.")]
+    within = [path for path in given if not dotted or path.startswith(f"{dotted}.")]
     return f"{place} with -c {', '.join(within)}" if within else place
 
 

@@ -95,8 +95,8 @@ def reproduce(
     """Do what is asked and write the table's files.
 
     Complete runs are never trained again. asked: see `execute`; the table is written of what is
-    complete. Raises InputError for names that are not there and DataError for damaged run folders
-    and tuned values, before anything is trained or written.
+    complete. Raises InputError for names that are not there, before anything is trained or written,
+    and DataError for damaged run folders and tuned values, before it as far as they are read then.
     """
     plan = make_plan(request)
     _check_places(request, plan)

@@ -93,7 +93,7 @@ def read_tuned(path: Path, plan: Plan | None = None) -> dict[Key, dict[str, Any]
 
 
 def _check(path: Path, plan: Plan, row: Row, column: Column, options: Mapping[str, Any]) -> None:
-    """Raise DataError for options that are not the grid's, or not allowed."""
+    """Raise DataError for other names than the grid's, and for values that are not allowed."""
     where = f"{column.key}, {row.label}"
     if options.keys() != row.grid.keys():
         names = ", ".join(row.grid)
