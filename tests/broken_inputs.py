@@ -107,7 +107,7 @@ CASES = (
         "true for a number",
         "rounds = 1",
         "rounds = true",
-        "f.toml:10: training.rounds = True: must be a whole number",
+        "f.toml:10: training.rounds = true: must be a whole number",
     ),
     config(
         "unknown shift",
