@@ -89,12 +89,14 @@ def test_no_pickle_and_no_global_generator() -> None:
     What `engine/wire.py` reads, another process of the same program wrote (test_no_pickle.py).
     """
     for path in FILES:
-        if path.name in ("safe_pickle.py", "wire.py"):
+        if path.name == "safe_pickle.py":
             continue
+        banned = {"pickle.load", "pickle.loads", "torch.load", "np.random.seed"}
+        banned -= {"pickle.loads"} if path.as_posix().endswith("fedshift/engine/wire.py") else set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 dotted = ast.unparse(node)
-                assert dotted not in {"pickle.load", "pickle.loads", "torch.load", "np.random.seed"}
+                assert dotted not in banned
                 if dotted == "torch.manual_seed":  # only inside fork_rng, see `model.build`
                     assert path.name == "model.py"
 
