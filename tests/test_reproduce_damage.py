@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
+from fedshift.cli.reproduce import reproduce_target
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.reproduce.catalogue import study
 from fedshift.experiments.reproduce.reproduce import Request, parse_seeds, reproduce
@@ -53,6 +54,45 @@ def test_damage_is_met_before_training(
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
 
 
+def _set(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda summary: summary.update({key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda summary: summary.pop("final"), "final: Field required"),
+        (lambda summary: summary["best"].pop("round"), "best.round: Field required"),
+        (lambda summary: summary["best"].update(round="5"), "best.round: Input should be a valid"),
+        (_set("ess_fraction", "all"), "ess_fraction: Input should be a valid number"),
+        (_set("why", "none"), "why: Input should be a valid list"),
+        (_set("target", None), "target: Input should be a valid list"),
+    ],
+)
+def test_a_summary_that_lacks_something(
+    change: Callable[[dict[str, Any]], Any], said: str, one: tuple[Request, Path]
+) -> None:
+    request, folder = one
+    summary = json.loads((folder / "summary.json").read_text())
+    change(summary)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(DataError, match=f"summary.json: {said}.*Delete the folder"):
+        reproduce(request)
+    assert [run.name for run in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_damaged_curve_is_met_before_training(tmp_path: Path) -> None:
+    request = Request(
+        "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), (), ("fedavg",), (0,), 1,
+        overrides=MINI.overrides,
+    )  # fmt: skip
+    (name,) = reproduce(request).report.trained
+    (tmp_path / "runs" / name / "metrics.csv").write_text("round\n1\n")
+    with pytest.raises(DataError, match=r"metrics\.csv: 'target_accuracy'"):
+        reproduce(replace(request, seeds=(0, 1)))
+    assert [run.name for run in (tmp_path / "runs").iterdir()] == [name]
+
+
 def test_what_is_whole_goes_on(one: tuple[Request, Path]) -> None:
     assert len(reproduce(one[0]).report.trained) == 1
     assert reproduce(one[0]).report.trained == ()
@@ -66,6 +106,11 @@ def test_damage_in_a_grid_is_met_before_training(one: tuple[Request, Path]) -> N
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
 
 
+NOTHING: dict[str, Any] = {
+    "datasets": (), "splits": (), "methods": None, "seeds": None, "rounds": None, "overrides": (),
+    "jobs": 1, "backend": "loop", "tune": False, "train": True, "out": Path("reproduced"),
+    "publish": None,
+}  # fmt: skip
 COLUMN = "fashion-mnist-mini C=3"
 RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0, "rounds": 1}
 
@@ -130,6 +175,17 @@ def test_no_method_is_not_all_methods(methods: str, refused: Callable[..., str])
 )
 def test_options_without_a_table(options: tuple[str, ...], refused: Callable[..., str]) -> None:
     assert "no table is named; fedshift reproduce alone lists" in refused(*options)
+
+
+def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce_target(None, **NOTHING, as_json=False)
+    said = capsys.readouterr().out
+    assert "fedpals/table4: The trade-off of lambda on PACS\n  pacs: C=6\n  pacs-96: C=6\n" in said
+    reproduce_target(None, **NOTHING, as_json=True)
+    listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    fig7 = listed["fedpals/fig7"]
+    assert fig7["splits"] == {"cifar-10": ["beta=0.2", "C=3"], "fashion-mnist-mini": ["C=3"]}
+    assert {"fedpals", "fedavg"} <= set(listed["fedpals/table4"]["methods"])
 
 
 def test_names_that_several_papers_have() -> None:

@@ -22,6 +22,7 @@ from fedshift.experiments.reproduce.reproduce import (
     parse_seeds,
     reproduce,
 )
+from fedshift.experiments.reproduce.study import Study
 from fedshift.experiments.reproduce.tables import cell_table, paper_table
 from fedshift.experiments.reproduce.verdict import verdicts, without_value
 
@@ -72,10 +73,28 @@ def _list(given: Sequence[Any], many: Sequence[Sequence[str]], as_json: bool) ->
         )
     found = studies()
     if as_json:
-        show_json([{"name": s.name, "title": s.title} for s in found.values()])
+        show_json([_described(s) for s in found.values()])
         return
     for study in found.values():
         print(f"{study.name}: {study.title}")
+        for dataset, splits in _splits(study).items():
+            say(f"  {dataset}: {', '.join(splits)}", indent=4)
+
+
+def _splits(study: Study) -> dict[str, list[str]]:
+    """What --dataset and --split take of a table."""
+    found: dict[str, list[str]] = {}
+    for column in study.columns:
+        found.setdefault(column.dataset, []).append(column.split)
+    return found
+
+
+def _described(study: Study) -> dict[str, Any]:
+    methods = list(dict.fromkeys(row.key for row in study.rows))
+    return {
+        "name": study.name, "title": study.title, "splits": _splits(study), "methods": methods,
+        "seeds": study.columns[0].seeds, "rounds": study.rounds,
+    }  # fmt: skip
 
 
 def show(done: Reproduced, as_json: bool) -> None:

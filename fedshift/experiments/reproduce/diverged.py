@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.reproduce.complete import first_error
 from fedshift.experiments.training import best_of
 from fedshift.files import clean
 
@@ -61,6 +62,4 @@ def parsed(text: str) -> Diverged:
     try:
         return Diverged.model_validate_json(text)
     except ValidationError as e:
-        first = e.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise ValueError(first_error(e)) from None

@@ -12,6 +12,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.folder import trained_with
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
+from fedshift.experiments.reproduce.charts import charts
 from fedshift.experiments.reproduce.checks import check_backend, check_grids, check_plan
 from fedshift.experiments.reproduce.execute import Report, execute
 from fedshift.experiments.reproduce.output import (
@@ -96,7 +97,7 @@ def reproduce(
 
     Complete runs are never trained again. asked: see `execute`; the table is written of what is
     complete. Raises InputError for names that are not there, before anything is trained or written,
-    and DataError for damaged run folders and tuned values, before it as far as they are read then.
+    and DataError for damaged run folders and tuned values, before it as far as they are there then.
     """
     plan = make_plan(request)
     _check_places(request, plan)
@@ -106,7 +107,8 @@ def reproduce(
         **read_tuned(request.out / TUNED, plan),
     }
     # What is damaged is met now, not when all the others have been trained.
-    collect(replace(plan, tuned=options_of(records)), store, {})
+    before = replace(plan, tuned=options_of(records))
+    charts(before.study, collect(before, store, {}), store)
     report, do = Report(), _executor(request, store, listen, asked)
     if request.tune and request.train:
         grid = grid_runs(plan)

@@ -18,6 +18,7 @@ from fedshift.experiments.folder import CHECKPOINTS, metrics_csv, trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.reproduce.complete import check_summary
 from fedshift.experiments.reproduce.diverged import Diverged, diverged, parsed
 from fedshift.files import write
 
@@ -142,7 +143,7 @@ class Store:
             raise _damaged(path, ValueError(f"{lost} is not there"))
         digest = hashlib.sha256(text.encode()).hexdigest()
         ended = self.diverged(run)
-        said = self._json(run, SUMMARY) if ended is None else ended.summary
+        said = self._summary(run) if ended is None else ended.summary
         return Finished(run, said, self._lock(run), digest)
 
     def curve(self, run: Run, column: str) -> dict[int, float]:
@@ -182,6 +183,14 @@ class Store:
             if left.is_file() and left.name not in (IN_USE, LOCK):
                 left.unlink(missing_ok=True)
         return folder
+
+    def _summary(self, run: Run) -> dict[str, Any]:
+        found = self._json(run, SUMMARY)
+        try:
+            check_summary(found)
+        except ValueError as e:
+            raise _damaged(self.path(run) / SUMMARY, e) from None
+        return found
 
     def _lock(self, run: Run) -> dict[str, Any]:
         found = self._json(run, LOCK)
