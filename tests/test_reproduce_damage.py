@@ -145,6 +145,21 @@ def test_tuned_values_of_other_tables_do_no_harm(tmp_path: Path) -> None:
     assert dict(done.outcome.cells[0].options) == {"alpha": 0.1}
 
 
+def test_records_of_another_invocation_stay(tmp_path: Path) -> None:
+    """Of one that tuned another column while this one trained its grids."""
+    path, other = tmp_path / "tuned.json", {**RECORD, "column": "fashion-mnist-mini C=2"}
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "over":
+            path.write_text(json.dumps([other]))
+
+    done = reproduce(replace(MINI, out=tmp_path, seeds=(0,), tune=True), listen)
+    assert len(done.report.trained) == 3
+    mine, kept = json.loads(path.read_text())[::-1]
+    assert (kept, mine["column"]) == (other, COLUMN)
+    assert dict(done.outcome.cells[0].options) == mine["options"]
+
+
 @pytest.fixture
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

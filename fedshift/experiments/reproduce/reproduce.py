@@ -28,6 +28,7 @@ from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.study import narrowed
 from fedshift.experiments.reproduce.tuning import (
     Records,
+    add_tuned,
     choose_tuned,
     grid_runs,
     options_of,
@@ -115,8 +116,9 @@ def reproduce(
         for run in filter(store.done, grid.values()):
             store.read(run)
         report = do(grid)
-        records = choose_tuned(plan, store, records)
-        write_tuned(request.out / TUNED, records)
+        found = choose_tuned(plan, store)
+        add_tuned(request.out / TUNED, found)
+        records = {**records, **found}
     plan = replace(plan, tuned=options_of(records))
     report = _all_wanted(plan, store, do, report) if request.train else report
     cells = collect(plan, store, report.failures)

@@ -28,14 +28,14 @@ def grid_runs(plan: Plan) -> dict[str, Run]:
     }
 
 
-def choose_tuned(plan: Plan, store: Store, before: Records) -> dict[Key, Mapping[str, Any]]:
-    """`before` with a new record for every grid that is complete.
+def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
+    """A record for every grid of the plan that is complete.
 
     The grid point of highest accuracy on target-like validation examples wins, at the round of
     lowest validation loss; of equals the one of lower loss. One that diverged cannot win. Chosen:
     one seed, the first; the paper does not say on how many it tuned.
     """
-    records = dict(before)
+    records: dict[Key, Mapping[str, Any]] = {}
     for row, column in tunable(plan):
         seed = plan.seeds_of(column)[0]
         grid = tuning_runs(plan, row, column, seed)
@@ -114,6 +114,14 @@ def _odd(path: Path, why: str) -> DataError:
 def options_of(records: Records) -> dict[Key, Options]:
     """The tuned hyper-parameters alone."""
     return {key: dict(record["options"]) for key, record in records.items()}
+
+
+def add_tuned(path: Path, records: Records) -> None:
+    """Put the records into tuned.json beside those of other columns and rows.
+
+    They are read now: another invocation may have added its own while this one trained its grids.
+    """
+    write_tuned(path, {**read_tuned(path), **records})
 
 
 def write_tuned(path: Path, records: Records) -> None:
