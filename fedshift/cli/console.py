@@ -82,6 +82,15 @@ def show_error(error: FedshiftError, as_json: bool) -> None:
         print(f"error: {error}", file=sys.stderr)
 
 
+def tell(text: str) -> None:
+    """A line of progress on stderr."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        # Whoever read this is gone (`| tee`, a closed connection); the run goes on unheard.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 class PlainProgress:
     """A line when a run starts, one about every ten seconds, and one when it ends."""
 
@@ -94,23 +103,16 @@ class PlainProgress:
         run = event["run"]
         if event["event"] == "start":
             self.rounds[run] = event["rounds"]
-            self._line(f"{run}: {counted(event['rounds'], 'round')}")
+            tell(f"{run}: {counted(event['rounds'], 'round')}")
         elif event["event"] == "evaluation":
             self.seen[run] = _scores(event)
             # The last round's evaluation is the last that is heard of a run.
             if event["round"] == self.rounds[run]:
-                self._line(f"{run}: done  {self.seen[run]}")
+                tell(f"{run}: done  {self.seen[run]}")
         elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             where = f"{run}: round {event['round']}/{event['rounds']}"
-            self._line("  ".join([where, *filter(None, [self.seen.get(run)])]))
-
-    def _line(self, text: str) -> None:
-        try:
-            print(text, file=sys.stderr, flush=True)
-        except BrokenPipeError:
-            # Whoever read this is gone (`| tee`, a closed connection); the run goes on unheard.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            tell("  ".join([where, *filter(None, [self.seen.get(run)])]))
 
     def __enter__(self) -> PlainProgress:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.cli.console import counted, say, show_json, show_report_table
+from fedshift.cli.console import counted, say, show_json, show_report_table, tell
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
 from fedshift.experiments.reproduce.catalogue import studies
@@ -27,6 +28,8 @@ from fedshift.experiments.reproduce.tables import cell_table, paper_table
 from fedshift.experiments.reproduce.verdict import verdicts, without_value
 
 MISSING, FAILED = 3, 4
+# Seconds between two lines of progress, where there is no terminal.
+BETWEEN = 30
 
 
 def reproduce_target(
@@ -135,20 +138,33 @@ def leave(done: Reproduced) -> None:
 
 
 class PlainRuns:
-    """A line when a run begins or ends."""
+    """A line when a run begins, goes on with a later round, or ends, and one every half minute."""
 
     def __init__(self) -> None:
         self.total = self.over = 0
+        self.rounds: dict[str, int] = {}
+        self.heard: set[str] = set()
+        self.last = time.monotonic()
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "queue":
             self.total, self.over = event["runs"], 0
-            _say(f"{counted(event['runs'], 'run')} to do, {event['complete']} complete")
+            tell(f"{counted(event['runs'], 'run')} to do, {event['complete']} complete")
         elif event["event"] == "start":
-            _say(f"{event['run']}: {counted(event['rounds'], 'round')}")
+            self.rounds[event["run"]] = event["rounds"]
+            tell(f"{event['run']}: {counted(event['rounds'], 'round')}")
+        elif event["event"] == "round":
+            self._round(event["run"], event["round"])
         elif event["event"] == "over":
             self.over += 1
-            _say(f"[{self.over}/{self.total}] {_ended(event)}")
+            tell(f"[{self.over}/{self.total}] {_ended(event)}")
+
+    def _round(self, run: str, t: int) -> None:
+        resumed = t > 1 and run not in self.heard
+        self.heard.add(run)
+        if resumed or time.monotonic() - self.last > BETWEEN:
+            self.last = time.monotonic()
+            tell(f"{run}: {'goes on with ' * resumed}round {t}/{self.rounds[run]}")
 
     def __enter__(self) -> PlainRuns:
         return self
@@ -195,7 +211,3 @@ class LiveRuns:
 def _ended(event: dict[str, Any]) -> str:
     end = f"failed: {event['error']}" if event["error"] else "done"
     return f"{event['run']}: {end} ({event['seconds']:.0f} s)"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
