@@ -49,11 +49,11 @@ def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -
         job.send_signal(number)
         err = job.communicate(timeout=120)[1].decode()
     assert job.returncode == code
-    again = f"`fedshift run --resume {place}` starts it again from round 1"
+    again = f"`fedshift run --resume {place}` goes on from here"
     assert err.splitlines()[-1] == f"interrupted; {again}"
     assert "Traceback" not in err
     left = {path.name for path in (tmp_path / place).iterdir()}
-    assert left == {"config.resolved.toml", "lock.json", "events.jsonl"}
+    assert left == {"config.resolved.toml", "lock.json", "events.jsonl", "checkpoints"}
     assert json.loads((tmp_path / place / "lock.json").read_text())["data"] == "fashion-mnist-mini"
     last = json.loads((tmp_path / place / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["error"]) == ("failed", "interrupted")

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +251,8 @@ def test_what_is_kept_of_the_rounds_before() -> None:
     assert end.best["target_macro_f1"] is None
     assert parsed(end.text) == end
     assert "NaN" not in end.text
+    endless = [replace(row, target_loss=inf) for row in measured]
+    assert parsed(diverged("gone", endless, 0.25).text).best == end.best | {"target_loss": "inf"}
     assert diverged("gone", [], 0.0).best is None
     assert diverged("gone", measured[-1:], 0.0).best is None
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.cli.reproduce import LiveRuns, PlainRuns
+from fedshift.cli.reproduce import LiveRuns
 from fedshift.errors import TrainingError
 from fedshift.experiments import folder
 from fedshift.experiments.reproduce import execute
@@ -189,42 +188,6 @@ def test_terminating_is_code_143_as_for_other_commands(
     }  # fmt: skip
     # A run's last round is its end: the first is complete, and the second was not begun.
     assert len(json.loads(out)["trained"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("between", "said"),
-    [
-        (3600, "one: 9 rounds\none: goes on with round 5/9\n[1/2] one: done (4 s)\n"
-               "two: 9 rounds\n[2/2] two: done (4 s)\n"),
-        (-1, "one: 9 rounds\none: goes on with round 5/9\none: round 6/9\n[1/2] one: done (4 s)\n"
-             "two: 9 rounds\ntwo: round 1/9\ntwo: round 2/9\n[2/2] two: done (4 s)\n"),
-    ],
-)  # fmt: skip
-def test_progress_in_lines(
-    between: float, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedshift.cli.reproduce.BETWEEN", between)
-    with PlainRuns() as plain:
-        plain({"event": "queue", "runs": 2, "complete": 1})
-        for name, first in (("one", 5), ("two", 1)):
-            plain({"event": "start", "run": name, "rounds": 9})
-            plain({"event": "round", "run": name, "round": first})
-            plain({"event": "round", "run": name, "round": first + 1})
-            plain({"event": "over", "run": name, "error": None, "seconds": 4.0})
-    assert capsys.readouterr().err == "2 runs to do, 1 complete\n" + said
-
-
-def test_progress_that_nobody_reads(tmp_path: Path) -> None:
-    """Whoever read stderr is gone: the table is written all the same."""
-    args = ["fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "fedshift", "reproduce", *args], cwd=tmp_path,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stderr is not None
-        process.stderr.close()
-        assert process.wait(120) == 0
-    assert (tmp_path / "reproduced/table1/table.md").is_file()
 
 
 def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

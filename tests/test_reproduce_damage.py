@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,6 +70,11 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         (_set("ess_fraction", "all"), "ess_fraction: Input should be a valid number"),
         (_set("why", "none"), "why: Input should be a valid list"),
         (_set("target", None), "target: Input should be a valid list"),
+        (
+            _set("target", [1.0]),
+            "Value error, target and label_counts are not",
+        ),
+        (lambda summary: summary["best"].pop("validation_loss"), "best.validation_loss: Field req"),
     ],
 )
 def test_a_summary_that_lacks_something(
@@ -81,14 +89,57 @@ def test_a_summary_that_lacks_something(
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_damaged_curve_is_met_before_training(tmp_path: Path) -> None:
+def test_an_infinite_loss_is_no_damage(one: tuple[Request, Path]) -> None:
+    """Finite parameters can have one."""
+    request, folder = one
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["final"]["validation_loss"] = summary["best"]["validation_loss"] = "inf"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert len(reproduce(request).report.trained) == 1
+
+
+def test_one_of_several_candidates_is_looked_at_before_the_others_are_trained(
+    tmp_path: Path,
+) -> None:
+    request = replace(MINI, out=tmp_path, methods=("fedpals",), seeds=(0,))
+    names = reproduce(request).report.trained
+    assert len(names) > 2
+    (tmp_path / "runs" / names[1] / "summary.json").write_text("{")
+    shutil.rmtree(tmp_path / "runs" / names[2])
+    with pytest.raises(DataError, match=re.escape(names[1])):
+        reproduce(request)
+    assert not (tmp_path / "runs" / names[2]).exists()
+
+
+def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
+    one: tuple[Request, Path],
+) -> None:
+    request, folder = one
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "best": None}))
+    with pytest.raises(DataError, match="no best round"):
+        reproduce(replace(request, seeds=(0,), tune=True))
+    assert [run.name for run in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("round\n1\n", "'target_accuracy' is not in list"),
+        ("round,target_accuracy\n", "rows are missing, or cut"),
+        ("round,target_accuracy\n1\n", "rows are missing, or cut"),
+        ("", "not enough values"),
+        ("round,target_accuracy\n1,x\n", "could not convert"),
+    ],
+)
+def test_a_damaged_curve_is_met_before_training(text: str, said: str, tmp_path: Path) -> None:
     request = Request(
         "fedpals/fig7", tmp_path, ("fashion-mnist-mini",), (), ("fedavg",), (0,), 1,
         overrides=MINI.overrides,
     )  # fmt: skip
     (name,) = reproduce(request).report.trained
-    (tmp_path / "runs" / name / "metrics.csv").write_text("round\n1\n")
-    with pytest.raises(DataError, match=r"metrics\.csv: 'target_accuracy'"):
+    (tmp_path / "runs" / name / "metrics.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"metrics\.csv: {said}"):
         reproduce(replace(request, seeds=(0, 1)))
     assert [run.name for run in (tmp_path / "runs").iterdir()] == [name]
 
@@ -160,6 +211,18 @@ def test_records_of_another_invocation_stay(tmp_path: Path) -> None:
     assert dict(done.outcome.cells[0].options) == mine["options"]
 
 
+def test_two_that_write_tuned_values_at_once(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; "
+        "from fedshift.experiments.reproduce.tuning import add_tuned; "
+        "[add_tuned(Path('tuned.json'), {(str(i), sys.argv[1]): {'column': str(i), "
+        "'row': sys.argv[1], 'options': {}, 'seed': 0, 'rounds': 1}}) for i in range(40)]"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", script, name], cwd=tmp_path) for name in "ab"]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert len(json.loads((tmp_path / "tuned.json").read_text())) == 80
+
+
 @pytest.fixture
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -195,11 +258,15 @@ def test_options_without_a_table(options: tuple[str, ...], refused: Callable[...
 def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     reproduce_target(None, **NOTHING, as_json=False)
     said = capsys.readouterr().out
-    assert "fedpals/table4: The trade-off of lambda on PACS\n  pacs: C=6\n  pacs-96: C=6\n" in said
+    table4 = "fedpals/table4: The trade-off of lambda on PACS\n"
+    assert f"{table4}  pacs: C=6\n  pacs-96, not in the paper: C=6\n" in said
     reproduce_target(None, **NOTHING, as_json=True)
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    fig7 = listed["fedpals/fig7"]
-    assert fig7["splits"] == {"cifar-10": ["beta=0.2", "C=3"], "fashion-mnist-mini": ["C=3"]}
+    first, *_, last = listed["fedpals/table1"]["columns"]
+    assert first == {
+        "dataset": "fashion-mnist", "split": "C=3", "seeds": 8, "rounds": 150, "extra": False,
+    }  # fmt: skip
+    assert last["extra"]
     assert {"fedpals", "fedavg"} <= set(listed["fedpals/table4"]["methods"])
 
 

@@ -67,19 +67,21 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
     """Train FedAvg, FedPALS and the oracle on data that ship with the package."""
     with loading():
         from fedshift.cli.results import demo_json, draw, show_demo
+        from fedshift.cli.stopping import asked_to_stop
         from fedshift.experiments.demo import demo_config, method_configs
-        from fedshift.experiments.folder import check_unused, record, reserved
+        from fedshift.experiments.folder import check_unused, kept_in, record, reserved
         from fedshift.experiments.task import prepare
 
     loaded = demo_config(config)
     console.warn_of_data_folders()
     check_unused(out)
     prepared = prepare(loaded)
-    with reserved(out, "demo") as folder, console.progress() as listen:
-        done = [
-            (folder / one.name, record(folder / one.name, one, prepared, listen))
-            for one in method_configs(loaded)
-        ]
+    done = []
+    with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as asked:
+        for one in method_configs(loaded):
+            place = folder / one.name
+            keeper = kept_in(place, one, prepared, asked=asked)
+            done.append((place, record(place, one, prepared, listen, keeper=keeper)))
     page = draw([place for place, _ in done], folder)
     if format is Format.json:
         console.show_json(demo_json(done, page))

@@ -74,21 +74,24 @@ def show_report_table(table: ReportTable) -> None:
     show_table(table.caption, table.header, shown(table))
 
 
+def tell(text: str) -> None:
+    """A line on stderr: progress, or what is not a result."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        # Whoever read this is gone (`| tee`, a closed connection), or its disk is full; the run
+        # goes on unheard.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
 def show_error(error: FedshiftError, as_json: bool) -> None:
     """The message on stderr: text, or one JSON object with its exit code."""
     if as_json:
-        print(json.dumps({"error": str(error), "exit_code": error.exit_code}), file=sys.stderr)
+        tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
     else:
-        print(f"error: {error}", file=sys.stderr)
-
-
-def tell(text: str) -> None:
-    """A line of progress on stderr."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        # Whoever read this is gone (`| tee`, a closed connection); the run goes on unheard.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        tell(f"error: {error}")
 
 
 class PlainProgress:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import typer
 
-from fedshift.cli.console import show_error
+from fedshift.cli.console import show_error, tell
 from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
 from fedshift.errors import FedshiftError, InputError
 
@@ -101,7 +101,7 @@ def _interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
         failure = FedshiftError(told)
         failure.exit_code = code
         return _error(failure, as_json)
-    print(told, file=sys.stderr)
+    tell(told)
     return code
 
 

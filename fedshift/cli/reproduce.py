@@ -80,35 +80,39 @@ def _list(given: Sequence[Any], many: Sequence[Sequence[str]], as_json: bool) ->
         return
     for study in found.values():
         print(f"{study.name}: {study.title}")
-        for dataset, splits in _splits(study).items():
-            say(f"  {dataset}: {', '.join(splits)}", indent=4)
+        for extra, said in ((False, ""), (True, ", not in the paper")):
+            for dataset, splits in _splits(study, extra).items():
+                say(f"  {dataset}{said}: {', '.join(splits)}", indent=4)
 
 
-def _splits(study: Study) -> dict[str, list[str]]:
+def _splits(study: Study, extra: bool) -> dict[str, list[str]]:
     """What --dataset and --split take of a table."""
     found: dict[str, list[str]] = {}
     for column in study.columns:
-        found.setdefault(column.dataset, []).append(column.split)
+        if column.extra == extra:
+            found.setdefault(column.dataset, []).append(column.split)
     return found
 
 
 def _described(study: Study) -> dict[str, Any]:
-    methods = list(dict.fromkeys(row.key for row in study.rows))
+    told = ("dataset", "split", "seeds", "rounds", "extra")
     return {
-        "name": study.name, "title": study.title, "splits": _splits(study), "methods": methods,
-        "seeds": study.columns[0].seeds, "rounds": study.rounds,
-    }  # fmt: skip
+        "name": study.name,
+        "title": study.title,
+        "methods": list(dict.fromkeys(row.key for row in study.rows)),
+        "columns": [{name: getattr(c, name) for name in told} for c in study.columns],
+    }
 
 
 def show(done: Reproduced, as_json: bool) -> None:
     """The table with what was found, or one JSON document; failures go to stderr."""
     outcome = done.outcome
     for problem in outcome.problems:
-        print(f"not run: {problem}", file=sys.stderr)
+        tell(f"not run: {problem}")
     for name, message in done.report.failures.items():
-        print(f"failed: {name}: {message}", file=sys.stderr)
+        tell(f"failed: {name}: {message}")
     for name, message in done.report.diverged.items():
-        print(f"diverged: {name}: {message}", file=sys.stderr)
+        tell(f"diverged: {name}: {message}")
     if as_json:
         report = done.report
         state = {name: getattr(report, name) for name in ("trained", "failures", "diverged")}
@@ -143,8 +147,7 @@ class PlainRuns:
     def __init__(self) -> None:
         self.total = self.over = 0
         self.rounds: dict[str, int] = {}
-        self.heard: set[str] = set()
-        self.last = time.monotonic()
+        self.last: dict[str, float] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "queue":
@@ -160,10 +163,9 @@ class PlainRuns:
             tell(f"[{self.over}/{self.total}] {_ended(event)}")
 
     def _round(self, run: str, t: int) -> None:
-        resumed = t > 1 and run not in self.heard
-        self.heard.add(run)
-        if resumed or time.monotonic() - self.last > BETWEEN:
-            self.last = time.monotonic()
+        now, resumed = time.monotonic(), t > 1 and run not in self.last
+        if resumed or now - self.last.setdefault(run, now) > BETWEEN:
+            self.last[run] = now
             tell(f"{run}: {'goes on with ' * resumed}round {t}/{self.rounds[run]}")
 
     def __enter__(self) -> PlainRuns:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+
+# As `fedshift.files.clean` writes it: a finite model's loss may be infinite, and is null for NaN.
+Number = float | Literal["inf", "-inf"] | None
 
 
 class _Scores(BaseModel):
@@ -15,8 +18,15 @@ class _Scores(BaseModel):
 
     round: PositiveInt
     rounds: PositiveInt = 1
-    validation_accuracy: float | None = None
-    validation_loss: float | None = None
+    validation_accuracy: Number = None
+    validation_loss: Number = None
+
+
+class _Tuned(_Scores):
+    """Early stopping and tuning choose by these."""
+
+    validation_accuracy: Number
+    validation_loss: Number
 
 
 class _Summary(BaseModel):
@@ -31,9 +41,16 @@ class _Summary(BaseModel):
     ess_fraction: float | None = None
     hull_distance: float | None = None
     final: _Scores
-    best: _Scores | None = None
+    best: _Tuned | None = None
     last: _Scores | None = None
     why: list[str] = []
+
+    @model_validator(mode="after")
+    def _of_these_classes(self) -> Self:
+        rows = {len(self.target), *(len(row) for row in self.label_counts)}
+        if rows != {len(self.classes)} or not self.label_counts:
+            raise ValueError("target and label_counts are not those of the classes")
+        return self
 
 
 def check_summary(found: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.reproduce.complete import first_error
+from fedshift.experiments.reproduce.complete import Number, first_error
 from fedshift.experiments.training import best_of
 from fedshift.files import clean
 
@@ -25,12 +25,12 @@ class Diverged(BaseModel):
 
     error: str
     rounds: NonNegativeInt = 0
-    best: dict[str, float | None] | None = None
+    best: dict[str, Number] | None = None
     hull_distance: float | None = None
 
     @field_validator("best")
     @classmethod
-    def _has_a_round(cls, best: dict[str, float | None] | None) -> dict[str, float | None] | None:
+    def _has_a_round(cls, best: dict[str, Number] | None) -> dict[str, Number] | None:
         if best is not None and not best.get("round"):
             raise ValueError("it has no round")
         return best

@@ -23,7 +23,7 @@ from fedshift.experiments.reproduce.output import (
     write_outcome,
 )
 from fedshift.experiments.reproduce.plan import Plan, check_overrides, wanted
-from fedshift.experiments.reproduce.results import Cell, collect
+from fedshift.experiments.reproduce.results import Cell, collect, scores
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.study import narrowed
 from fedshift.experiments.reproduce.tuning import (
@@ -33,7 +33,6 @@ from fedshift.experiments.reproduce.tuning import (
     grid_runs,
     options_of,
     read_tuned,
-    write_tuned,
 )
 from fedshift.experiments.side_by_side import ALONE
 from fedshift.experiments.training import Listener, silent
@@ -107,18 +106,14 @@ def reproduce(
         **read_tuned(shipped_tuning(plan.study), plan),
         **read_tuned(request.out / TUNED, plan),
     }
-    # What is damaged is met now, not when all the others have been trained.
-    before = replace(plan, tuned=options_of(records))
-    charts(before.study, collect(before, store, {}), store)
+    _check_there(replace(plan, tuned=options_of(records)), store)
     report, do = Report(), _executor(request, store, listen, asked)
     if request.tune and request.train:
         grid = grid_runs(plan)
         for run in filter(store.done, grid.values()):
-            store.read(run)
+            scores(store.read(run), plan.study.metric)
         report = do(grid)
-        found = choose_tuned(plan, store)
-        add_tuned(request.out / TUNED, found)
-        records = {**records, **found}
+        records = {**records, **add_tuned(request.out / TUNED, choose_tuned(plan, store))}
     plan = replace(plan, tuned=options_of(records))
     report = _all_wanted(plan, store, do, report) if request.train else report
     cells = collect(plan, store, report.failures)
@@ -127,11 +122,18 @@ def reproduce(
     if request.publish is not None:
         page = publish(request.publish, outcome, store)
         if records:
-            write_tuned(request.publish / TUNED, records)
+            add_tuned(request.publish / TUNED, records)
     code = asked()
     if code is not None and report.interrupted is None:  # while the table was written
         report = replace(report, interrupted=KeyboardInterrupt(code))
     return Reproduced(outcome, report, page)
+
+
+def _check_there(plan: Plan, store: Store) -> None:
+    """Read and draw what there is, so that damage is met now and not when the rest is trained."""
+    for run in filter(store.over, wanted(plan, store).values()):
+        store.read(run)
+    charts(plan.study, collect(plan, store, {}), store)
 
 
 def _command(request: Request, cells: Sequence[Cell]) -> str:

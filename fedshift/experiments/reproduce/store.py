@@ -97,6 +97,10 @@ class Store:
         """Whether the run is complete."""
         return (self.path(run) / SUMMARY).is_file()
 
+    def over(self, run: Run) -> bool:
+        """Whether the run is complete, or its training diverged."""
+        return self.done(run) or self.diverged(run) is not None
+
     def diverged(self, run: Run) -> Diverged | None:
         """How training ended where it diverged; None for every other run.
 
@@ -151,9 +155,12 @@ class Store:
         path = self.path(run) / METRICS
         try:
             with path.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
-            return {int(r["round"]): float(r[column]) for r in rows if r[column]}
-        except (OSError, ValueError, KeyError) as e:
+                header, *rows = csv.reader(file)
+            if any(len(row) != len(header) for row in rows) or not rows:
+                raise ValueError("rows are missing, or cut")
+            t, at = header.index("round"), header.index(column)
+            return {int(row[t]): float(row[at]) for row in rows if row[at]}
+        except (OSError, ValueError, csv.Error) as e:
             raise _damaged(path, e) from None
 
     def copy_to(self, other: Store, run: Run, *, metrics: bool) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,12 +119,32 @@ def options_of(records: Records) -> dict[Key, Options]:
     return {key: dict(record["options"]) for key, record in records.items()}
 
 
-def add_tuned(path: Path, records: Records) -> None:
-    """Put the records into tuned.json beside those of other columns and rows.
+def add_tuned(path: Path, records: Records) -> Records:
+    """Put the records into tuned.json, beside those of other columns and rows; all that it has now.
 
-    They are read now: another invocation may have added its own while this one trained its grids.
+    It is read now: another invocation may have added its own while this one trained its grids.
     """
-    write_tuned(path, {**read_tuned(path), **records})
+    with _one_at_a_time(path.parent):
+        found = {**read_tuned(path), **records}
+        write_tuned(path, found)
+    return found
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait for other processes in the folder, where the system and the disk have such locks."""
+    if importlib.util.find_spec("fcntl") is None:
+        yield
+        return
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def write_tuned(path: Path, records: Records) -> None:
