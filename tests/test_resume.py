@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -227,7 +228,12 @@ def test_kill_9_at_random_points(tmp_path: Path) -> None:
         env=ENV, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "| all | 6 | 6 | 6 | 2 | 20 of 20 |" in done.stdout
+    # Which points come before a run's end depends on the machine's speed, and so do the sums.
+    sums = re.search(r"^\| all \|((?: \d+ \|){4}) 20 of 20 \|", done.stdout, re.MULTILINE)
+    assert sums, done.stdout[-3000:]
+    kinds = [int(n) for n in sums[1].strip(" |").split(" | ")]
+    assert sum(kinds) == 20
+    assert min(kinds) >= 1, "a kind of point was not hit at all"
 
 
 def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
