@@ -72,3 +72,34 @@ def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) 
         said = process.stdout.read().decode()
         assert process.wait(120) == code
     assert "Page: reproduced/table" in said
+
+
+LONG = ["data.name=fashion-mnist-mini", "model.name=linear", "training.rounds=60"]
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="opens a terminal of its own")
+@pytest.mark.parametrize(
+    ("args", "left"),
+    [
+        (["reproduce", *TABLE1, "--rounds", "60"], "reproduced/table1/table.md"),
+        (["run", "f.toml", "--out", "o", *(f"-c{k}" for k in LONG)], "o/report.html"),
+    ],
+    ids=["reproduce", "run"],
+)
+def test_a_terminal_that_is_gone(args: list[str], left: str, tmp_path: Path) -> None:
+    """It is closed when its first bars are drawn; what is done is done to its end."""
+    (tmp_path / "f.toml").write_text("")
+    env = {**os.environ, "FEDSHIFT_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedshift", *args], cwd=tmp_path, env=env | {"TERM": "xterm"},
+        stdout=subprocess.PIPE, stderr=theirs, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b""
+        while b"\x1b[" not in seen:  # what moves bars
+            seen += os.read(ours, 4096)
+        os.close(ours)
+        process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert (tmp_path / left).exists()

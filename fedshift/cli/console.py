@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -76,14 +77,47 @@ def show_report_table(table: ReportTable) -> None:
 
 def tell(text: str) -> None:
     """A line on stderr: progress, or what is not a result."""
-    try:
+    with _heard_or_not(sys.stderr):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _heard_or_not(stream: TextIO) -> Iterator[None]:
+    """Whoever read this is gone (`| tee`, a closed connection), or its disk is full; the run goes
+    on unheard."""
+    try:
+        yield
     except OSError:
-        # Whoever read this is gone (`| tee`, a closed connection), or its disk is full; the run
-        # goes on unheard.
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stderr.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+class _Stderr:
+    """stderr for what rich draws, in rounds and in a thread of its own.
+
+    The stream there is now: while bars are drawn, rich puts another one in its place.
+    """
+
+    def __init__(self) -> None:
+        self.stream = sys.stderr
+
+    def write(self, text: str) -> int:
+        with _heard_or_not(self.stream):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _heard_or_not(self.stream):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def for_bars() -> Console:
+    """Where bars are drawn; a terminal that is gone ends nothing."""
+    return Console(file=cast(TextIO, _Stderr()))
 
 
 def show_error(error: FedshiftError, as_json: bool) -> None:
@@ -128,7 +162,7 @@ class LiveProgress:
     """One bar per run on a terminal, with loss and accuracies as they come."""
 
     def __init__(self, console: Console | None = None) -> None:
-        drawn_on = console or Console(stderr=True)
+        drawn_on = console or for_bars()
         self.bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<16}"),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from fedshift import datasets
-from fedshift.cli.console import say, show_json
+from fedshift.cli.console import for_bars, say, show_json
 
 HANG = len("    licence  ")
 
@@ -31,10 +31,9 @@ def datasets_listed(*, as_json: bool) -> None:
 
 def fetch_dataset(name: str, folder: Path | None, *, as_json: bool) -> None:
     """Download a data set with progress on stderr, and print where it is."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+    with Progress(console=for_bars(), disable=not sys.stderr.isatty()) as bars:
         task = bars.add_task(name, total=None)
 
         def progress(done: int, total: int | None) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.cli.console import counted, say, show_json, show_report_table, tell
+from fedshift.cli.console import counted, for_bars, say, show_json, show_report_table, tell
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
 from fedshift.experiments.reproduce.catalogue import studies
@@ -184,7 +183,7 @@ class LiveRuns:
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=for_bars(),
         )
         self.whole = self.bars.add_task("runs", total=0)
         self.tasks: dict[str, Any] = {}
