@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.cli.reproduce import reproduce_target
+from fedshift.cli.reproduce import list_tables
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.reproduce.catalogue import study
 from fedshift.experiments.reproduce.reproduce import Request, parse_seeds, reproduce
@@ -157,11 +157,6 @@ def test_damage_in_a_grid_is_met_before_training(one: tuple[Request, Path]) -> N
     assert [run.name for run in folder.parent.iterdir()] == [folder.name]
 
 
-NOTHING: dict[str, Any] = {
-    "datasets": (), "splits": (), "methods": None, "seeds": None, "rounds": None, "overrides": (),
-    "jobs": 1, "backend": "loop", "tune": False, "train": True, "out": Path("reproduced"),
-    "publish": None,
-}  # fmt: skip
 COLUMN = "fashion-mnist-mini C=3"
 RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0, "rounds": 1}
 
@@ -249,18 +244,29 @@ def test_no_method_is_not_all_methods(methods: str, refused: Callable[..., str])
 
 
 @pytest.mark.parametrize(
-    "options", [("--seeds", "0"), ("--rounds", "3"), ("--tune",), ("-c", "a.b=1"), ("--split", "x")]
+    ("options", "named"),
+    [
+        ("--seeds 0", "--seeds"),
+        ("--tune", "--tune"),
+        ("-c a.b=1 --format json", "--config"),
+        ("--split x", "--split"),
+        ("--jobs 1 --no-train", "--jobs, --no-train"),
+        ("--out x --backend loop", "--backend, --out"),
+    ],
 )
-def test_options_without_a_table(options: tuple[str, ...], refused: Callable[..., str]) -> None:
-    assert "no table is named; fedshift reproduce alone lists" in refused(*options)
+def test_options_without_a_table(options: str, named: str, refused: Callable[..., str]) -> None:
+    said = refused(*options.split())
+    assert (
+        f"reproduce: {named} given, but no table is named; fedshift reproduce alone lists" in said
+    )
 
 
 def test_the_list_names_what_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    reproduce_target(None, **NOTHING, as_json=False)
+    list_tables((), as_json=False)
     said = capsys.readouterr().out
     table4 = "fedpals/table4: The trade-off of lambda on PACS\n"
     assert f"{table4}  pacs: C=6\n  pacs-96, not in the paper: C=6\n" in said
-    reproduce_target(None, **NOTHING, as_json=True)
+    list_tables((), as_json=True)
     listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     first, *_, last = listed["fedpals/table1"]["columns"]
     assert first == {

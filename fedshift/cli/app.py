@@ -187,6 +187,7 @@ def diagnose(
 
 @app.command()
 def reproduce(
+    context: typer.Context,
     target: Annotated[str | None, typer.Argument()] = None,
     dataset: Annotated[list[str], typer.Option(help="Only this data set; may be repeated.")] = [],  # noqa: B006
     split: Annotated[list[str], typer.Option(help="Only this split, as in C=3.")] = [],  # noqa: B006
@@ -213,13 +214,24 @@ def reproduce(
     TARGET: as in fedpals/table1; leave out to list all.
     """
     with loading():
-        from fedshift.cli.reproduce import reproduce_target
+        from fedshift.cli.reproduce import list_tables, reproduce_target
 
+    as_json = format is Format.json
+    if target is None:
+        list_tables(_options(context) - {"--format"}, as_json=as_json)
+        return
     reproduce_target(
         target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
         overrides=config, jobs=jobs, backend=backend.value, tune=tune, train=not no_train, out=out,
-        publish=publish, as_json=format is Format.json,
+        publish=publish, as_json=as_json,
     )  # fmt: skip
+
+
+def _options(context: typer.Context) -> set[str]:
+    """The options that stood on the command line."""
+    sources = {p.name: context.get_parameter_source(p.name or "") for p in context.command.params}
+    given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {p.opts[-1] for p in context.command.params if p.name in given}
 
 
 @app.command()

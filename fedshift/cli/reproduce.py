@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ BETWEEN = 30
 
 
 def reproduce_target(
-    target: str | None,
+    target: str,
     *,
     datasets: Sequence[str],
     splits: Sequence[str],
@@ -48,12 +48,7 @@ def reproduce_target(
     publish: Path | None,
     as_json: bool,
 ) -> None:
-    """Reproduce the target and print it; without one, list what there is."""
-    if target is None:
-        _list(
-            (methods, seeds, rounds, publish, tune or None), (datasets, splits, overrides), as_json
-        )
-        return
+    """Reproduce the target and print it."""
     request = Request(
         target, out, tuple(datasets), tuple(splits),
         () if methods is None else tuple(m.strip() for m in methods.split(",")),
@@ -67,11 +62,12 @@ def reproduce_target(
     leave(done)
 
 
-def _list(given: Sequence[Any], many: Sequence[Sequence[str]], as_json: bool) -> None:
+def list_tables(options: Collection[str], *, as_json: bool) -> None:
     """The tables there are. Raises InputError where options were given, which are for one."""
-    if any(value is not None for value in given) or any(many):
+    if options:
         raise InputError(
-            "reproduce: no table is named; fedshift reproduce alone lists what there is"
+            f"reproduce: {', '.join(sorted(options))} given, but no table is named; fedshift "
+            "reproduce alone lists what there is"
         )
     found = studies()
     if as_json:
