@@ -128,6 +128,7 @@ def test_a_grid_that_cannot_be_chosen_from_is_met_before_training(
         ("round\n1\n", "'target_accuracy' is not in list"),
         ("round,target_accuracy\n", "rows are missing, or cut"),
         ("round,target_accuracy\n1\n", "rows are missing, or cut"),
+        ("round,target_accuracy\n1,0.3", "rows are missing, or cut"),
         ("", "not enough values"),
         ("round,target_accuracy\n1,x\n", "could not convert"),
     ],

@@ -154,9 +154,11 @@ class Store:
         """One column of the run's metrics by round. Raises DataError where it is not there."""
         path = self.path(run) / METRICS
         try:
-            with path.open(encoding="utf-8", newline="") as file:
-                header, *rows = csv.reader(file)
-            if any(len(row) != len(header) for row in rows) or not rows:
+            text = path.read_text(encoding="utf-8")
+            header, *rows = csv.reader(text.splitlines())
+            # Without its end of line the last number may be cut, too.
+            cut = not text.endswith("\n") or any(len(row) != len(header) for row in rows)
+            if cut or not rows:
                 raise ValueError("rows are missing, or cut")
             t, at = header.index("round"), header.index(column)
             return {int(row[t]): float(row[at]) for row in rows if row[at]}
