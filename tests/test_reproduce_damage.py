@@ -171,6 +171,7 @@ RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0
         ([{**RECORD, "row": 7}], 'record 1 has no "row"'),
         ([{**RECORD, "options": [0.1]}], 'record 1 has no "options"'),
         ([{**RECORD, "rounds": None}], 'record 1 has no "rounds"'),
+        ([{**RECORD, "changed": [7]}], '"changed" of record 1 is no list of overrides'),
         ([{**RECORD, "options": {"alpha": "x"}}], "FedRS: alpha = 'x' is no number"),
         ([{**RECORD, "options": {"alpa": 0.1}}], "FedRS: alpa in place of alpha"),
         ([{**RECORD, "options": {"alpha": 7}}], r"alpha must be in \[0, 1\), got 7"),
@@ -190,6 +191,22 @@ def test_tuned_values_of_other_tables_do_no_harm(tmp_path: Path) -> None:
     path.write_text(json.dumps([RECORD, other]))
     done = reproduce(replace(MINI, out=tmp_path, train=False))
     assert dict(done.outcome.cells[0].options) == {"alpha": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (list(MINI.overrides), "(seed 0, 1 round)."),
+        (["training.lr=0.5"], "(seed 0, 1 round, with training.lr=0.5)."),
+        ([], "(seed 0, 1 round, with nothing changed from the protocol)."),
+    ],
+)
+def test_a_value_tuned_under_other_changes_is_said(
+    changed: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tuned.json").write_text(json.dumps([{**RECORD, "changed": changed}]))
+    notes = reproduce(replace(MINI, out=tmp_path, train=False)).outcome.notes
+    assert next(n for n in notes if n.startswith("Tuned")).endswith(f"alpha = 0.1 {said}")
 
 
 def test_records_of_another_invocation_stay(tmp_path: Path) -> None:

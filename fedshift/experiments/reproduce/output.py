@@ -71,13 +71,21 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
         values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
         where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
-            rounds = f"{record['rounds']} round{'s' * (record['rounds'] != 1)}"
-            said.append(f"Tuned on validation: {where} (seed {record['seed']}, {rounds}).")
+            said.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
         elif cell.problem is None and cell.row.grid.keys() - cell.column.own_options(cell.row):
             said.append(f"Chosen: {where}, a default (--tune has not been run).")
     said += [f"Changed from the protocol: {override}." for override in plan.overrides]
     said += [f"Run with: {text}." for text in _versions(cells)]
     return tuple(said)
+
+
+def _tuned_how(plan: Plan, record: Mapping[str, Any]) -> str:
+    """On what a value was tuned, and under which changes, where those are not the table's."""
+    how = f"seed {record['seed']}, {record['rounds']} round{'s' * (record['rounds'] != 1)}"
+    changed = record.get("changed", [])
+    if tuple(changed) == plan.overrides:
+        return how
+    return f"{how}, with {', '.join(changed) or 'nothing changed from the protocol'}"
 
 
 def _versions(cells: Sequence[Cell]) -> list[str]:

@@ -87,6 +87,9 @@ def read_tuned(path: Path, plan: Plan | None = None) -> dict[Key, dict[str, Any]
         for name, kind in kinds.items():
             if not isinstance(record, dict) or not isinstance(record.get(name), kind):
                 raise _odd(path, f'record {i} has no "{name}"')
+        changed = record.get("changed", [])
+        if not isinstance(changed, list) or not all(isinstance(text, str) for text in changed):
+            raise _odd(path, f'"changed" of record {i} is no list of overrides')
     records = {(record["column"], record["row"]): record for record in listed}
     if plan is not None:
         for row, column in tunable(plan):
