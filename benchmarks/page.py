@@ -91,9 +91,10 @@ def engine(figures: Mapping[str, Any]) -> Iterator[str]:
         + ", ".join(f"{max(row['apart'].values()):.0e} ({row['workload']})" for row in rows)
         + "."
         + "".join(
-            f" In W5 {row['weighing']} clients have weight; the plain loop trains all."
+            f" In {row['workload']}, {row['weighing']} clients have weight; the plain loop trains "
+            "all."
             for row in rows
-            if row["workload"] == "W5"
+            if row["workload"].startswith("W5")
         )
     )
 

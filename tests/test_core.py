@@ -48,6 +48,25 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
     assert (big[0] + big[1] + big[2]).item() == 0.0  # what float32 makes of it
 
 
+@pytest.mark.parametrize("n", [1, tree.COLUMNS, tree.COLUMNS + 1, 2 * tree.COLUMNS + 7])
+def test_blocks_of_columns_sum_as_whole_rows_do(n: int) -> None:
+    source = torch.Generator().manual_seed(n)
+    rows = torch.randn(5, n, generator=source).unbind()
+    weights = torch.rand(5, dtype=torch.float64, generator=source).unbind()
+    total = torch.zeros(n, dtype=torch.float64)
+    tree.accumulate(total, rows, weights)
+
+    def in_turn(order: slice) -> torch.Tensor:
+        whole = torch.zeros(n, dtype=torch.float64)
+        for row, w in tuple(zip(rows, weights, strict=True))[order]:
+            whole += row.double() * w
+        return whole
+
+    assert torch.equal(total, in_turn(slice(None)))
+    # Another order gives other bits somewhere, where there is more than a number.
+    assert n == 1 or not torch.equal(total, in_turn(slice(None, None, -1)))
+
+
 def test_stack_is_strict() -> None:
     a = {"p": {"x": torch.zeros(2)}}
     assert torch.equal(tree.stack([a, a])["p"]["x"], torch.zeros(2, 2))
