@@ -316,7 +316,8 @@ def main() -> None:
     rows = [
         {"workload": r.workload.name, "what": r.workload.what,
          "apart": r.apart,
-         "weighing": r.weighing, "rounds": r.rounds, "seconds": r.seconds}
+         "clients": r.workload.cohort or r.workload.clients, "weighing": r.weighing,
+         "rounds": r.rounds, "seconds": r.seconds}
         for r in results
     ]  # fmt: skip
     save(given.out, {"workers": given.workers, "rows": rows}, quick=given.quick)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from goals import goals
+
 MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
-    "engine-earlier": "The same, earlier and on another EPYC",
-    "engine-elsewhere": "The same, before that and on an Intel processor",
+    "engine-earlier": "The same by an earlier version, on an EPYC of the generation Zen 5",
+    "engine-elsewhere": "The same by an earlier version, on an Intel processor",
     "deep": "Seconds per round of a deep network",
     "peers": "Other libraries",
     "peers-deep": "Other libraries on a deep network",
@@ -33,6 +35,10 @@ def drawn(found: Mapping[str, Any]) -> str:
         "JSON files that they leave, which lie in [benchmarks](benchmarks). Ratios compare what "
         "ran in turn on one machine.",
     ]
+    if asked := list(goals(found)):
+        lines += ["", "## Figures to reach", ""]
+        header = ["figure", "asked", "measured", "reached"]
+        lines += table(header, [goal.cells() for goal in asked])
     for name, about in ABOUT.items():
         if name in found:
             lines += ["", f"## {about}", "", *_part(name, found[name])]

@@ -18,8 +18,8 @@ Params = dict[str, Tensor]
 Parts = dict[str, Params]
 
 # Columns that are summed at a time: few enough that their sums stay in the processor's cache, and
-# many, since each is three calls per row. For 10 rows of 11.3 million, 2^14 took 1.9 times as long as
-# this, and for 5 of 157 thousand likewise (of 2^12 to 2^20).
+# many, since each is three calls per row. For 10 rows of 11.3 million, 2^14 took 1.9 times as long
+# as this, and for 5 of 157 thousand likewise (of 2^12 to 2^20).
 COLUMNS = 1 << 18
 
 

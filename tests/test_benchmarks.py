@@ -96,6 +96,33 @@ def test_the_page_has_the_files_figures(load, tmp_path: Path) -> None:  # type: 
     )
 
 
+def test_figures_to_reach(load) -> None:  # type: ignore[no-untyped-def]
+    """On either side of what is asked, W5 by the share of clients that have weight."""
+    found = load("goals.py")
+
+    def reached(**figures: Any) -> dict[str, bool]:
+        left = {name: {"figures": some} for name, some in figures.items()}
+        return {goal.what: goal.reached for goal in found.goals(left)}
+
+    def engine(name: str, loop: float, best: float, weighing: int = 100) -> dict[str, Any]:
+        seconds = {"plain": 1.0, "loop": 1 / loop, "dense": 1 / best}
+        row = {"workload": name, "clients": 100, "weighing": weighing, "seconds": seconds}
+        return {"engine": {"rows": [row]}}
+
+    assert reached(**engine("W2", 1.01, 3.6)) == {"W2, loop": True, "W2, dense": True}
+    assert reached(**engine("W2", 0.99, 3.4)) == {"W2, loop": False, "W2, dense": False}
+    assert reached(**engine("W5", 5.0, 17.6, weighing=20)) == {"W5, dense": True}
+    assert reached(**engine("W5", 5.0, 17.6, weighing=10)) == {"W5, dense": False}
+    assert reached(**engine("W5c", 5.0, 28.1, weighing=10)) == {"W5c, dense": True}
+    peer = {"peer": "pfl", "workload": "W2", "ratio": 3.65}
+    rows = {"rows": [peer, peer | {"ratio": 0.5, "peer": "slow"}, {"peer": "x", "missing": "y"}]}
+    assert not reached(**engine("W2", 1.0, 3.6), peers=rows)["W2, dense, of pfl"]
+    assert reached(**engine("W2", 1.0, 3.7), peers=rows)["W2, dense, of pfl"]
+    starts = {"import torch": {"wall": 1.0}, "fedshift --help": {"wall": 0.6}}
+    starts |= {"import fedshift": {"wall": 1.4}, "import fedshift, all public names": {"wall": 1.6}}
+    assert list(reached(startup=starts).values()) == [True, False, False]
+
+
 def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped-def]
     runs, page = load("all.py"), load("page.py")
     assert {*runs.PARTS, *runs.OTHERS} == set(page.ABOUT) == set(page.PARTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from conftest import CLASSES, FEATURES, TARGET, Setting, double, make_clients, make_federation
 from every_method import MAKE, ROUNDS, Make
 from test_stacked import apart, last
+from test_workers import different
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +33,7 @@ from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
-from fedshift.seeds import generator
+from fedshift.seeds import Seeds, generator
 
 # Rows that it is not for, and a word of the reason.
 REFUSED = {
@@ -95,7 +97,7 @@ def test_what_it_is_not_for(name: str, reason: str, setting: Setting) -> None:
 def test_any_number_at_a_time(
     bytes_: int, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CACHE", dict.fromkeys((False, True), bytes_))
+    monkeypatch.setattr(module, "cache_of_a_core", lambda: bytes_ // module.CACHES)
     federation = double(make_federation(setting.model))
     assert gap(recipes.scaffold, setting, federation, Stacked(dense=True)) < 1e-12
 
@@ -109,6 +111,59 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "layers_of", linear)
     federation = make_federation(setting.model)
     assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-3
+
+
+AT_ONCE = ("fedavg", "fedprox", "fedper", "fedpals")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_at_once_is_as_by_vmap(
+    name: str, momentum: float, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with parts that stay, parameters that do not move and steps that are padding."""
+    setting = replace(setting, local=replace(setting.local, momentum=momentum))
+    algorithm, federation = MAKE[name](setting), make_federation(setting.model)
+    calls: list[Any] = []
+    vmap = torch.func.vmap
+    monkeypatch.setattr(torch.func, "vmap", lambda f: (calls.append(f), vmap(f))[1])
+
+    def found(seed: int = 0) -> Any:
+        some = replace(federation, seeds=Seeds.of(seed))
+        return last(run(algorithm, some, ROUNDS, cohort=4, backend=Stacked(dense=True)))
+
+    one, odd = found(), found(1)
+    assert not calls
+    monkeypatch.setattr(type(algorithm).client_update, "takes_many", False)
+    other = found()
+    assert calls
+    assert not different(one, other)
+    assert different(odd, other)
+
+
+def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
+    """The mean over phases would be one over clients, too."""
+    two = replace(setting, local=(setting.local, replace(setting.local, lr=0.01)))  # type: ignore[arg-type]
+    federation = make_federation(setting.model)
+    assert gap(recipes.fedavg, two, double(federation), Stacked(dense=True)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_"),
+    [("2048K\n", 2 << 20), ("512K", 512 << 10), ("0K", 1 << 20), ("2M", 1 << 20), (None, 1 << 20)],
+)
+def test_the_size_of_a_cores_cache(
+    said: str | None, bytes_: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "size"
+    monkeypatch.setattr(module, "SIZE", file)
+    if said is not None:
+        file.write_text(said)
+    module.cache_of_a_core.cache_clear()
+    try:
+        assert module.cache_of_a_core() == bytes_
+    finally:
+        module.cache_of_a_core.cache_clear()
 
 
 def three() -> nn.Module:

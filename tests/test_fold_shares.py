@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from fedshift.engine.arrivals import in_turn
-from fedshift.engine.backends import Job, Reply, loop
+from fedshift.engine.backends import Backend, Job, Reply, loop
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.shares import Books, Terms, summed, summing
 from fedshift.errors import TrainingError
+from fedshift.tree import Parts
 
 
 def reply(client: int, *numbers: float) -> Reply:
@@ -125,6 +127,15 @@ def jobs_of(clients: Sequence[int]) -> list[Job]:
     return [Job(i, message, {}, None, {}, 1) for i in clients]  # type: ignore[arg-type]
 
 
+def given(came: Sequence[Reply]) -> Backend:
+    """A backend that has these replies."""
+    return lambda update, jobs: iter(came)
+
+
+def nobody(*given: Any) -> tuple[Parts, Parts]:
+    raise AssertionError("not called")
+
+
 def test_each_part_has_its_own_weights() -> None:
     """As SCAFFOLD's controls, whose weights are not those of the changes."""
     weights = {
@@ -134,7 +145,8 @@ def test_each_part_has_its_own_weights() -> None:
     books = Books(Fold(torch.arange(4), weights), Gate(), asked_of(range(4)))
     terms = books.terms((1, 2, 3))
     assert terms is not None
-    left, share = summed([two_parts(i, 2.0**i) for i in (1, 2, 3)], jobs_of((1, 2, 3)), terms)
+    came = given([two_parts(i, 2.0**i) for i in (1, 2, 3)])
+    left, share = summed(came, nobody, jobs_of((1, 2, 3)), terms)
     assert share is not None
     assert share.clients == (1, 2, 3)
     found = {part: float(tree["w"]) for part, tree in share.totals.items()}
@@ -142,7 +154,7 @@ def test_each_part_has_its_own_weights() -> None:
         "delta": pytest.approx(0.2 * 2 + 0.3 * 4 + 0.4 * 8, abs=1e-15),
         "control": pytest.approx(-0.25 * (2 + 4 + 8), abs=1e-15),
     }
-    assert [r.update for r in left] == [{}, {}, {}]
+    assert [one[1] for one in left] == [{}, {}, {}]
 
 
 def test_a_weight_of_0_for_one_part_is_enough() -> None:
@@ -157,16 +169,17 @@ def test_parts_that_are_not_the_methods_are_not_let_through() -> None:
     came = [reply(i, 1.0) for i in range(3)]
     came = [r._replace(update={**r.update, "extra": {"w": torch.ones(1)}}) for r in came]
     known = frozenset({"delta", "report"})
-    assert summed(came, jobs_of(range(3)), Terms(Gate(), known, numbers))[1] is None
-    assert summed(came, jobs_of(range(3)), Terms(Gate(), known | {"extra"}, numbers))[1] is not None
+    for parts, some in ((known, False), (known | {"extra"}, True)):
+        terms = Terms(Gate(), parts, numbers)
+        assert (summed(given(came), nobody, jobs_of(range(3)), terms)[1] is not None) == some
 
 
 def test_parts_that_nobody_sends_are_not_summed() -> None:
     """Replies stay as they are, and so do their order and their objects."""
     terms = Terms(Gate(), frozenset(), {"control": (0.5, 0.25, 0.25)})
     came = [reply(i, 1.0) for i in (2, 0, 1)]
-    left, share = summed(came, jobs_of(range(3)), terms)
-    assert left is came
+    left, share = summed(given(came), nobody, jobs_of(range(3)), terms)
+    assert all(a is b for a, b in zip(left, came, strict=True))
     assert share is None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
+from fedshift.algorithms.base import numbered, rows, takes_many
 from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -77,6 +77,7 @@ class FedAvg:
         model = {"params": server["params"], "buffers": server["buffers"]}
         return model | self.objective.hear(server)
 
+    @takes_many
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:

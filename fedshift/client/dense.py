@@ -14,8 +14,11 @@ together as far as their parameters fit in the processor's cache. What a client 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,7 +28,7 @@ from torch.nn import functional as F
 from fedshift.client.chains import Layer, layers_of, not_dense
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
-from fedshift.client.products import add_products, faster, products
+from fedshift.client.products import add_products, products
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
@@ -33,11 +36,13 @@ from fedshift.tree import Params, Parts
 if TYPE_CHECKING:
     from fedshift.client.local import Local, Oracle
 
-# Bytes of parameters that are trained together: with fewer, calls cost more than what the cache
-# saves; with more, parameters fall out of it. On an MLP 784-200-10 one processor was fastest at
-# 2^22 (of 2^19 to 2^24), another, with 2 MB of cache per core, at 2^23 to 2^25 (of 2^21 to 2^25);
-# where oneDNN multiplies client by client (True), 2^22 is (of 2^20 to 2^23).
-CACHE = {False: 1 << 23, True: 1 << 22}
+# Bytes of parameters that are trained together, in caches of a core (its second level): with fewer,
+# calls cost more than what the cache saves; with more, parameters fall out of it. On an MLP
+# 784-200-10, processors with 1 MB were fastest with 4 MB (of 0.5 to 16), by a tenth against 8 where
+# two processes share the third level; one with 2 MB at 8 to 32 (of 2 to 32).
+CACHES = 4
+SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+USUAL = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,11 @@ def train_dense(
     chains as `client.chains.layers_of` has them; `CrossEntropy` alone or with `Proximal`; SGD, with
     momentum and weight decay as they come, precision "float32"; no oracle but `Shift`; inputs of
     the parameters' type.
+
+    Clients that come stacked, their plan's rows [C, S, B], are trained at once, all [C, ...].
     """
-    layers = layers_of(model, data.x.dim())
+    many = plan.rows.dim() == 3
+    layers = layers_of(model, data.x.dim() - many)
     mus = _proximal(objective)
     if local.optimizer != "sgd":
         raise not_dense(f"the local optimizer is {local.optimizer}")
@@ -97,6 +105,9 @@ def train_dense(
     named |= {f"anchor {k}": context["anchor"][k] for k in pulled}
     named |= {f"shift {k}": sum((by[k] for by in shifts[1:]), shifts[0][k]) for k in recipe.shifted}
     drawn = Drawn(data.x, data.y, data.w, plan.rows, plan.weight, plan.lr)
+    if many:
+        loss, moved = descend(recipe, drawn, named)
+        return params | moved, loss
     loss, *ends = _Phase.apply(recipe, tuple(named), *drawn, *named.values())  # type: ignore[no-untyped-call]
     return params | dict(zip(moving, ends, strict=True)), loss
 
@@ -140,13 +151,23 @@ class _Phase(torch.autograd.Function):
         return (losses, *ends.values()), (0,) * (1 + len(ends))
 
 
+@cache
+def cache_of_a_core() -> int:
+    """Bytes of the second level, as Linux says; 1 MB where it does not."""
+    try:
+        found = re.fullmatch(r"(\d+)K", SIZE.read_text().strip())
+    except OSError:
+        return USUAL
+    return int(found[1]) << 10 if found and int(found[1]) else USUAL
+
+
 def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[Tensor, Params]:
     """(mean losses [C], parameters that move [C, ...]) of C clients, some at a time."""
     clients = len(drawn.lr)
     ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
     bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
-    fit = max(1, CACHE[faster()] // max(1, bytes_each))
+    fit = max(1, CACHES * cache_of_a_core() // max(1, bytes_each))
     # As equal as possible: three times four clients, not twice six and none.
     some = -(-clients // -(-clients // fit))
     losses = []

@@ -64,7 +64,7 @@ def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _by_onednn(a: Tensor, b: Tensor) -> bool:
     """Whether these are products that it is faster for."""
-    if a[0].numel() * b.shape[-1] < WORTH or not faster():
+    if a.shape[1] * a.shape[2] * b.shape[2] < WORTH or not faster():
         return False
     return all(v.device.type == "cpu" and v.dtype == torch.float32 for v in (a, b))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -41,6 +41,59 @@ class Reply(NamedTuple):
     t: int = 0
 
 
+class Block(NamedTuple):
+    """What came of clients that were trained together: updates and states as one, leaves [C, ...].
+
+    t: the round that they answer.
+    """
+
+    clients: tuple[int, ...]
+    updates: Parts
+    changed: Parts
+    t: int = 0
+
+    @staticmethod
+    def of(reply: Reply) -> Block:
+        """The block of one client alone."""
+        return Block((reply.client,), _as_one(reply.update), _as_one(reply.changed), reply.t)
+
+    def first(self) -> Reply:
+        """The first client's reply, which keeps the block alive."""
+        return Reply(self.clients[0], _row(self.updates), _row(self.changed), self.t)
+
+    def replies(self) -> list[Reply]:
+        """The reply of each."""
+        updates = _rows(self.updates, len(self.clients))
+        # What a client keeps outlives the round; as a view it would keep the whole block alive.
+        kept = _rows(self.changed, len(self.clients), copy=True)
+        many = zip(self.clients, updates, kept, strict=True)
+        return [Reply(client, update, own, self.t) for client, update, own in many]
+
+    def split(self, parts: Collection[str]) -> tuple[Block, Block]:
+        """(these parts of the updates alone, all the rest)."""
+        inside = {k: tree for k, tree in self.updates.items() if k in parts}
+        outside = {k: tree for k, tree in self.updates.items() if k not in parts}
+        return self._replace(updates=inside, changed={}), self._replace(updates=outside)
+
+
+def _as_one(parts: Parts) -> Parts:
+    return {part: {name: v[None] for name, v in tree.items()} for part, tree in parts.items()}
+
+
+def _row(stacked: Parts) -> Parts:
+    return {part: {name: v[0] for name, v in tree.items()} for part, tree in stacked.items()}
+
+
+def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
+    """Each client's own part, as views of the block unless copied."""
+    found: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
+    for part, tree in stacked.items():
+        for name, v in tree.items():
+            for one, row in zip(found, v.unbind(), strict=True):
+                one[part][name] = row.clone() if copy else row
+    return found
+
+
 def stamp(data: ClientData) -> tuple[int, ...]:
     """A name for these very tensors with what is in them now, for as long as they are held."""
     # Tensors made in inference mode do not count how often they were written to.
@@ -48,6 +101,15 @@ def stamp(data: ClientData) -> tuple[int, ...]:
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
+
+
+@runtime_checkable
+class InBlocks(Protocol):
+    """A backend that trains clients together, and can leave what came of them together."""
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        """What came of the jobs, block by block as they are trained."""
+        ...
 
 
 def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:

@@ -130,7 +130,9 @@ class Fold:
         """The sums, in the type of what was summed, and by which weights; called once."""
         for share in sorted(self._shares, key=lambda share: share.clients):
             for part, sums in share.totals.items():
-                self._begin(part, self._like[part])
+                if part not in self._totals:  # as if they were added to 0
+                    self._totals[part] = dict(sums)
+                    continue
                 for name, total in self._totals[part].items():
                     total.add_(sums[name])
         found = {part: self._cast(part) for part in tuple(self._totals)}

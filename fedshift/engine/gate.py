@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fedshift.engine.backends import Reply, failure
+from fedshift.engine.backends import Block, Reply, failure
 from fedshift.engine.replies import (
     Came,
     alike,
@@ -122,6 +122,23 @@ class Gate:
             bad[reply.client] = odd.get(reply.client) or self._unusable(reply, asked, summed)
         good = tuple(reply for reply, _ in told if not bad[reply.client])
         return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
+
+    def passes(self, block: Block, asked: Asked) -> bool:
+        """Whether each reply of a block is let through, as one look at all of them tells.
+
+        They are of one form, which is the first one's, so that only numbers differ. False also
+        where each must be looked at by itself: for `max_norm`, counters and what is refused.
+        """
+        known = block.t == asked.t and set(block.clients).issubset(asked.clients)
+        if not known or math.isfinite(self.max_norm) or block.updates.get("counters"):
+            return False
+        if self.admit((block.first(),), asked._replace(clients=block.clients[:1])).bad:
+            return False
+        told = block.updates.get("report", {}).get("id")
+        if told is not None and tuple(told.flatten().tolist()) != block.clients:
+            return False
+        trees = (*block.updates.values(), *block.changed.values())
+        return all(finite(v) for tree in trees for v in tree.values())
 
     def gap(self, table: Params, weights: Tensor) -> float:
         """||T - S^T a|| of clients with these rows of the table, weights [C]; NaN without T."""

@@ -9,7 +9,7 @@ import torch
 
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData, Plan, Surveyed
-from fedshift.engine.backends import FAILED, Job, Reply
+from fedshift.engine.backends import FAILED, Block, Job, Reply
 from fedshift.engine.fold import Share
 from fedshift.engine.replies import odd_kind
 from fedshift.engine.wire import inside, under
@@ -98,20 +98,24 @@ def unpacked(
     return jobs
 
 
-def packed_replies(replies: Sequence[Reply], share: Share | None) -> tuple[Any, list[Parts]]:
+def packed_replies(came: Sequence[Reply | Block], share: Share | None) -> tuple[Any, list[Parts]]:
     """Replies for a pipe, and the sums over them that were made here."""
-    plain = [_plain(reply) for reply in replies]
-    trees = [under("update", one.update) | under("changed", one.changed) for one in plain]
+    plain = [one if isinstance(one, Block) else _plain(one) for one in came]
+    trees = [under("update", one[1]) | under("changed", one[2]) for one in plain]
     summed = None if share is None else (share.clients, share.kinds)
     trees += [] if share is None else [share.totals]
-    return ([(one.client, one.t) for one in plain], summed), trees
+    return ([(one[0], one.t) for one in plain], summed), trees
 
 
 def unpacked_replies(about: Any, trees: Sequence[Parts]) -> tuple[list[Reply], Share | None]:
-    """What `packed_replies` packed."""
+    """What `packed_replies` packed, the replies one by one."""
     plain, summed = about
-    own = zip(plain, trees[: len(plain)], strict=True)
-    replies = [_reply_of(client, t, tree) for (client, t), tree in own]
+    replies: list[Reply] = []
+    for (who, t), tree in zip(plain, trees[: len(plain)], strict=True):
+        if isinstance(who, tuple):
+            replies += Block(who, inside("update", tree), inside("changed", tree), t).replies()
+        else:
+            replies.append(_reply_of(who, t, tree))
     return replies, None if summed is None else Share(summed[0], trees[-1], summed[1])
 
 

@@ -3,19 +3,21 @@
 A share of a round's clients passes the gate where it was trained; if all of it is good, its updates
 are summed there as `fedshift.engine.fold` does, and the sums leave in their place. Otherwise the
 updates leave as they are, and the gate of the main process says what is wrong with which client. Of
-its own share the main process says so at once.
+its own share the main process says so at once. Clients that were trained together pass the gate and
+are summed together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from fedshift.engine.arrivals import in_turn
-from fedshift.engine.backends import Backend, Job, Reply
+from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
 
@@ -30,7 +32,7 @@ class Terms(NamedTuple):
 
 @runtime_checkable
 class Sums(Protocol):
-    """A backend whose processes can sum what they train."""
+    """A backend that can sum what it trains."""
 
     def summing(self, books: Books) -> Backend:
         """The backend that does so, and enters the sums in the books."""
@@ -58,20 +60,28 @@ class Books:
         numbers = {part: tuple(w[at].double().tolist()) for part, w in weights.items()}
         return Terms(self.gate, self.asked.parts, numbers)
 
-    def summed(self, replies: Iterable[Reply], jobs: Sequence[Job]) -> Iterable[Reply]:
-        """The main process's own replies, past the gate, without what was summed and entered.
+    def own(self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]) -> Iterator[Reply]:
+        """What this process trains, without what was summed and entered.
 
-        Raises what `engine.arrivals.in_turn` does for the first that cannot be used.
+        It has passed the gate, but for what comes from a bad block on. Raises what
+        `engine.arrivals.in_turn` does for the first that cannot be used.
         """
         clients = tuple(sorted(job.client for job in jobs))
         terms = self.terms(clients)
         if terms is None:
-            return replies
-        fold = _fold(clients, terms)
-        asked = self.asked._replace(clients=clients)
-        good = in_turn(self.gate, replies, asked, fold.take, fold).good
-        self.fold.enter(fold.share())
-        return good
+            yield from backend(update, jobs)
+        elif isinstance(backend, InBlocks):
+            blocks = backend.trained(update, jobs)
+            left, share = _in_blocks(blocks, jobs, terms)
+            if share is not None:
+                self.fold.enter(share)
+            for block in itertools.chain(left, blocks):
+                yield from block.replies()
+        else:
+            fold, asked = _fold(clients, terms), self.asked._replace(clients=clients)
+            good = in_turn(self.gate, backend(update, jobs), asked, fold.take, fold).good
+            self.fold.enter(fold.share())
+            yield from good
 
 
 def summing(backend: Backend, books: Books) -> Backend:
@@ -80,20 +90,49 @@ def summing(backend: Backend, books: Books) -> Backend:
 
 
 def summed(
-    replies: Sequence[Reply], jobs: Sequence[Job], terms: Terms
-) -> tuple[Sequence[Reply], Share | None]:
-    """(replies without what was summed, the sums); the replies as they are where one is bad."""
-    messages = {job.client: job.message for job in jobs}
-    clients = tuple(sorted(messages))
-    asked = Asked(jobs[0].t, clients, messages.__getitem__, terms.parts)
-    fold = _fold(clients, terms)
-    admitted = terms.gate.admit(replies, asked, fold.telling(clients))
+    backend: Backend, update: ClientUpdate, jobs: Sequence[Job], terms: Terms
+) -> tuple[Sequence[Reply | Block], Share | None]:
+    """(replies without what was summed, the sums); the replies as they are where one is bad.
+
+    Clients that were trained together are left so; blocks are summed until there is a bad one.
+    """
+    if isinstance(backend, InBlocks):
+        blocks = backend.trained(update, jobs)
+        good, share = _in_blocks(blocks, jobs, terms)
+        return [*good, *blocks], share
+    replies = tuple(backend(update, jobs))
+    asked = _asked(jobs, terms)
+    fold = _fold(asked.clients, terms)
+    admitted = terms.gate.admit(replies, asked, fold.telling(asked.clients))
     if admitted.bad:
         return replies, None
     left = fold.take(admitted.good)
     share = fold.share()
     # Nothing was summed where clients send nothing of that name.
     return (left, share) if share.totals and fold.finite() else (replies, None)
+
+
+def _in_blocks(
+    blocks: Iterable[Block], jobs: Sequence[Job], terms: Terms
+) -> tuple[list[Block], Share | None]:
+    """(what is left of the blocks up to the first bad one, which is whole; the sums)."""
+    asked = _asked(jobs, terms)
+    fold, left, added = _fold(asked.clients, terms), list[Block](), list[int]()
+    for block in blocks:
+        if not terms.gate.passes(block, asked):
+            left.append(block)
+            break
+        ours, rest = block.split(terms.weights)
+        fold.take(sorted(ours.replies(), key=lambda reply: reply.client))
+        added += block.clients
+        left.append(rest)
+    share = fold.share()._replace(clients=tuple(sorted(added)))
+    return left, share if share.totals else None
+
+
+def _asked(jobs: Sequence[Job], terms: Terms) -> Asked:
+    messages = {job.client: job.message for job in jobs}
+    return Asked(jobs[0].t, tuple(sorted(messages)), messages.__getitem__, terms.parts)
 
 
 def _fold(clients: tuple[int, ...], terms: Terms) -> Fold:

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply, stamp, work
+from fedshift.engine.backends import (
+    FAILED,
+    Backend,
+    Block,
+    ClientUpdate,
+    Forgiving,
+    Job,
+    Reply,
+    stamp,
+    work,
+)
+from fedshift.engine.shares import Books
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -62,8 +73,17 @@ class Stacked:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for block in self.trained(update, jobs):
+            yield from block.replies()
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        """What came of the jobs, block by block, as they lie in memory."""
         for block in self._blocks(update, list(jobs)):
             yield from _trained(update, block, self._data(block), self.dense)
+
+    def summing(self, books: Books) -> Backend:
+        """The same, but that updates are summed block by block."""
+        return lambda update, jobs: books.own(self, update, tuple(jobs))
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
@@ -163,7 +183,7 @@ def _form(job: Job, known: dict[int, Form]) -> Form:
         (part, form(tree)) for parts in (job.message, job.state) for part, tree in parts.items()
     ]
     batches = [(name, plan.rows.shape[1]) for name, plan in job.plans.items()]
-    return len(job.message), *sent_and_kept, *batches, job.data.x.shape[1:]
+    return job.t, len(job.message), *sent_and_kept, *batches, job.data.x.shape[1:]
 
 
 def _saved(update: ClientUpdate, job: Job) -> int:
@@ -185,24 +205,22 @@ def _saved(update: ClientUpdate, job: Job) -> int:
 
 def _trained(
     update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
-) -> list[Reply]:
-    """The replies of one block. A client that fails alone, too, fails as it does in `loop`."""
+) -> list[Block]:
+    """What came of one block. A client that fails alone, too, fails as it does in `loop`."""
     inner = update.update if isinstance(update, Forgiving) else update
     try:
-        return _together(inner, block, data, dense)
+        return [_together(inner, block, data, dense)]
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
         if not any(word in str(e) for word in ITS_WORDS):
             alone = [work(update, job) for job in block]  # raises, unless failures are answers
-            if any(reply.update.keys() == {"failed"} for reply in alone):
-                return alone
+            if any(reply.update.keys() == {FAILED} for reply in alone):
+                return [Block.of(reply) for reply in alone]
         _refuse(e)
 
 
-def _together(
-    update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
-) -> list[Reply]:
+def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool) -> Block:
     plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
     sizes = {name: _common(many) for name, many in plans.items()}
     tensors = {name: _stretched(many) for name, many in plans.items()}
@@ -219,11 +237,10 @@ def _together(
 
     messages = _stack([job.message for job in block])
     states = _stack([job.state for job in block])
-    updates, changed = torch.func.vmap(one)(messages, states, data, tensors)
-    # What a client keeps outlives the round; as a view it would keep the whole block alive.
-    kept = _rows(changed, len(block), copy=True)
-    many = zip(block, _rows(updates, len(block)), kept, strict=True)
-    return [Reply(job.client, update, own, job.t) for job, update, own in many]
+    at_once = dense and len(plans) == 1 and getattr(update, "takes_many", False)
+    train = one if at_once else torch.func.vmap(one)
+    updates, changed = train(messages, states, data, tensors)
+    return Block(tuple(job.client for job in block), updates, changed, block[0].t)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:
@@ -282,16 +299,6 @@ def _stack(many: Sequence[Parts]) -> Parts:
         part: {name: joined([one[part][name] for one in many]) for name in tree}
         for part, tree in many[0].items()
     }
-
-
-def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
-    """Each client's own part, as views of the block unless copied."""
-    found: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
-    for part, tree in stacked.items():
-        for name, v in tree.items():
-            for one, row in zip(found, v.unbind(), strict=True):
-                one[part][name] = row.clone() if copy else row
-    return found
 
 
 def _refuse(e: Exception) -> NoReturn:

@@ -64,8 +64,11 @@ def _reply(
 ) -> tuple[tuple[Exception | None, Any], Sequence[Parts]]:
     """((what failed, what is said of the replies), the replies), to be sent."""
     try:
-        replies = list((task.within or loop)(task.update, jobs))
-        about, trees = packed_replies(*(summed(replies, jobs, terms) if terms else (replies, None)))
+        within = task.within or loop
+        if terms is None:
+            about, trees = packed_replies(list(within(task.update, jobs)), None)
+        else:
+            about, trees = packed_replies(*summed(within, task.update, jobs, terms))
     except Exception as e:
         return (e if _arrives(e) else _plain(e), ()), ()
     return (None, about), trees

@@ -130,10 +130,11 @@ class _Blocks:
             task = task._replace(books=None)
         return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
 
-    def _own(self, task: Task, jobs: Jobs) -> Iterable[Reply]:
+    def _own(self, task: Task, jobs: Jobs) -> Iterator[Reply]:
         """What this process trains; summed while others train."""
-        replies = self.within(task.update, jobs)
-        return replies if task.books is None else task.books.summed(replies, jobs)
+        if task.books is None:
+            return self.within(task.update, jobs)
+        return task.books.own(self.within, task.update, jobs)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,237 @@
+"""Clients that were trained together: through the gate and into sums as one, or one by one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from conftest import Setting, make_clients, make_federation
+from every_method import MAKE, ROUNDS
+from odd_work import OddWork
+from routing import routed_model
+from test_sums_of_shares import SIZES, changed, far
+from test_workers import different, last
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.fold import Fold, Share
+from fedshift.engine.gate import Asked, Gate
+from fedshift.engine.rounds import Federation, play_round, run
+from fedshift.engine.shares import Books
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.workers import workers
+from fedshift.errors import DivergedError, TrainingError
+from fedshift.model import Model
+from fedshift.tree import Parts, stack
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
+
+
+@dataclass(frozen=True)
+class Together:
+    """`loop`, whose replies are then put together by `each`; `odd` changes one client's."""
+
+    kind: str = ""
+    client: int = -1
+    each: int = 3
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        odd = OddWork(update, self.client, partial(changed, self.kind)) if self.kind else update
+        return loop(odd, jobs)
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        replies = list(self(update, jobs))
+        for i in range(0, len(replies), self.each):
+            some = replies[i : i + self.each]
+            clients = tuple(reply.client for reply in some)
+            sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
+            yield Block(clients, sent, kept, some[0].t)
+
+    def summing(self, books: Books) -> Backend:
+        return lambda update, jobs: books.own(self, update, tuple(jobs))
+
+
+@pytest.fixture
+def mlp() -> Model:
+    return routed_model()
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=ROUNDS)
+
+
+@pytest.fixture
+def federation(setting: Setting) -> Federation:
+    return make_federation(setting.model, make_clients(sizes=SIZES))
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Whose sums are entered, as they come."""
+    seen: list[tuple[int, ...]] = []
+    enter = Fold.enter
+
+    def noted(self: Fold, share: Share) -> None:
+        seen.append(share.clients)
+        enter(self, share)
+
+    monkeypatch.setattr(Fold, "enter", noted)
+    return seen
+
+
+@pytest.mark.parametrize("each", [1, 3, 8])
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_every_method_in_blocks(make: Any, each: int, setting: Setting) -> None:
+    """Bit for bit the loop's result: totals grow client by client, whatever is in a block."""
+    federation, algorithm = make_federation(setting.model), make(setting)
+    try:
+        next(Together(each=each).trained(*one_cohort(algorithm, federation)))
+    except (RuntimeError, ValueError):
+        pytest.skip("its clients do not send and keep tensors of one shape")
+    alone = last(run(algorithm, federation, ROUNDS))
+    assert not different(alone, last(run(algorithm, federation, ROUNDS, backend=Together())))
+
+
+def one_cohort(algorithm: Any, federation: Federation) -> tuple[ClientUpdate, list[Job]]:
+    """The work of round 1."""
+    from fedshift.engine.probe import _first_round
+
+    return _first_round(algorithm, federation, None)
+
+
+def test_blocks_are_summed_and_one_by_one_they_are_not(
+    setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    algorithm = recipes.fedavg(setting)
+    last(run(algorithm, federation, 1, backend=partial(Together())))
+    assert entered == []
+    last(run(algorithm, federation, 1, backend=Together()))
+    last(run(algorithm, federation, 1, backend=Stacked()))
+    assert entered == [tuple(range(8))] * 2
+
+
+def test_a_block_that_is_lost_is_missed(
+    setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above can fail."""
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    split = Block.split
+
+    def lose(self: Block, parts: Any) -> tuple[Block, Block]:
+        ours, rest = split(self, parts)
+        less = {k: {n: v * (self.clients[0] > 0) for n, v in t.items()} for k, t in ours[1].items()}
+        return ours._replace(updates=less), rest
+
+    monkeypatch.setattr(Block, "split", lose)
+    assert far(alone, last(run(algorithm, federation, 1, backend=Together()))) > 1e-3
+
+
+@pytest.mark.parametrize("client", [0, 2, 6])
+@pytest.mark.parametrize("kind", ["nan", "inf", "large", "another's"])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
+def test_what_is_bad_is_said_as_one_by_one(
+    processes: int, kind: str, client: int, setting: Setting, federation: Federation,
+    entered: list[tuple[int, ...]],
+) -> None:  # fmt: skip
+    """By the same words; what was trained before it may have been summed, it and the rest not."""
+    gate = Gate(max_norm=1e3) if kind == "large" else Gate()
+    algorithm, federation = recipes.fedavg(setting), replace(federation, gate=gate)
+
+    def said(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, DivergedError)) as found:
+            last(run(algorithm, federation, 1, backend=backend))
+        return found.value
+
+    odd = Together(kind, client)
+    alone = said(partial(odd))
+    assert f"client {client}" in str(alone)
+    entered.clear()
+    with workers(federation.clients, processes) as team:
+        together = said(odd if processes == 1 else team.blocks(odd))
+    assert (type(together), str(together)) == (type(alone), str(alone))
+    assert not any(client in clients for clients in entered)
+    if processes == 1 and kind != "large":
+        assert entered == ([(0, 1, 2, 3, 4, 5)] if client == 6 else [])
+
+
+def test_what_follows_a_bad_block_is_not_waited_for(
+    setting: Setting, federation: Federation
+) -> None:
+    """One client after the other could not have told of the later failure, either."""
+
+    @dataclass(frozen=True)
+    class Failing(Together):
+        def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+            yield from (b for b in Together.trained(self, update, jobs) if b.clients[0] == 0)
+            raise TrainingError("client 9 failed")
+
+    with pytest.raises(DivergedError, match="client 0 sent"):
+        last(run(recipes.fedavg(setting), federation, 1, backend=Failing("nan", 0, each=8)))
+
+
+def block(**others: Any) -> Block:
+    """Two clients' block that passes, or with something else in it."""
+    sent: Parts = {
+        "delta": {"w": torch.ones(2, 3)},
+        "report": {"id": torch.tensor([4, 7]), "loss": torch.ones(2)},
+    }
+    kept: Parts = {"own": {"w": torch.ones(2, 3)}}
+    found = Block((4, 7), sent | others.pop("sent", {}), kept | others.pop("kept", {}), 1)
+    return found._replace(**others)
+
+
+def asked(**others: Any) -> Asked:
+    sent: Parts = {"params": {"w": torch.zeros(3)}}
+    parts = frozenset({"delta", "report", "counters"})
+    return Asked(1, (4, 5, 7), lambda i: sent, parts)._replace(**others)
+
+
+INF = torch.tensor([[0.0, 0.0, 0.0], [0.0, float("inf"), 0.0]])
+COUNTS = {"counters": {"n": torch.tensor([1, 1])}}
+
+
+@pytest.mark.parametrize(
+    ("odd", "gate", "question"),
+    [
+        (block(sent={"delta": {"w": INF}}), Gate(), asked()),
+        (block(sent={"delta": {"w": INF * 0}}), Gate(), asked()),
+        (block(kept={"own": {"w": INF}}), Gate(), asked()),
+        (block(sent={"report": {"id": torch.tensor([4, 7]), "loss": INF[:, 1]}}), Gate(), asked()),
+        (block(sent={"report": {"id": torch.tensor([4, 5]), "loss": INF[:, 0]}}), Gate(), asked()),
+        (block(sent={"report": {"id": torch.tensor([4.0, 7.0])}}), Gate(), asked()),
+        (block(sent={"delta": {"w": torch.ones(2, 4)}}), Gate(), asked()),
+        (block(sent={"delta": {"w": torch.ones(2, 3).double()}}), Gate(), asked()),
+        (block(sent={"more": {"w": torch.ones(2, 3)}}), Gate(), asked()),
+        (block(sent=COUNTS), Gate(), asked()),
+        (block(), Gate(max_norm=9.0), asked()),
+        (block(), Gate(max_bytes=4), asked()),
+        (block(t=2), Gate(), asked()),
+        (block(clients=(4, 6)), Gate(), asked()),
+        (block(), Gate(), asked(clients=(4, 5))),
+    ],
+)  # fmt: skip
+def test_what_does_not_pass_as_one(odd: Block, gate: Gate, question: Asked) -> None:
+    assert Gate().passes(block(), asked())
+    assert not gate.passes(odd, question)
+
+
+def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
+    """Its own memory, where updates are views of the whole."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES))
+    algorithm = recipes.ditto(setting)
+    from fedshift.engine.rounds import start
+
+    server, ids = start(algorithm, federation).server, torch.arange(8)
+    played = play_round(algorithm, federation, server, {}, ids, 1, Together(each=8))
+    for state in played.states.values():
+        for tree in state.values():
+            for v in tree.values():
+                assert v.untyped_storage().nbytes() == v.nbytes
