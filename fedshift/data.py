@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, UnfitError
 from fedshift.layout import channels_last
 
 
@@ -250,6 +250,9 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
 
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     """The examples of all steps in turn, as `take` gives them, with less to do in each step."""
+    if plan.rows.dim() != 2:
+        why = "clients came at once, as the backend dense gives them, and this phase takes one"
+        raise UnfitError(f"{why}; use the backend stacked, loop or workers")
     if plan.sizes is None or plan.stacked:
         yield from (take(data, plan, s) for s in range(plan.steps))
         return

@@ -35,11 +35,16 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers
 
 @dataclass(frozen=True)
 class Together:
-    """`loop`, whose replies are then put together by `each`; `odd` changes one client's."""
+    """`loop`, whose replies are then put together; `kind` says what is changed of one client's.
+
+    each: how many are put together; turned: the last of them first; apart: by odd ids and even
+    """
 
     kind: str = ""
     client: int = -1
     each: int = 3
+    turned: bool = False
+    apart: bool = False
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         odd = OddWork(update, self.client, partial(changed, self.kind)) if self.kind else update
@@ -47,8 +52,9 @@ class Together:
 
     def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
         replies = list(self(update, jobs))
+        replies.sort(key=lambda reply: reply.client % 2 if self.apart else 0)
         for i in range(0, len(replies), self.each):
-            some = replies[i : i + self.each]
+            some = replies[i : i + self.each][:: -1 if self.turned else 1]
             clients = tuple(reply.client for reply in some)
             sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
             yield Block(clients, sent, kept, some[0].t)
@@ -86,17 +92,31 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return seen
 
 
-@pytest.mark.parametrize("each", [1, 3, 8])
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_every_method_in_blocks(make: Any, each: int, setting: Setting) -> None:
-    """Bit for bit the loop's result: totals grow client by client, whatever is in a block."""
+def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
+    """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
     federation, algorithm = make_federation(setting.model), make(setting)
     try:
-        next(Together(each=each).trained(*one_cohort(algorithm, federation)))
+        next(Together(each=8).trained(*one_cohort(algorithm, federation)))
     except (RuntimeError, ValueError):
         pytest.skip("its clients do not send and keep tensors of one shape")
     alone = last(run(algorithm, federation, ROUNDS))
-    assert not different(alone, last(run(algorithm, federation, ROUNDS, backend=Together())))
+    for each, turned in ((1, False), (3, False), (3, True), (8, True)):
+        backend = Together(each=each, turned=turned)
+        assert not different(alone, last(run(algorithm, federation, ROUNDS, backend=backend)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_of_clients_that_do_not_follow_one_another(
+    turned: bool, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    """As those of unequal sizes are: sums in another order, and nobody is left out."""
+    algorithm = recipes.scaffold(setting)
+    alone = last(run(algorithm, federation, 2))
+    mixed = last(run(algorithm, federation, 2, backend=Together(apart=True, turned=turned)))
+    assert entered == [tuple(range(8))] * 2
+    assert far(alone, mixed) < 1e-6
+    assert mixed.trained == alone.trained
 
 
 def one_cohort(algorithm: Any, federation: Federation) -> tuple[ClientUpdate, list[Job]]:
@@ -134,11 +154,17 @@ def test_a_block_that_is_lost_is_missed(
     assert far(alone, last(run(algorithm, federation, 1, backend=Together()))) > 1e-3
 
 
+NUMBERS = ["nan", "inf", "large", "another's"]
+FORMS = ["form", "type", "names", "more"]
+
+
 @pytest.mark.parametrize("client", [0, 2, 6])
-@pytest.mark.parametrize("kind", ["nan", "inf", "large", "another's"])
+@pytest.mark.parametrize(
+    ("kind", "each"), [*((kind, 3) for kind in NUMBERS), *((kind, 1) for kind in NUMBERS + FORMS)]
+)
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
 def test_what_is_bad_is_said_as_one_by_one(
-    processes: int, kind: str, client: int, setting: Setting, federation: Federation,
+    processes: int, kind: str, each: int, client: int, setting: Setting, federation: Federation,
     entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
     """By the same words; what was trained before it may have been summed, it and the rest not."""
@@ -150,7 +176,7 @@ def test_what_is_bad_is_said_as_one_by_one(
             last(run(algorithm, federation, 1, backend=backend))
         return found.value
 
-    odd = Together(kind, client)
+    odd = Together(kind, client, each)
     alone = said(partial(odd))
     assert f"client {client}" in str(alone)
     entered.clear()
@@ -158,20 +184,77 @@ def test_what_is_bad_is_said_as_one_by_one(
         together = said(odd if processes == 1 else team.blocks(odd))
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert not any(client in clients for clients in entered)
-    if processes == 1 and kind != "large":
+    if processes == 1 and each == 3:
         assert entered == ([(0, 1, 2, 3, 4, 5)] if client == 6 else [])
+
+
+@pytest.mark.parametrize("client", [0, 3])
+@pytest.mark.parametrize("change", ["double", "more", "less", "other", "wide"])
+def test_reports_of_two_blocks_are_alike(
+    change: str, client: int, setting: Setting, federation: Federation
+) -> None:
+    """Each block is of one form, and one is of another than the rest."""
+    algorithm = recipes.fedavg(setting)
+
+    def said(backend: Backend) -> str:
+        with pytest.raises(TrainingError) as error:
+            last(run(algorithm, federation, 1, backend=backend))
+        return str(error.value)
+
+    odd = OddReports(each=1, client=client, change=change)
+    assert said(odd) == said(partial(odd))
+    assert f"client {client} sent" in said(odd)
+
+
+@dataclass(frozen=True)
+class OddReports(Together):
+    """One client reports something else."""
+
+    change: str = ""
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(update, jobs):
+            report = reply.update["report"]
+            loss = report["loss"]
+            odd = {
+                "double": {**report, "loss": loss.double()},
+                "more": {**report, "more": loss},
+                "less": {"id": report["id"]},
+                "other": {"id": report["id"], "cost": loss},
+                "wide": {**report, "loss": loss.expand(2)},
+            }[self.change]
+            mine = reply.client == self.client
+            yield reply._replace(update={**reply.update, "report": odd}) if mine else reply
+
+
+@pytest.mark.parametrize("limits", [{"max_norm": 1e6}, {}])
+def test_blocks_that_are_looked_at_one_by_one_are_summed(
+    limits: Any, setting: Setting, federation: Federation, entered: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where one look does not tell: a limit on norms, or counters."""
+    federation = replace(federation, gate=Gate(**limits))
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    if not limits:
+        monkeypatch.setattr(Gate, "passes", lambda *given: False)
+    assert not different(alone, last(run(algorithm, federation, 1, backend=Together())))
+    assert entered == [tuple(range(8))]
+
+
+@dataclass(frozen=True)
+class Failing(Together):
+    """After the block of client 0, training fails."""
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        yield from (b for b in Together.trained(self, update, jobs) if b.clients[0] == 0)
+        raise TrainingError("client 9 failed")
 
 
 def test_what_follows_a_bad_block_is_not_waited_for(
     setting: Setting, federation: Federation
 ) -> None:
     """One client after the other could not have told of the later failure, either."""
-
-    @dataclass(frozen=True)
-    class Failing(Together):
-        def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-            yield from (b for b in Together.trained(self, update, jobs) if b.clients[0] == 0)
-            raise TrainingError("client 9 failed")
 
     with pytest.raises(DivergedError, match="client 0 sent"):
         last(run(recipes.fedavg(setting), federation, 1, backend=Failing("nan", 0, each=8)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedshift.client import dense as module
 from fedshift.client.chains import layers_of
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy
-from fedshift.client.oracles import Clip
+from fedshift.client.oracles import Clip, Shift
 from fedshift.data import plan_phase
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.gate import Gate
@@ -139,6 +139,36 @@ def test_at_once_is_as_by_vmap(
     assert calls
     assert not different(one, other)
     assert different(odd, other)
+
+
+@pytest.mark.parametrize("only", [(), ("head.bias",)])
+@pytest.mark.parametrize("memory", [1, 1 << 30])
+def test_a_shift_that_all_clients_share(memory: int, only: Any, setting: Setting) -> None:
+    """It has no axis for clients."""
+    params = setting.model.init()[0]
+    by = {k: torch.full_like(v, 0.1, dtype=torch.float64) for k, v in params.items()}
+    shifted = replace(setting.local, only=only, oracles=(Shift(by),))
+    federation = double(make_federation(setting.model))
+    backend = Stacked(dense=True, memory=memory)
+    assert gap(recipes.fedavg, replace(setting, local=shifted), federation, backend) < 1e-12
+    plain = last(run(recipes.fedavg(setting), federation, 1))
+    other = last(run(recipes.fedavg(replace(setting, local=shifted)), federation, 1))
+    assert different(plain, other)
+
+
+@dataclass(frozen=True)
+class Undense(Local):
+    """A phase of one's own, which takes one client."""
+
+    def __call__(self, *given: Any) -> Any:
+        *rest, plan = given
+        return Local.__call__(self, *rest, plan._replace(dense=False))
+
+
+def test_phases_that_take_one_client_say_so(setting: Setting) -> None:
+    algorithm = recipes.fedavg(replace(setting, local=Undense(lr=0.1, batch=4)))
+    with pytest.raises(UnfitError, match="this phase takes one"):
+        last(run(algorithm, make_federation(setting.model), 1, backend=Stacked(dense=True)))
 
 
 def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:

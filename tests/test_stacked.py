@@ -27,7 +27,8 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import ClientData
 from fedshift.engine import stacked as module
-from fedshift.engine.gate import Gate
+from fedshift.engine.backends import Forgiving, failure
+from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.rounds import Federation, Round, play_round, run, start
 from fedshift.engine.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
@@ -255,6 +256,38 @@ def test_blocks_fit_in_memory(setting: Setting) -> None:
     assert [len(block) for block in blocks] == [3, 3]
     sizes = [len(job.data.y) for block in blocks for job in block]
     assert sizes == sorted(sizes)
+
+
+def test_each_block_is_of_one_round(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    jobs = [one_job(algorithm, federation, i)._replace(t=1 + i % 2) for i in range(4)]
+    replies = Stacked()(algorithm.client_update, jobs)
+    assert {reply.client: reply.t for reply in replies} == {0: 1, 1: 2, 2: 1, 3: 2}
+
+
+def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
+    """One that is no tensor drops out with its reason, as the one that failed beside it."""
+
+    def odd(message: Parts, state: Parts, data: ClientData, plans: Any) -> tuple[Parts, Parts]:
+        try:
+            client = int(data.id)
+        except RuntimeError:
+            raise ValueError("not together") from None
+        if client == 1:
+            raise ValueError("no reason")
+        sent, kept = algorithm.client_update(message, state, data, plans)
+        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), kept
+
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    lenient = replace(federation, gate=Gate(on_bad="drop"))
+    jobs = [one_job(algorithm, lenient, i) for i in range(4)]
+    replies = {r.client: r for r in Stacked()(Forgiving(odd), jobs)}
+    assert sorted(replies) == [0, 1, 2, 3]
+    assert failure(replies[1].update) == "no reason"
+    asked = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
+    dropped = dict(Gate(on_bad="drop").admit(replies.values(), asked).bad)
+    assert sorted(dropped) == [1, 2]
+    assert "no tensor but str" in dropped[2]
 
 
 def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:

@@ -103,7 +103,11 @@ def train_dense(
     )
     named = {f"at {k}": v for k, v in params.items()}
     named |= {f"anchor {k}": context["anchor"][k] for k in pulled}
-    named |= {f"shift {k}": sum((by[k] for by in shifts[1:]), shifts[0][k]) for k in recipe.shifted}
+    # One that is the same for all clients has no axis for them.
+    named |= {
+        f"shift {k}": sum((by[k] for by in shifts[1:]), shifts[0][k]).expand(params[k].shape)
+        for k in recipe.shifted
+    }
     drawn = Drawn(data.x, data.y, data.w, plan.rows, plan.weight, plan.lr)
     if many:
         loss, moved = descend(recipe, drawn, named)

@@ -52,11 +52,6 @@ class Block(NamedTuple):
     changed: Parts
     t: int = 0
 
-    @staticmethod
-    def of(reply: Reply) -> Block:
-        """The block of one client alone."""
-        return Block((reply.client,), _as_one(reply.update), _as_one(reply.changed), reply.t)
-
     def first(self) -> Reply:
         """The first client's reply, which keeps the block alive."""
         return Reply(self.clients[0], _row(self.updates), _row(self.changed), self.t)
@@ -74,10 +69,6 @@ class Block(NamedTuple):
         inside = {k: tree for k, tree in self.updates.items() if k in parts}
         outside = {k: tree for k, tree in self.updates.items() if k not in parts}
         return self._replace(updates=inside, changed={}), self._replace(updates=outside)
-
-
-def _as_one(parts: Parts) -> Parts:
-    return {part: {name: v[None] for name, v in tree.items()} for part, tree in parts.items()}
 
 
 def _row(stacked: Parts) -> Parts:
@@ -108,7 +99,7 @@ class InBlocks(Protocol):
     """A backend that trains clients together, and can leave what came of them together."""
 
     def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        """What came of the jobs, block by block as they are trained."""
+        """What came of the jobs, block by block as they are trained; a client that fails raises."""
         ...
 
 

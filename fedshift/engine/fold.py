@@ -98,6 +98,7 @@ class Fold:
                 raise TrainingError(f'{who} sent updates with another "{part}"')
         self._elsewhere |= dict.fromkeys(share.clients, like)
         self._shares.append(share)
+        self._shares.sort(key=lambda share: share.clients)
 
     @property
     def elsewhere(self) -> Mapping[int, Parts]:
@@ -128,16 +129,20 @@ class Fold:
 
     def parts(self) -> Parts:
         """The sums, in the type of what was summed, and by which weights; called once."""
-        for share in sorted(self._shares, key=lambda share: share.clients):
-            for part, sums in share.totals.items():
-                if part not in self._totals:  # as if they were added to 0
-                    self._totals[part] = dict(sums)
-                    continue
-                for name, total in self._totals[part].items():
-                    total.add_(sums[name])
+        while self._shares:  # none is held on to while sums are cast
+            self._join(self._shares.pop(0))
         found = {part: self._cast(part) for part in tuple(self._totals)}
         by = {part: self.weights[part] for part in found}
         return {**found, SUMMED: by} if found else {}
+
+    def _join(self, share: Share) -> None:
+        """Add the sums of a share, whose own they are no longer."""
+        for part, sums in share.totals.items():
+            if part not in self._totals:  # as if they were added to 0
+                self._totals[part] = dict(sums)
+                continue
+            for name, total in self._totals[part].items():
+                total.add_(sums[name])
 
     def _alike(self, part: str, sent: bool, who: str) -> bool:
         """Whether a part is sent; TrainingError unless all send it or none."""

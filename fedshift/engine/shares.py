@@ -20,6 +20,7 @@ from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
+from fedshift.tree import Params, same_parts
 
 
 class Terms(NamedTuple):
@@ -115,19 +116,32 @@ def summed(
 def _in_blocks(
     blocks: Iterable[Block], jobs: Sequence[Job], terms: Terms
 ) -> tuple[list[Block], Share | None]:
-    """(what is left of the blocks up to the first bad one, which is whole; the sums)."""
-    asked = _asked(jobs, terms)
+    """(what is left of the blocks up to the first bad one, which is whole; the sums).
+
+    A block of another form than the first one is bad, too: the gate has to see both.
+    """
+    asked, like = _asked(jobs, terms), dict[str, Params]()
     fold, left, added = _fold(asked.clients, terms), list[Block](), list[int]()
     for block in blocks:
-        if not terms.gate.passes(block, asked):
+        like = like or block.first().update
+        if not (same_parts(block.first().update, like) and _good(terms.gate, block, asked)):
             left.append(block)
             break
         ours, rest = block.split(terms.weights)
         fold.take(sorted(ours.replies(), key=lambda reply: reply.client))
         added += block.clients
         left.append(rest)
+        del block, ours  # while the next one is trained
     share = fold.share()._replace(clients=tuple(sorted(added)))
     return left, share if share.totals else None
+
+
+def _good(gate: Gate, block: Block, asked: Asked) -> bool:
+    """Whether all of a block passes the gate: as one, or each reply by itself."""
+    if gate.passes(block, asked):
+        return True
+    own = asked._replace(clients=tuple(i for i in asked.clients if i in block.clients))
+    return not gate.admit(block.replies(), own).bad
 
 
 def _asked(jobs: Sequence[Job], terms: Terms) -> Asked:

@@ -73,13 +73,17 @@ class Stacked:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for block in self.trained(update, jobs):
-            yield from block.replies()
+        for block in self._blocks(update, list(jobs)):
+            came = _trained(update, block, self._data(block), self.dense)
+            yield from came.replies() if isinstance(came, Block) else came
 
     def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
         """What came of the jobs, block by block, as they lie in memory."""
         for block in self._blocks(update, list(jobs)):
-            yield from _trained(update, block, self._data(block), self.dense)
+            came = _trained(update, block, self._data(block), self.dense)
+            if not isinstance(came, Block):
+                raise TypeError("failures are answers only where each client answers for itself")
+            yield came
 
     def summing(self, books: Books) -> Backend:
         """The same, but that updates are summed block by block."""
@@ -205,18 +209,21 @@ def _saved(update: ClientUpdate, job: Job) -> int:
 
 def _trained(
     update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
-) -> list[Block]:
-    """What came of one block. A client that fails alone, too, fails as it does in `loop`."""
+) -> Block | list[Reply]:
+    """What came of one block. A client that fails alone, too, fails as it does in `loop`.
+
+    Replies one by one where failures are answers, and there is one.
+    """
     inner = update.update if isinstance(update, Forgiving) else update
     try:
-        return [_together(inner, block, data, dense)]
+        return _together(inner, block, data, dense)
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
         if not any(word in str(e) for word in ITS_WORDS):
             alone = [work(update, job) for job in block]  # raises, unless failures are answers
             if any(reply.update.keys() == {FAILED} for reply in alone):
-                return [Block.of(reply) for reply in alone]
+                return alone
         _refuse(e)
 
 
