@@ -30,7 +30,10 @@ class Goal(NamedTuple):
     def cells(self) -> list[str]:
         """A row of the table."""
         least = "at least" if self.more else "at most"
-        asked, found = (f"{v:,.3g}{self.unit}" for v in (self.asked, self.found))
+        asked, found = (
+            f"{v:,.0f}{self.unit}" if v >= 100 else f"{v:.3g}{self.unit}"
+            for v in (self.asked, self.found)
+        )
         return [self.what, f"{least} {asked}", found, "yes" if self.reached else "**no**"]
 
 
@@ -39,7 +42,7 @@ def goals(left: Mapping[str, Any]) -> Iterator[Goal]:
     found = {name: one["figures"] for name, one in left.items()}
     rows = {
         row["workload"]: row
-        for name in ("engine", "deep")
+        for name in ("engine", "sparse", "deep")  # the last one that has it
         for row in (found[name]["rows"] if name in found else ())
     }
     yield from _speeds(rows)
@@ -81,7 +84,7 @@ def _peers(rows: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Goal]:
     for name, (ratio, peer) in sorted(theirs.items()):
         if name in rows:
             best = _best(rows[name])
-            yield Goal(f"{name}, {best}, of {peer}", ratio, _ratio(rows[name], best), "x", True)
+            yield Goal(f"{name}, {best}, beside {peer}", ratio, _ratio(rows[name], best), "x", True)
 
 
 def _sizes(found: Mapping[str, Any]) -> Iterator[Goal]:

@@ -13,6 +13,7 @@ ABOUT = {
     "engine": "Seconds per round against a plain loop",
     "engine-earlier": "The same by an earlier version, on an EPYC of the generation Zen 5",
     "engine-elsewhere": "The same by an earlier version, on an Intel processor",
+    "sparse": "FedPALS with sparse weights on a convolutional network, more rounds",
     "deep": "Seconds per round of a deep network",
     "peers": "Other libraries",
     "peers-deep": "Other libraries on a deep network",
@@ -237,7 +238,8 @@ def _seconds(value: float) -> str:
 
 
 PARTS = {
-    "engine": engine, "engine-earlier": engine, "engine-elsewhere": engine, "deep": engine,
+    "engine": engine, "engine-earlier": engine, "engine-elsewhere": engine, "sparse": engine,
+    "deep": engine,
     "peers": peers, "peers-deep": peers, "methods": methods, "growth": growth,
     "registered": registered, "precision": precision, "startup": startup,
     "aggregation": aggregation, "states": states,

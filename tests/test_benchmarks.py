@@ -116,8 +116,8 @@ def test_figures_to_reach(load) -> None:  # type: ignore[no-untyped-def]
     assert reached(**engine("W5c", 5.0, 28.1, weighing=10)) == {"W5c, dense": True}
     peer = {"peer": "pfl", "workload": "W2", "ratio": 3.65}
     rows = {"rows": [peer, peer | {"ratio": 0.5, "peer": "slow"}, {"peer": "x", "missing": "y"}]}
-    assert not reached(**engine("W2", 1.0, 3.6), peers=rows)["W2, dense, of pfl"]
-    assert reached(**engine("W2", 1.0, 3.7), peers=rows)["W2, dense, of pfl"]
+    assert not reached(**engine("W2", 1.0, 3.6), peers=rows)["W2, dense, beside pfl"]
+    assert reached(**engine("W2", 1.0, 3.7), peers=rows)["W2, dense, beside pfl"]
     starts = {"import torch": {"wall": 1.0}, "fedshift --help": {"wall": 0.6}}
     starts |= {"import fedshift": {"wall": 1.4}, "import fedshift, all public names": {"wall": 1.6}}
     assert list(reached(startup=starts).values()) == [True, False, False]
