@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Times the plain loop's speed. W5 asks for 1 over the share of clients that have weight of what is
@@ -40,29 +40,29 @@ class Goal(NamedTuple):
 def goals(left: Mapping[str, Any]) -> Iterator[Goal]:
     """Those whose benchmarks have figures."""
     found = {name: one["figures"] for name, one in left.items()}
-    rows = {
-        row["workload"]: row
-        for name in ("engine", "sparse", "deep")  # the last one that has it
-        for row in (found[name]["rows"] if name in found else ())
-    }
+    parts = [found[name]["rows"] for name in ("engine", "sparse", "deep") if name in found]
+    rows = [row for part in parts for row in part]  # a workload as often as it was played
     yield from _speeds(rows)
-    yield from _peers(rows, found)
+    yield from _peers({row["workload"]: row for row in rows}, found)
     yield from _sizes(found)
     yield from _starts(found)
 
 
-def _speeds(rows: Mapping[str, Any]) -> Iterator[Goal]:
-    for name, row in rows.items():
+def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Goal]:
+    for row in rows:
+        name = row["workload"]
         if name in LOOP:
             yield Goal(f"{name}, loop", LOOP[name], _ratio(row, "loop"), "x", True)
-    for name, row in rows.items():
+    for row in rows:
+        name = row["workload"]
         asked = BEST.get(name)
         if name in SPARSE:
             # All clients are as large, and the plain loop trains all.
             asked = BEST[SPARSE[name]] * row["clients"] / row["weighing"]
         if asked is not None:
             contender = _best(row)
-            yield Goal(f"{name}, {contender}", asked, _ratio(row, contender), "x", True)
+            what = f"{name}, {contender}, {row['rounds']} rounds"
+            yield Goal(what, asked, _ratio(row, contender), "x", True)
 
 
 def _ratio(row: Mapping[str, Any], contender: str) -> float:

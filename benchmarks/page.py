@@ -40,6 +40,13 @@ def drawn(found: Mapping[str, Any]) -> str:
         lines += ["", "## Figures to reach", ""]
         header = ["figure", "asked", "measured", "reached"]
         lines += table(header, [goal.cells() for goal in asked])
+        lines += [
+            "",
+            "A workload that was played twice has two rows. Beside another library: its ratio is "
+            "asked, and ours measured, each to a plain loop of its own, which may be another "
+            "machine's. [Results](README.md) says which parts are of earlier versions and why W5 "
+            "is short.",
+        ]
     for name, about in ABOUT.items():
         if name in found:
             lines += ["", f"## {about}", "", *_part(name, found[name])]

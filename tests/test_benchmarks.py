@@ -107,13 +107,14 @@ def test_figures_to_reach(load) -> None:  # type: ignore[no-untyped-def]
     def engine(name: str, loop: float, best: float, weighing: int = 100) -> dict[str, Any]:
         seconds = {"plain": 1.0, "loop": 1 / loop, "dense": 1 / best}
         row = {"workload": name, "clients": 100, "weighing": weighing, "seconds": seconds}
+        row["rounds"] = 9
         return {"engine": {"rows": [row]}}
 
-    assert reached(**engine("W2", 1.01, 3.6)) == {"W2, loop": True, "W2, dense": True}
-    assert reached(**engine("W2", 0.99, 3.4)) == {"W2, loop": False, "W2, dense": False}
-    assert reached(**engine("W5", 5.0, 17.6, weighing=20)) == {"W5, dense": True}
-    assert reached(**engine("W5", 5.0, 17.6, weighing=10)) == {"W5, dense": False}
-    assert reached(**engine("W5c", 5.0, 28.1, weighing=10)) == {"W5c, dense": True}
+    assert reached(**engine("W2", 1.01, 3.6)) == {"W2, loop": True, "W2, dense, 9 rounds": True}
+    assert reached(**engine("W2", 0.99, 3.4)) == {"W2, loop": False, "W2, dense, 9 rounds": False}
+    assert reached(**engine("W5", 5.0, 17.6, weighing=20)) == {"W5, dense, 9 rounds": True}
+    assert reached(**engine("W5", 5.0, 17.6, weighing=10)) == {"W5, dense, 9 rounds": False}
+    assert reached(**engine("W5c", 5.0, 28.1, weighing=10)) == {"W5c, dense, 9 rounds": True}
     peer = {"peer": "pfl", "workload": "W2", "ratio": 3.65}
     rows = {"rows": [peer, peer | {"ratio": 0.5, "peer": "slow"}, {"peer": "x", "missing": "y"}]}
     assert not reached(**engine("W2", 1.0, 3.6), peers=rows)["W2, dense, beside pfl"]

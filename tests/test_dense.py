@@ -77,6 +77,15 @@ def test_the_loops_result_but_for_rounding(name: str, setting: Setting) -> None:
     assert gap(make, setting, double(federation), Stacked(dense=True)) < 1e-12
 
 
+def test_float64_inputs_beside_weights_in_float32(setting: Setting) -> None:
+    """As `client_data` makes them: 1 / size must not be rounded to float32 on its way."""
+    federation = double(make_federation(setting.model))
+    clients = tuple(c._replace(w=c.w.float()) for c in federation.clients)
+    federation = replace(federation, clients=clients)
+    for backend in (Stacked(dense=True), dense(loop)):
+        assert gap(recipes.fedavg, setting, federation, backend) < 1e-12
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I", "ditto", "fedrep"])
 def test_momentum_and_decay(name: str, setting: Setting) -> None:
     """Clients of different lengths: what is done without a batch must not move them."""

@@ -195,7 +195,10 @@ def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tenso
     x, y = drawn.x.reshape(clients * n, -1), drawn.y.reshape(-1)[rows][..., None, :]
     weight = drawn.weight.transpose(0, 1)
     sizes = weight.sum(-1, keepdim=True)  # [S, c, 1]
-    share = (weight * drawn.w.reshape(-1)[rows] / sizes.clamp(min=1.0)).to(kind)[..., None, :]
+    # Not in float32 for float64: 1 / size would be rounded.
+    finer = torch.promote_types(kind, drawn.w.dtype)
+    share = weight.to(finer) * drawn.w.reshape(-1)[rows] / sizes.to(finer).clamp(min=1.0)
+    share = share.to(kind)[..., None, :]
     live = (sizes > 0).to(kind)
     rates = (drawn.lr.to(kind)[:, None] * live)[..., None]
     # delta is linear in these, so that plain SGD's -lr need not be multiplied in layer by layer.
