@@ -16,6 +16,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local, plan_all
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
+from fedshift.engine.fold import Fold, Share
 from fedshift.engine.rounds import Federation
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
@@ -121,3 +122,17 @@ def inputs(setting: Setting) -> Setting:
 def federated(mlp: Model) -> Callable[..., Federation]:
     """`make_federation` bound to the small model."""
     return lambda *args, **kwargs: make_federation(mlp, *args, **kwargs)
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Whose sums are entered, as they come."""
+    seen: list[tuple[int, ...]] = []
+    enter = Fold.enter
+
+    def noted(self: Fold, share: Share) -> None:
+        seen.append(share.clients)
+        enter(self, share)
+
+    monkeypatch.setattr(Fold, "enter", noted)
+    return seen

@@ -20,7 +20,6 @@ from test_workers import different, last
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
-from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.rounds import Federation, play_round, run
 from fedshift.engine.shares import Books
@@ -78,28 +77,10 @@ def federation(setting: Setting) -> Federation:
     return make_federation(setting.model, make_clients(sizes=SIZES))
 
 
-@pytest.fixture
-def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Whose sums are entered, as they come."""
-    seen: list[tuple[int, ...]] = []
-    enter = Fold.enter
-
-    def noted(self: Fold, share: Share) -> None:
-        seen.append(share.clients)
-        enter(self, share)
-
-    monkeypatch.setattr(Fold, "enter", noted)
-    return seen
-
-
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
     """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
     federation, algorithm = make_federation(setting.model), make(setting)
-    try:
-        next(Together(each=8).trained(*one_cohort(algorithm, federation)))
-    except (RuntimeError, ValueError):
-        pytest.skip("its clients do not send and keep tensors of one shape")
     alone = last(run(algorithm, federation, ROUNDS))
     for each, turned in ((1, False), (3, False), (3, True), (8, True)):
         backend = Together(each=each, turned=turned)
@@ -117,13 +98,6 @@ def test_blocks_of_clients_that_do_not_follow_one_another(
     assert entered == [tuple(range(8))] * 2
     assert far(alone, mixed) < 1e-6
     assert mixed.trained == alone.trained
-
-
-def one_cohort(algorithm: Any, federation: Federation) -> tuple[ClientUpdate, list[Job]]:
-    """The work of round 1."""
-    from fedshift.engine.probe import _first_round
-
-    return _first_round(algorithm, federation, None)
 
 
 def test_blocks_are_summed_and_one_by_one_they_are_not(
@@ -225,6 +199,34 @@ class OddReports(Together):
             }[self.change]
             mine = reply.client == self.client
             yield reply._replace(update={**reply.update, "report": odd}) if mine else reply
+
+
+@dataclass(frozen=True)
+class Remembering(Together):
+    """The history of a gradient in what the last block sends, or keeps."""
+
+    part: int = 1
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        for block in Together.trained(self, update, jobs):
+            odd = {"w": torch.zeros(len(block.clients), 2, requires_grad=True)}
+            changed = [block.updates, block.changed]
+            changed[self.part] = changed[self.part] | ({"own": odd} if 7 in block.clients else {})
+            yield Block(block.clients, *changed, block.t)
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["sent", "kept"])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
+def test_the_history_of_a_gradient_does_not_travel(
+    processes: int, part: int, setting: Setting, federation: Federation
+) -> None:
+    """Which a pipe would take away without a word."""
+    odd, algorithm = Remembering(part=part), recipes.fedavg(setting)
+    with (
+        workers(federation.clients, processes) as team,
+        pytest.raises(TrainingError, match='"own/w" with the history of its gradient'),
+    ):
+        last(run(algorithm, federation, 1, backend=odd if processes == 1 else team.blocks(odd)))
 
 
 @pytest.mark.parametrize("limits", [{"max_norm": 1e6}, {}])

@@ -45,20 +45,6 @@ def federation(setting: Setting) -> Federation:
     return make_federation(setting.model, make_clients(sizes=SIZES))
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Clients whose updates were summed where they were trained, as they come."""
-    seen: list[int] = []
-    enter = Fold.enter
-
-    def noted(self: Fold, share: Share) -> None:
-        seen.extend(share.clients)
-        enter(self, share)
-
-    monkeypatch.setattr(Fold, "enter", noted)
-    return seen
-
-
 def far(one: Round, other: Round) -> float:
     """The largest difference of two states over the size of the first."""
     a, b = flatten(everything(one)), flatten(everything(other))
@@ -82,14 +68,14 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_who_is_summed_where(
-    count: int, setting: Setting, federation: Federation, elsewhere: list[int]
+    count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
     """Each process where it trained, but that two clients alone are not summed."""
     algorithm = recipes.fedavg(setting)
     alone = last(run(algorithm, federation, 1))
     with workers(federation.clients, count) as team:
         together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
-    assert sorted(elsewhere) == list(range({1: 0, 2: 0, 3: 2}[count], 8))
+    assert sorted(sum(entered, ())) == list(range({1: 0, 2: 0, 3: 2}[count], 8))
     assert far(alone, together) < 1e-6
 
 
@@ -120,13 +106,13 @@ def test_the_comparison_can_fail(
     ids=["what is bad drops out", "a median"],
 )
 def test_where_nothing_is_summed(
-    make: Any, gate: Gate, setting: Setting, federation: Federation, elsewhere: list[int]
+    make: Any, gate: Gate, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
     algorithm, federation = make(setting), replace(federation, gate=gate)
     alone = last(run(algorithm, federation, 2))
     with workers(federation.clients, 2) as team:
         together = last(run(algorithm, federation, 2, backend=team.blocks(loop)))
-    assert elsewhere == []
+    assert entered == []
     assert not different(alone, together)
 
 
@@ -176,14 +162,14 @@ def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> Non
 
 
 # A client of the main process, and one of the worker; and who is summed until it is met.
-WHERE = [(2, []), (6, [0, 1, 2, 3])]
+WHERE = [(2, []), (6, [(0, 1, 2, 3)])]
 
 
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_what_is_not_finite_is_not_summed(
-    kind: str, client: int, before: list[int], setting: Setting, federation: Federation,
-    elsewhere: list[int],
+    kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
+    entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
     """By the sum alone: no limit of the gate is in the way."""
     with (
@@ -191,14 +177,14 @@ def test_what_is_not_finite_is_not_summed(
         pytest.raises(DivergedError, match=f"client {client} sent"),
     ):
         last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Oddly(kind, client))))
-    assert elsewhere == before
+    assert entered == before
 
 
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_bad_is_said_as_in_one_process(
-    kind: str, client: int, before: list[int], setting: Setting, federation: Federation,
-    elsewhere: list[int],
+    kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
+    entered: list[tuple[int, ...]],
 ) -> None:  # fmt: skip
     """The same error by the same words, although the sums would have been made elsewhere."""
     federation = replace(federation, gate=Gate(max_norm=1e3))
@@ -214,7 +200,7 @@ def test_what_is_bad_is_said_as_in_one_process(
     assert (type(together), str(together)) == (type(alone), str(alone))
     assert f"client {client}" in str(alone)
     assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
-    assert elsewhere == before
+    assert entered == before
 
 
 def refused(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
@@ -241,7 +227,7 @@ def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
 
 
 def test_whom_the_main_processs_gate_looks_at(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, elsewhere: list[int]
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
 ) -> None:
     """Its own share, and eight at a time those who are let through together and are of two."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
@@ -255,7 +241,7 @@ def test_whom_the_main_processs_gate_looks_at(
     with workers(federation.clients, 2) as team:
         monkeypatch.setattr(Gate, "admit", noted)
         together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
-    assert elsewhere == list(range(24))
+    assert sum(entered, ()) == tuple(range(24))
     assert looked_at == [tuple(range(8)), tuple(range(8, 12)), tuple(range(8, 16))]
     assert together.trained == alone.trained == tuple(range(24))
     assert far(alone, together) < 1e-6
@@ -300,7 +286,7 @@ def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Set
 
 
 def test_bytes_are_counted_as_if_updates_had_come(
-    setting: Setting, federation: Federation, elsewhere: list[int]
+    setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
     algorithm = recipes.scaffold(setting)
     alone, together = Meter(), Meter()
@@ -308,7 +294,7 @@ def test_bytes_are_counted_as_if_updates_had_come(
     with workers(federation.clients, 2) as team:
         together.backend = team.blocks(Stacked())
         last(run(algorithm, federation, 1, backend=together))
-    assert elsewhere == list(range(8))
+    assert sum(entered, ()) == tuple(range(8))
     assert together.last == alone.last
     assert alone.last.up > 0
 

@@ -100,7 +100,7 @@ def unpacked(
 
 def packed_replies(came: Sequence[Reply | Block], share: Share | None) -> tuple[Any, list[Parts]]:
     """Replies for a pipe, and the sums over them that were made here."""
-    plain = [one if isinstance(one, Block) else _plain(one) for one in came]
+    plain = [one for whole in came for one in _plain(whole)]
     trees = [under("update", one[1]) | under("changed", one[2]) for one in plain]
     summed = None if share is None else (share.clients, share.kinds)
     trees += [] if share is None else [share.totals]
@@ -125,10 +125,11 @@ def _reply_of(client: int, t: int, parts: Parts) -> Reply:
     return Reply(client, inside("update", parts), changed, t)
 
 
-def _plain(reply: Reply) -> Reply:
-    """The reply, or as a failure what cannot travel or would arrive as something else."""
-    for parts, did in ((reply.update, "sent"), (reply.changed, "would keep")):
+def _plain(came: Reply | Block) -> Sequence[Reply | Block]:
+    """What came, or as each client's failure what cannot travel or would arrive as another kind."""
+    for parts, did in ((came[1], "sent"), (came[2], "would keep")):
         if odd := odd_kind(parts):
+            clients = came.clients if isinstance(came, Block) else (came.client,)
             reason = torch.frombuffer(bytearray(f"{did} {odd}".encode()), dtype=torch.uint8)
-            return Reply(reply.client, {FAILED: {"reason": reason}}, {}, reply.t)
-    return reply
+            return [Reply(client, {FAILED: {"reason": reason}}, {}, came.t) for client in clients]
+    return [came]
