@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -288,6 +289,8 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
     dropped = dict(Gate(on_bad="drop").admit(replies.values(), asked).bad)
     assert sorted(dropped) == [1, 2]
     assert "no tensor but str" in dropped[2]
+    with pytest.raises(TypeError, match="answers only where each client answers for itself"):
+        list(Stacked().trained(Forgiving(odd), jobs))
 
 
 def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
@@ -318,3 +321,20 @@ def test_mlps_without_hidden_layers() -> None:
 def test_backends_that_do_not_exist(name: str, count: int | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
         backend_of(name, count)
+
+
+def test_a_block_is_let_go_before_the_next_is_trained(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    jobs = [one_job(algorithm, federation, i) for i in range(4)]
+    came: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def update(*given: Any) -> tuple[Parts, Parts]:
+        alive.append(sum(v() is not None for v in came))
+        return algorithm.client_update(*given)
+
+    for block in Stacked(memory=1).trained(update, jobs):
+        came += [weakref.ref(v) for v in block.updates["delta"].values()]
+        del block
+    assert len(came) == 4 * len(federation.params)
+    assert set(alive) == {0}

@@ -73,21 +73,25 @@ class Stacked:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for block in self._blocks(update, list(jobs)):
-            came = _trained(update, block, self._data(block), self.dense)
+        for came in self._came(update, jobs):
             yield from came.replies() if isinstance(came, Block) else came
+            del came  # while the next ones are trained
 
     def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
         """What came of the jobs, block by block, as they lie in memory."""
-        for block in self._blocks(update, list(jobs)):
-            came = _trained(update, block, self._data(block), self.dense)
+        for came in self._came(update, jobs):
             if not isinstance(came, Block):
                 raise TypeError("failures are answers only where each client answers for itself")
             yield came
+            del came  # while the next ones are trained
 
     def summing(self, books: Books) -> Backend:
         """The same, but that updates are summed block by block."""
         return lambda update, jobs: books.own(self, update, tuple(jobs))
+
+    def _came(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block | list[Reply]]:
+        for block in self._blocks(update, list(jobs)):
+            yield _trained(update, block, self._data(block), self.dense)
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
