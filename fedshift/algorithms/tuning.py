@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
+from fedshift.client.slopes import slope
 from fedshift.data import ClientData, Plan, first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, unknown
 from fedshift.model import Model, check_columns, dry_logits
@@ -223,16 +225,14 @@ class CentralTuning:
         moving, fixed = split(params, self.head) if self.part == "head" else (params, {})
         descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
         moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
+
+        def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
+            z = self.model(at | fixed, buffers, told.x[rows])["logits"]
+            return self._loss(z, told, rows), {}
+
         for rows in batches:
-            leaves = {k: v.detach().requires_grad_() for k, v in moving.items()}
-            z = self.model(leaves | fixed, buffers, told.x[rows])["logits"]
-            loss = self._loss(z, told, rows)
-            grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             # A parameter that the logits do not depend on (a router) has gradient zero.
-            grad = {
-                k: torch.zeros_like(v) if g is None else g
-                for (k, v), g in zip(leaves.items(), grads, strict=True)
-            }
+            grad = slope(partial(value, rows), moving, stacked=False).grad
             moving, moments = descent(moving, grad, moments, rate)
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")

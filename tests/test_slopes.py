@@ -1,0 +1,87 @@
+"""The gradient of a loss, by torch's engine at once or through torch.autograd.grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedshift.client import slopes
+from fedshift.client.slopes import slope
+from fedshift.seeds import generator
+from fedshift.tree import Params
+
+
+@pytest.fixture(params=["", "0"], ids=["at once", "through autograd.grad"])
+def switched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv(slopes.SWITCH, request.param)
+    slopes._engine.cache_clear()
+    yield request.param
+    slopes._engine.cache_clear()
+
+
+@pytest.fixture
+def at() -> Params:
+    source = generator(0, "slopes")
+    return {k: torch.randn(4, 3, generator=source) for k in ("w", "u", "unused")}
+
+
+def value(at: Params) -> tuple[Tensor, Params]:
+    z = at["w"] @ at["u"].T
+    return (z.exp().sum() + at["w"].square().sum()).log(), {"z": z}
+
+
+def test_the_gradient_is_the_closed_form(switched: str, at: Params) -> None:
+    """d log(f) = df / f, with f = sum_ij exp(w_i . u_j) + ||w||^2; zero for what is not reached."""
+    found = slope(value, at, stacked=False)
+    e = (at["w"] @ at["u"].T).exp()
+    f = e.sum() + at["w"].square().sum()
+    torch.testing.assert_close(found.grad["w"], (e @ at["u"] + 2 * at["w"]) / f)
+    torch.testing.assert_close(found.grad["u"], e.T @ at["w"] / f)
+    assert torch.equal(found.grad["unused"], torch.zeros(4, 3))
+    assert torch.equal(found.loss, f.log())
+    assert not any(
+        v.requires_grad for v in (found.loss, *found.grad.values(), *found.rest.values())
+    )
+    assert not any(v.requires_grad for v in at.values())
+
+
+def test_both_ways_are_there(switched: str) -> None:
+    """torch has what the short way calls, and the switch leaves it."""
+    assert (slopes._engine() is None) == (switched == "0")
+
+
+def test_both_ways_give_the_same_bits(at: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = slope(value, at, stacked=False)
+    monkeypatch.setattr(slopes, "_engine", lambda: None)
+    long = slope(value, at, stacked=False)
+    assert all(torch.equal(short.grad[k], long.grad[k]) for k in at)
+
+
+def test_a_loss_that_reaches_nothing_has_slope_zero(switched: str, at: Params) -> None:
+    found = slope(lambda at: (torch.tensor(2.0), {}), at, stacked=False)
+    assert not any(bool(v.any()) for v in found.grad.values())
+
+
+@pytest.mark.parametrize("loss", [lambda w: w.sum(0), lambda w: w.sum().reshape(1)])
+def test_a_loss_that_is_no_number_is_refused(
+    switched: str, at: Params, loss: Callable[[Tensor], Tensor]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"(?i)shape|size"):
+        slope(lambda at: (loss(at["w"]), {}), at, stacked=False)
+
+
+def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
+    """Whose class may say otherwise what a gradient is."""
+    told: list[object] = []
+
+    class Own(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            told.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    slope(lambda at: (value(at)[0].as_subclass(Own), {}), at, stacked=False)
+    assert torch.autograd.grad in told
