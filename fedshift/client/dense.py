@@ -7,16 +7,15 @@ cross-entropy at the end,
     delta_(l-1) = (W_l^T delta_l) 1[a_(l-1) > 0]
     dW_l = delta_l a_(l-1)^T,   db_l = sum_b delta_l[:, b]
 
-and each step adds -lr dW_l to W_l, by MKL in the multiplication that gives it. Clients are taken
-together as far as their parameters fit in the processor's cache. What a client gets is what
-`client.local.Local` gives it but for the order of sums.
+and each step adds -lr dW_l to W_l (`fedshift.client.nets`). Clients are taken together as far as
+their parameters fit in the processor's cache. What a client gets is what `client.local.Local` gives
+it but for the order of sums.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.client.chains import Layer, layers_of, not_dense
+from fedshift.client.chains import layers_of, not_dense
+from fedshift.client.nets import First, Nets, Recipe
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
-from fedshift.client.products import add_products, products
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
@@ -43,21 +42,6 @@ if TYPE_CHECKING:
 CACHES = 4
 SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 USUAL = 1 << 20
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is the same for all clients: layers, the names that move, and the optimiser's numbers.
-
-    pulled  names with a proximal term, and its mu; shifted: names with a constant correction
-    """
-
-    layers: tuple[Layer, ...]
-    moving: tuple[str, ...]
-    momentum: float
-    decay: float
-    pulled: Mapping[str, float]
-    shifted: tuple[str, ...]
 
 
 class Drawn(NamedTuple):
@@ -208,110 +192,17 @@ def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tenso
     net = Nets.of(recipe, at, named)
     picked, pulled = [], []
     # Taken apart at once: an index in every step costs as much as a small product.
-    each = (v.unbind() for v in (rows.reshape(steps, -1), y, scale, truth, rates))
-    for here, labels, factor, target, rate in zip(*each, strict=True):
-        columns = x.index_select(0, here).view(clients, batch, -1).transpose(1, 2)
-        inputs, logits = net.forward(columns)
-        log = F.log_softmax(logits, -2)
-        picked.append(log.gather(-2, labels))
-        if recipe.pulled:
-            pulled.append(net.pull())
-        net.backward(inputs, log.exp_().mul_(factor).sub_(target), rate)
+    each = zip(*(v.unbind() for v in (y, scale, truth, rates)), strict=True)
+    for some in torch.split(rows, net.together(batch)):
+        columns = x.index_select(0, some.transpose(0, 1).reshape(-1))
+        lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
+        for z, (labels, factor, target, rate) in zip(lowest, each, strict=False):
+            inputs, logits = net.forward(z)
+            log = F.log_softmax(logits, -2)
+            picked.append(log.gather(-2, labels))
+            if recipe.pulled:
+                pulled.append(net.pull())
+            lowest.step(net.backward(inputs, log.exp_().mul_(factor).sub_(target), rate), rate)
     losses = -(torch.stack(picked) * share).sum((-1, -2))  # [S, c]
     losses = losses + torch.stack(pulled) if pulled else losses
     return (losses * live[..., 0]).sum(0) / live[..., 0].sum(0).clamp(min=1.0)
-
-
-class Nets(NamedTuple):
-    """The networks of c clients in one step after the other.
-
-    Examples are columns: W a with a [d, B] and W [h, d], both as they lie in memory, is up to twice
-    as fast in batches of 32 as a W^T with a [B, d].
-
-    at      weights [c, h, d], biases [c, h, 1]; velocity: where momentum
-    named   "anchor ..." and "shift ...", as biases are
-    """
-
-    recipe: Recipe
-    at: Params
-    velocity: Params
-    named: Mapping[str, Tensor]
-
-    @staticmethod
-    def of(recipe: Recipe, at: Params, named: Mapping[str, Tensor]) -> Nets:
-        """Views of `at`, whose entries move with them."""
-
-        def wide(v: Tensor) -> Tensor:
-            return v if v.dim() == 3 else v[..., None]
-
-        views = {k: wide(v) for k, v in at.items()}
-        velocity = {k: torch.zeros_like(views[k]) for k in recipe.moving if recipe.momentum}
-        return Nets(recipe, views, velocity, {k: wide(v) for k, v in named.items()})
-
-    def forward(self, batch: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(what each layer is given, the logits [c, K, B]); batch [c, d, B]."""
-        inputs, a = [], batch
-        for weight, bias, relu in self.recipe.layers:
-            inputs.append(a)
-            w = self.at[weight]
-            a = products(w, a, None if bias is None else self.at[bias])
-            if relu:
-                a = a.relu_()
-        return inputs, a
-
-    def backward(self, inputs: Sequence[Tensor], delta: Tensor, lr: Tensor) -> None:
-        """One step of all layers, the last one first; delta [c, K, B] is the logits', lr [c, 1, 1].
-
-        Without momentum, delta holds the factor -lr. lr is 0 where a client has no batch left.
-        """
-        layers, moving = self.recipe.layers, self.recipe.moving
-        lowest = min(i for i, layer in enumerate(layers) if set(layer[:2]) & set(moving))
-        for i in range(len(layers) - 1, lowest - 1, -1):
-            weight, bias, _ = layers[i]
-            below = delta
-            if i > lowest:
-                below = products(self.at[weight].transpose(1, 2), delta)
-                if layers[i - 1].relu:
-                    below = torch.ops.aten.threshold_backward(below, inputs[i], 0.0)
-            if weight in moving:
-                into = self._begun(weight, lr)
-                add_products(into, delta, inputs[i].transpose(1, 2))
-                self._ended(weight, lr)
-            if bias is not None and bias in moving:
-                self._begun(bias, lr).add_(delta.sum(-1, keepdim=True))
-                self._ended(bias, lr)
-            delta = below
-
-    def _begun(self, name: str, lr: Tensor) -> Tensor:
-        """What the gradient is added to: the velocity, or theta, moved by all else already."""
-        theta = self.at[name]
-        if self.recipe.momentum:
-            v = self.velocity[name].mul_(self.recipe.momentum)
-            for c, u in self._else(name):
-                v.add_(u, alpha=c)
-            return v
-        for c, u in self._else(name):
-            theta.addcmul_(u, lr, value=-c)
-        return theta
-
-    def _ended(self, name: str, lr: Tensor) -> None:
-        if self.recipe.momentum:
-            self.at[name].addcmul_(self.velocity[name], lr, value=-1.0)
-
-    def _else(self, name: str) -> list[tuple[float, Tensor]]:
-        """c, v of the terms c v that the gradient has besides the batch's: decay, pull, shift.
-
-        theta's own first, because the others move it.
-        """
-        mu = self.recipe.pulled.get(name, 0.0)
-        terms = [(self.recipe.decay + mu, self.at[name])] if self.recipe.decay + mu else []
-        terms += [(-mu, self.named[f"anchor {name}"])] if mu else []
-        return terms + ([(1.0, self.named[f"shift {name}"])] if name in self.recipe.shifted else [])
-
-    def pull(self) -> Tensor:
-        """sum_k mu_k / 2 ||theta_k - anchor_k||^2, [c]."""
-        total = next(iter(self.at.values())).new_zeros(())
-        for k, mu in self.recipe.pulled.items():
-            apart = self.at[k] - self.named[f"anchor {k}"]
-            total = total + mu / 2 * apart.square().sum((1, 2))
-        return total.expand(len(next(iter(self.at.values()))))

@@ -47,7 +47,7 @@ def _both() -> bool:
 
 def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
     """a_i b_i [c, m, n] of a [c, m, k] and b [c, k, n], added to first [c, m, 1] if it is given."""
-    if not _by_onednn(a, b):
+    if not (by_onednn(a, b.shape[2]) and b.dtype == a.dtype):
         return torch.bmm(a, b) if first is None else torch.baddbmm(first, a, b)
     found = torch.stack(list(_each(a, b)))
     return found if first is None else found.add_(first)
@@ -55,18 +55,17 @@ def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
 
 def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a_i b_i to into_i in place; into [c, m, n]."""
-    if _by_onednn(a, b):
+    if by_onednn(a, b.shape[2]) and b.dtype == a.dtype:
         for total, product in zip(into.unbind(), _each(a, b), strict=True):
             total.add_(product)
     else:
         into.baddbmm_(a, b)
 
 
-def _by_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether these are products that it is faster for."""
-    if a.shape[1] * a.shape[2] * b.shape[2] < WORTH or not faster():
-        return False
-    return all(v.device.type == "cpu" and v.dtype == torch.float32 for v in (a, b))
+def by_onednn(a: Tensor, columns: int) -> bool:
+    """Whether a_i b_i, a [c, m, k], with b_i of so many columns are products of oneDNN."""
+    large = a.shape[1] * a.shape[2] * columns >= WORTH
+    return large and faster() and a.device.type == "cpu" and a.dtype == torch.float32
 
 
 def _each(a: Tensor, b: Tensor) -> Iterator[Tensor]:

@@ -1,0 +1,189 @@
+"""Chains of linear layers, those of many clients at a time, forward, backward and one step on.
+
+`fedshift.client.dense` has the equations. Examples are columns: W a with a [d, B] and W [h, d], as
+both lie in memory, is up to twice as fast in batches of 32 as a W^T with a [B, d].
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.client.chains import Layer
+from fedshift.client.products import add_products, by_onednn, products
+from fedshift.tree import Params
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is the same for all clients: layers, the names that move, and the optimiser's numbers.
+
+    pulled  names with a proximal term, and its mu; shifted: names with a constant correction
+    """
+
+    layers: tuple[Layer, ...]
+    moving: tuple[str, ...]
+    momentum: float
+    decay: float
+    pulled: Mapping[str, float]
+    shifted: tuple[str, ...]
+
+
+class Nets(NamedTuple):
+    """The networks of c clients in one step after the other.
+
+    at      weights [c, h, d], biases [c, h, 1]; velocity: where momentum
+    named   "anchor ..." and "shift ...", as biases are
+    """
+
+    recipe: Recipe
+    at: Params
+    velocity: Params
+    named: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(recipe: Recipe, at: Params, named: Mapping[str, Tensor]) -> Nets:
+        """Views of `at`, whose entries move with them."""
+
+        def wide(v: Tensor) -> Tensor:
+            return v if v.dim() == 3 else v[..., None]
+
+        views = {k: wide(v) for k, v in at.items()}
+        velocity = {k: torch.zeros_like(views[k]) for k in recipe.moving if recipe.momentum}
+        return Nets(recipe, views, velocity, {k: wide(v) for k, v in named.items()})
+
+    def product(self, layer: Layer, a: Tensor) -> Tensor:
+        """W a + b, [c, h, B]."""
+        bias = None if layer.bias is None else self.at[layer.bias]
+        return products(self.at[layer.weight], a, bias)
+
+    def forward(self, z: Tensor) -> tuple[list[Tensor], Tensor]:
+        """(what each layer but the first is given, the logits [c, K, B]); z of `First`."""
+        inputs, layers = list[Tensor](), self.recipe.layers
+        for below, layer in itertools.pairwise(layers):
+            inputs.append(z.relu_() if below.relu else z)
+            z = self.product(layer, inputs[-1])
+        return inputs, z
+
+    def backward(self, inputs: Sequence[Tensor], delta: Tensor, lr: Tensor) -> Tensor | None:
+        """One step of all layers but the first, the last one first; that one's delta, if it moves.
+
+        delta [c, K, B] is the logits', lr [c, 1, 1]. Without momentum, delta holds the factor -lr.
+        lr is 0 where a client has no batch left.
+        """
+        layers, moving = self.recipe.layers, self.recipe.moving
+        lowest = min(i for i, layer in enumerate(layers) if set(layer[:2]) & set(moving))
+        for i in range(len(layers) - 1, max(lowest, 1) - 1, -1):
+            below = delta
+            if i > lowest:
+                below = products(self.at[layers[i].weight].transpose(1, 2), delta)
+                if layers[i - 1].relu:
+                    below = torch.ops.aten.threshold_backward(below, inputs[i - 1], 0.0)
+            self.move(layers[i], delta, inputs[i - 1].transpose(1, 2), lr)
+            delta = below
+        return None if lowest else delta
+
+    def move(self, layer: Layer, delta: Tensor, rows: Tensor, lr: Tensor) -> None:
+        """One step of a layer; delta [c, h, B] of what it gave for rows [c, B, d]."""
+        weight, bias, _ = layer
+        if weight in self.recipe.moving:
+            into = self._begun(weight, lr)
+            add_products(into, delta, rows)
+            self._ended(weight, lr)
+        if bias is not None and bias in self.recipe.moving:
+            self._begun(bias, lr).add_(delta.sum(-1, keepdim=True))
+            self._ended(bias, lr)
+
+    def together(self, batch: int) -> int:
+        """How many steps `First` takes at once, in batches of so many."""
+        names = [k for k in self.recipe.layers[0][:2] if k is not None]
+        plain = not self.recipe.momentum and set(names) <= set(self.recipe.moving)
+        plain = plain and not any(self._else(k) for k in names)
+        return 2 if plain and by_onednn(self.at[names[0]], batch) else 1
+
+    def _begun(self, name: str, lr: Tensor) -> Tensor:
+        """What the gradient is added to: the velocity, or theta, moved by all else already."""
+        theta = self.at[name]
+        if self.recipe.momentum:
+            v = self.velocity[name].mul_(self.recipe.momentum)
+            for c, u in self._else(name):
+                v.add_(u, alpha=c)
+            return v
+        for c, u in self._else(name):
+            theta.addcmul_(u, lr, value=-c)
+        return theta
+
+    def _ended(self, name: str, lr: Tensor) -> None:
+        if self.recipe.momentum:
+            self.at[name].addcmul_(self.velocity[name], lr, value=-1.0)
+
+    def _else(self, name: str) -> list[tuple[float, Tensor]]:
+        """c, v of the terms c v that the gradient has besides the batch's: decay, pull, shift.
+
+        theta's own first, because the others move it.
+        """
+        mu = self.recipe.pulled.get(name, 0.0)
+        terms = [(self.recipe.decay + mu, self.at[name])] if self.recipe.decay + mu else []
+        terms += [(-mu, self.named[f"anchor {name}"])] if mu else []
+        return terms + ([(1.0, self.named[f"shift {name}"])] if name in self.recipe.shifted else [])
+
+    def pull(self) -> Tensor:
+        """sum_k mu_k / 2 ||theta_k - anchor_k||^2, [c]."""
+        total = next(iter(self.at.values())).new_zeros(())
+        for k, mu in self.recipe.pulled.items():
+            apart = self.at[k] - self.named[f"anchor {k}"]
+            total = total + mu / 2 * apart.square().sum((1, 2))
+        return total.expand(len(next(iter(self.at.values()))))
+
+
+@dataclass(eq=False)
+class First:
+    """The first layer in one step, or in several whose batches are known beforehand.
+
+    With X_s [B, d] the batch of step s, and D_s [h, B] what is to be added to the layer's outputs
+    for it (-lr times their gradient),
+
+        z_s = W X_s^T + b + sum_(r<s) D_r (X_r X_s^T + 1)
+
+    so that one product serves all steps, and another one after them: W += sum_s D_s X_s, b +=
+    sum_s D_s 1. Two steps are a tenth faster so where a call of oneDNN is for one client's product;
+    with more, products X_r X_s^T cost more than that, and so do those of two where MKL is called
+    once for all clients. Without a bias there is no 1.
+
+    rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; `step` follows each.
+    """
+
+    net: Nets
+    rows: Tensor
+    batch: int
+    deltas: list[Tensor] = field(default_factory=list, init=False)
+    rate: Tensor | None = field(default=None, init=False)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        layer = self.net.recipe.layers[0]
+        batches = torch.split(self.rows, self.batch, 1)
+        outputs = self.net.product(layer, self.rows.transpose(1, 2))
+        for z, x in zip(torch.split(outputs, self.batch, -1), batches, strict=True):
+            for delta, before in zip(self.deltas, batches, strict=False):
+                z.baddbmm_(delta, _cross(before, x, layer.bias is not None))
+            yield z
+        if self.rate is not None:
+            delta = self.deltas[0] if len(self.deltas) == 1 else torch.cat(self.deltas, -1)
+            self.net.move(layer, delta, self.rows, self.rate)
+
+    def step(self, delta: Tensor | None, rate: Tensor) -> None:
+        """What the outputs' gradient is; None where the layer does not move."""
+        if delta is not None:
+            self.deltas.append(delta)
+            self.rate = rate
+
+
+def _cross(before: Tensor, x: Tensor, bias: bool) -> Tensor:
+    """X_r X_s^T, or one more for a bias; [c, B, B] of batches [c, B, d]."""
+    found = torch.bmm(before, x.transpose(1, 2))
+    return found.add_(1.0) if bias else found

@@ -1,0 +1,128 @@
+"""The first layer in two steps at a time: one step after the other but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import CLASSES, FEATURES, TARGET, Setting, double, make_federation
+from every_method import MAKE
+from test_dense import MOST, REFUSED, gap
+from torch import Tensor, nn
+
+from fedshift import recipes
+from fedshift.client import nets as module
+from fedshift.client.local import Local
+from fedshift.client.nets import Nets
+from fedshift.engine.stacked import Stacked
+from fedshift.model import build
+from fedshift.models.dense import Mlp
+
+
+@pytest.fixture(autouse=True)
+def pairs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """On every processor and in float64; how many steps were taken together."""
+    found: list[int] = []
+    together = Nets.together
+
+    def noted(self: Nets, batch: int) -> int:
+        found.append(together(self, batch))
+        return found[-1]
+
+    monkeypatch.setattr(module, "by_onednn", lambda a, columns: True)
+    monkeypatch.setattr(Nets, "together", noted)
+    return found
+
+
+def setting_of(hidden: tuple[int, ...] = (10, 7), **local: object) -> Setting:
+    """Batches that do not divide the clients' sizes, so that some have an odd number of steps."""
+    model = build(lambda: Mlp((FEATURES,), hidden, CLASSES), seed=1)
+    return Setting(model, TARGET, Local(**{"lr": 0.3, "batch": 12, **local}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
+def test_every_method(name: str) -> None:
+    setting = setting_of()
+    federation = double(make_federation(setting.model))
+    most = 1e-12 * MOST.get(name, 1e-6) / 1e-6
+    assert gap(MAKE[name], setting, federation, Stacked(dense=True)) < most
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("hidden", [(10, 7), ()], ids=["two hidden layers", "none"])
+def test_any_number_of_steps(hidden: tuple[int, ...], steps: int, pairs: list[int]) -> None:
+    setting = setting_of(hidden, steps=steps, epochs=None)
+    federation = double(make_federation(setting.model))
+    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) < 1e-12
+    assert set(pairs) == {2}
+
+
+def test_layers_without_a_bias(pairs: list[int]) -> None:
+    def net() -> nn.Module:
+        first = nn.Linear(FEATURES, 10, bias=False)
+        return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(10, CLASSES, bias=False))
+
+    setting = replace(setting_of(), model=build(net, seed=1))
+    federation = double(make_federation(setting.model))
+    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) < 1e-12
+    assert set(pairs) == {2}
+
+
+@pytest.mark.parametrize(
+    ("make", "local"),
+    [
+        (recipes.fedavg, {"momentum": 0.5}),
+        (recipes.fedavg, {"decay": 0.1}),
+        (recipes.fedprox, {}),
+        (recipes.scaffold, {}),
+        (recipes.fedavg, {"frozen": ("body.1.weight",)}),
+        (recipes.fedavg, {"frozen": ("body.1.bias",)}),
+        (recipes.fedavg, {"frozen": ("body.1",)}),
+    ],
+    ids=["momentum", "decay", "proximal", "shift", "weight stays", "bias stays", "layer stays"],
+)
+def test_what_else_moves_the_layer_is_taken_step_by_step(
+    make: Callable[[Setting], object], local: dict[str, object], pairs: list[int]
+) -> None:
+    setting = setting_of(**local)
+    federation = double(make_federation(setting.model))
+    assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12  # type: ignore[arg-type]
+    assert set(pairs) == {1}
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.0], ids=["all", "the bias alone"])
+def test_what_a_step_changes_for_the_next_is_needed(
+    kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparisons above can fail."""
+    cross = module._cross
+
+    def less(before: Tensor, x: Tensor, bias: bool) -> Tensor:
+        return kept * cross(before, x, False)
+
+    monkeypatch.setattr(module, "_cross", less)
+    setting = setting_of()
+    federation = double(make_federation(setting.model))
+    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-4
+
+
+def test_the_equation() -> None:
+    """z_s of `First` are those of a layer that is moved after each step."""
+    source = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=source, dtype=torch.float64)
+
+    w, b, x = drawn(3, 4, 6), drawn(3, 4, 1), drawn(3, 10, 6)
+    deltas, rate = [drawn(3, 4, 5), drawn(3, 4, 5)], torch.ones(3, 1, 1, dtype=torch.float64)
+    recipe = module.Recipe((module.Layer("w", "b", False),), ("w", "b"), 0.0, 0.0, {}, ())
+    at = {"w": w.clone(), "b": b.clone()}
+    first = module.First(Nets(recipe, at, {}, {}), x, 5)
+    for s, z in enumerate(first):
+        batch = x[:, 5 * s : 5 * s + 5]
+        torch.testing.assert_close(z, w @ batch.transpose(1, 2) + b)
+        first.step(deltas[s], rate)
+        w, b = w + deltas[s] @ batch, b + deltas[s].sum(-1, keepdim=True)
+    torch.testing.assert_close(at, {"w": w, "b": b})
