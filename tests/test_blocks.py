@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -175,15 +175,16 @@ def test_reports_of_two_blocks_are_alike(
             last(run(algorithm, federation, 1, backend=backend))
         return str(error.value)
 
-    odd = OddReports(each=1, client=client, change=change)
+    odd = OddReports(each=1, others=(client,), change=change)
     assert said(odd) == said(partial(odd))
     assert f"client {client} sent" in said(odd)
 
 
 @dataclass(frozen=True)
 class OddReports(Together):
-    """One client reports something else."""
+    """Some clients report something else."""
 
+    others: Sequence[int] = ()
     change: str = ""
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -197,7 +198,7 @@ class OddReports(Together):
                 "other": {"id": report["id"], "cost": loss},
                 "wide": {**report, "loss": loss.expand(2)},
             }[self.change]
-            mine = reply.client == self.client
+            mine = reply.client in self.others
             yield reply._replace(update={**reply.update, "report": odd}) if mine else reply
 
 

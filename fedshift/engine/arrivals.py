@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from fedshift.engine.backends import Reply
+from fedshift.engine.backends import Block, Reply, joined
 from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate
 from fedshift.engine.replies import check_finite
 from fedshift.errors import DivergedError, TrainingError
-from fedshift.tree import size_in_bytes
+from fedshift.tree import same_parts, size_in_bytes
 
 # Replies that pass the gate together: their majority says what a reply looks like, and their sums
 # are read from and written to memory once.
 SOME = 8
 
 
+def _as_one(came: Iterable[Reply | Block], asked: Asked) -> tuple[Block | None, Iterator[Reply]]:
+    """(what came of all that were asked, as one block, no reply) where nothing but blocks came, of
+    one form; else (None, the replies of each).
+
+    The clients of a block were summed and have passed the gate.
+    """
+    rest, blocks = iter(came), list[Block]()
+    for one in rest:
+        if not isinstance(one, Block):
+            return None, _singly([*blocks, one], rest)
+        blocks.append(one)
+    clients = sorted(client for block in blocks for client in block.clients)
+    looks = [block.first().update for block in blocks]
+    if tuple(clients) == asked.clients and all(same_parts(look, looks[0]) for look in looks):
+        return joined(blocks), iter(())
+    return None, _singly([*blocks], rest)
+
+
+def _singly(ahead: list[Reply | Block], rest: Iterator[Reply | Block]) -> Iterator[Reply]:
+    while (one := ahead.pop(0) if ahead else next(rest, None)) is not None:
+        yield from one.replies() if isinstance(one, Block) else (one,)
+        del one  # while the next one is trained
+
+
 def in_turn(
     gate: Gate,
-    replies: Iterable[Reply],
+    came: Iterable[Reply | Block],
     asked: Asked,
     take: Callable[[Sequence[Reply]], Iterable[Reply]],
     fold: Fold | None = None,
@@ -26,12 +50,16 @@ def in_turn(
 ) -> Admitted:
     """Let replies, in any order, through the gate in ascending client id, `some` at a time.
 
-    `take` is given those let through, and returns what is to be kept of them. Replies wait only for
+    Where nothing but blocks came, of clients that were summed, they are let through as one. `take`
+    is given those let through, and returns what is to be kept of them. Replies wait only for
     clients of smaller id. fold: where `take` adds them; one look at its sums is then a look at all
     that went into them, and only where it finds something are replies gone through one by one.
     Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
     numbers are not finite.
     """
+    whole, replies = _as_one(came, asked)
+    if whole is not None:
+        return Admitted((), (), whole)
     waiting: dict[int, Reply] = {}
     kept: list[Reply] = []
     left = [asked.clients[i : i + some] for i in range(0, len(asked.clients), some)]

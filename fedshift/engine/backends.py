@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -71,6 +71,17 @@ class Block(NamedTuple):
         return self._replace(updates=inside, changed={}), self._replace(updates=outside)
 
 
+def joined(blocks: Sequence[Block]) -> Block:
+    """One block of all clients, ascending, of blocks whose clients keep nothing, of one form."""
+    clients = [client for block in blocks for client in block.clients]
+    order = sorted(range(len(clients)), key=clients.__getitem__)
+    updates = {
+        part: {k: torch.cat([block.updates[part][k] for block in blocks])[order] for k in tree}
+        for part, tree in blocks[0].updates.items()
+    }
+    return blocks[0]._replace(clients=tuple(sorted(clients)), updates=updates)
+
+
 def _row(stacked: Parts) -> Parts:
     return {part: {name: v[0] for name, v in tree.items()} for part, tree in stacked.items()}
 
@@ -92,6 +103,8 @@ def stamp(data: ClientData) -> tuple[int, ...]:
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
+# A backend that sums updates: what it leaves of clients that were summed together may be as one.
+Summer = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply | Block]]
 
 
 @runtime_checkable

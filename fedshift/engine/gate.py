@@ -50,10 +50,19 @@ class Asked(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Replies that can be used and clients whose cannot, both by client id."""
+    """Replies that can be used and clients whose cannot, both by client id.
+
+    whole: in the place of all replies, where every client's was summed and can be used.
+    """
 
     good: tuple[Reply, ...]
     bad: tuple[Dropped, ...]
+    whole: Block | None = None
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Those whose replies can be used, ascending."""
+        return tuple(r.client for r in self.good) if self.whole is None else self.whole.clients
 
 
 @dataclass(frozen=True)

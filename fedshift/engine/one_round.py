@@ -12,7 +12,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
-from fedshift.engine.backends import Job, Reply
+from fedshift.engine.backends import Block, Job, Reply
 from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
 from fedshift.errors import DivergedError, InputError, TrainingError
@@ -133,19 +133,28 @@ def fold_of(opened: Opened, server: Parts) -> Fold:
 
 
 def close_round(
-    opened: Opened, server: Parts, replies: Sequence[Reply], seed: int, fold: Fold | None = None
+    opened: Opened,
+    server: Parts,
+    replies: Sequence[Reply] | Block,
+    seed: int,
+    fold: Fold | None = None,
 ) -> tuple[Parts, float]:
     """(the server's parts after the round, the clients' mean training loss by their weights).
 
-    replies: one of each client that was asked, in any order, as the gate lets them through.
-    fold: holds what was summed of them already; None: nothing was.
+    replies: one of each client that was asked, in any order, as the gate lets them through, or what
+    was left when all were summed, by ascending client. fold: holds what was summed of them already;
+    None: nothing was.
     """
-    replies = sorted(replies, key=lambda reply: reply.client)
-    if fold is None:
-        fold = fold_of(opened, server)
-        replies = fold.take(replies)
-    updates, weights = stack([reply.update for reply in replies]), opened.weights[opened.asked]
-    updates |= fold.parts()
+    if isinstance(replies, Block):
+        updates = dict(replies.updates)
+    else:
+        replies = sorted(replies, key=lambda reply: reply.client)
+        if fold is None:
+            fold = fold_of(opened, server)
+            replies = fold.take(replies)
+        updates = stack([reply.update for reply in replies])
+    updates |= {} if fold is None else fold.parts()
+    weights = opened.weights[opened.asked]
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
     changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
     return server | changed, float(weights @ updates["report"]["loss"].double())
@@ -178,12 +187,12 @@ def settle(
     told = tuple(sorted(dropped))
     left = opened
     try:
-        if not admitted.good:
+        if not admitted.clients:
             raise _nobody(opened, told)
         if admitted.bad:
-            left = among(opened, server, [reply.client for reply in admitted.good])
-        _check_limits(left, gate, table, len(admitted.good))
-        after, loss = close_round(left, server, admitted.good, seed, fold)
+            left = among(opened, server, admitted.clients)
+        _check_limits(left, gate, table, len(admitted.clients))
+        after, loss = close_round(left, server, admitted.whole or admitted.good, seed, fold)
         if odd := astray(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
@@ -199,7 +208,7 @@ def settle(
         return Round(
             opened.t, server, {}, left.ids, left.weights, (), float("nan"), told, skipped=why
         )
-    trained = tuple(reply.client for reply in admitted.good)
+    trained = admitted.clients
     return Round(opened.t, after, {}, left.ids, left.weights, trained, loss, told)
 
 

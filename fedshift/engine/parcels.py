@@ -12,6 +12,7 @@ from fedshift.data import ClientData, Plan, Surveyed
 from fedshift.engine.backends import FAILED, Block, Job, Reply
 from fedshift.engine.fold import Share
 from fedshift.engine.replies import odd_kind
+from fedshift.engine.shares import apart
 from fedshift.engine.wire import inside, under
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts, size_in_bytes
@@ -107,16 +108,19 @@ def packed_replies(came: Sequence[Reply | Block], share: Share | None) -> tuple[
     return ([(one[0], one.t) for one in plain], summed), trees
 
 
-def unpacked_replies(about: Any, trees: Sequence[Parts]) -> tuple[list[Reply], Share | None]:
-    """What `packed_replies` packed, the replies one by one."""
+def unpacked_replies(
+    about: Any, trees: Sequence[Parts]
+) -> tuple[list[Reply | Block], Share | None]:
+    """What `packed_replies` packed, `apart`."""
     plain, summed = about
-    replies: list[Reply] = []
+    came: list[Reply | Block] = []
     for (who, t), tree in zip(plain, trees[: len(plain)], strict=True):
         if isinstance(who, tuple):
-            replies += Block(who, inside("update", tree), inside("changed", tree), t).replies()
+            came.append(Block(who, inside("update", tree), inside("changed", tree), t))
         else:
-            replies.append(_reply_of(who, t, tree))
-    return replies, None if summed is None else Share(summed[0], trees[-1], summed[1])
+            came.append(_reply_of(who, t, tree))
+    share = None if summed is None else Share(summed[0], trees[-1], summed[1])
+    return list(apart(came, share)), share
 
 
 def _reply_of(client: int, t: int, parts: Parts) -> Reply:

@@ -103,8 +103,8 @@ def play_round(
     def state_of(i: int) -> Parts:
         return states[i] if i in states else first_state(algorithm, federation, i)
 
-    def keep(reply: Reply) -> None:
-        draft.put(reply.client, state_of(reply.client) | reply.changed)
+    def keep(client: int, changed: Parts) -> None:
+        draft.put(client, state_of(client) | changed)
 
     jobs = jobs_of(opened, clients, state_of, seed)
     gate, asked, draft = federation.gate, question(opened), federation.shelf.draft(states)
@@ -113,17 +113,20 @@ def play_round(
 
         def take(replies: Sequence[Reply]) -> Iterable[Reply]:
             for reply in replies:
-                keep(reply)
+                keep(reply.client, reply.changed)
             return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
 
         play = summing(backend, Books(fold, gate, asked))
         admitted = in_turn(gate, play(stage.client_update, jobs), asked, take, fold)
+        if admitted.whole is not None:
+            for client in admitted.clients:
+                keep(client, admitted.whole.changed)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
     admitted = gate.admit(backend(Forgiving(stage.client_update), jobs), asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
     for reply in () if played.skipped else admitted.good:
-        keep(reply)
+        keep(reply.client, reply.changed)
     return played._replace(states=draft.whole())
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from fedshift.engine.arrivals import in_turn
-from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
+from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply, Summer
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
 from fedshift.tree import Params, same_parts
@@ -35,7 +35,7 @@ class Terms(NamedTuple):
 class Sums(Protocol):
     """A backend that can sum what it trains."""
 
-    def summing(self, books: Books) -> Backend:
+    def summing(self, books: Books) -> Summer:
         """The backend that does so, and enters the sums in the books."""
         ...
 
@@ -61,7 +61,9 @@ class Books:
         numbers = {part: tuple(w[at].double().tolist()) for part, w in weights.items()}
         return Terms(self.gate, self.asked.parts, numbers)
 
-    def own(self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]) -> Iterator[Reply]:
+    def own(
+        self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
+    ) -> Iterator[Reply | Block]:
         """What this process trains, without what was summed and entered.
 
         It has passed the gate, but for what comes from a bad block on. Raises what
@@ -76,8 +78,7 @@ class Books:
             left, share = _in_blocks(blocks, jobs, terms)
             if share is not None:
                 self.fold.enter(share)
-            for block in itertools.chain(left, blocks):
-                yield from block.replies()
+            yield from apart(itertools.chain(left, blocks), share)
         else:
             fold, asked = _fold(clients, terms), self.asked._replace(clients=clients)
             good = in_turn(self.gate, backend(update, jobs), asked, fold.take, fold).good
@@ -85,7 +86,7 @@ class Books:
             yield from good
 
 
-def summing(backend: Backend, books: Books) -> Backend:
+def summing(backend: Backend, books: Books) -> Summer:
     """The backend, which sums what it can by itself."""
     return backend.summing(books) if isinstance(backend, Sums) else backend
 
@@ -111,6 +112,20 @@ def summed(
     share = fold.share()
     # Nothing was summed where clients send nothing of that name.
     return (left, share) if share.totals and fold.finite() else (replies, None)
+
+
+def apart(came: Iterable[Reply | Block], share: Share | None) -> Iterator[Reply | Block]:
+    """What came of a share's clients; those of a block reply by reply, unless they were summed and
+    keep nothing: states are to be put down as they come.
+    """
+    summed = frozenset[int]() if share is None else frozenset(share.clients)
+    for one in came:
+        if isinstance(one, Block) and (
+            not summed.issuperset(one.clients) or any(one.changed.values())
+        ):
+            yield from one.replies()
+        else:
+            yield one
 
 
 def _in_blocks(

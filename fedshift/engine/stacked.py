@@ -19,12 +19,12 @@ from torch import Tensor
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import (
     FAILED,
-    Backend,
     Block,
     ClientUpdate,
     Forgiving,
     Job,
     Reply,
+    Summer,
     stamp,
     work,
 )
@@ -85,7 +85,7 @@ class Stacked:
             yield came
             del came  # while the next ones are trained
 
-    def summing(self, books: Books) -> Backend:
+    def summing(self, books: Books) -> Summer:
         """The same, but that updates are summed block by block."""
         return lambda update, jobs: books.own(self, update, tuple(jobs))
 

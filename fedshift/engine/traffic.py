@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer, loop
 from fedshift.engine.clock import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
 from fedshift.engine.shares import Books, summing
 from fedshift.tree import Parts, size_in_bytes
@@ -33,25 +33,27 @@ class Meter:
         self.backend, self.clock, self.last = backend, clock, Traffic()
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return self._counted(self.backend, update, jobs, {})
+        return cast(Iterator[Reply], self._counted(self.backend, update, jobs, {}))
 
-    def summing(self, books: Books) -> Backend:
+    def summing(self, books: Books) -> Summer:
         """The same where the backend's processes sum updates, which are counted as if they came."""
         backend, elsewhere = summing(self.backend, books), books.fold.elsewhere
         return lambda update, jobs: self._counted(backend, update, jobs, elsewhere)
 
     def _counted(
-        self, backend: Backend, update: ClientUpdate, jobs: Iterable[Job],
+        self, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
         elsewhere: Mapping[int, Parts],
-    ) -> Iterator[Reply]:  # fmt: skip
+    ) -> Iterator[Reply | Block]:  # fmt: skip
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
         planned = self.clock.each(PLANNING, self._sent(jobs))
-        for reply in self.clock.each(COMPUTE, backend(update, planned)):
-            whole = {**elsewhere.get(reply.client, {}), **reply.update}
-            up = self.last.up + size_in_bytes(whole)
-            self.last = self.last._replace(clients=self.last.clients + 1, up=up)
-            yield reply
+        for came in self.clock.each(COMPUTE, backend(update, planned)):
+            clients = came.clients if isinstance(came, Block) else (came.client,)
+            summed = elsewhere.get(clients[0], {})  # of a block as many bytes for each
+            up = size_in_bytes(came[1]) + len(clients) * size_in_bytes(summed)
+            count = self.last.clients + len(clients)
+            self.last = self.last._replace(clients=count, up=self.last.up + up)
+            yield came
 
     def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import cast
 
 from fedshift.client.products import faster
 from fedshift.data import ClientData
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
 from fedshift.engine.parcels import Jobs, check_clients, cut, packed, unpacked_replies
 from fedshift.engine.shares import Books
 from fedshift.engine.wire import UnsentError, receive, send, shared
@@ -77,7 +78,8 @@ class Team:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies as they come."""
-        return _share_out(self, Task(update), ((job,) for job in jobs), self.members)
+        came = _share_out(self, Task(update), ((job,) for job in jobs), self.members)
+        return cast(Iterator[Reply], came)  # without books nothing is summed
 
     def blocks(self, within: Backend) -> Backend:
         """Processes train shares of a round's clients by `within`, which is pickled.
@@ -112,15 +114,15 @@ class _Blocks:
     within: Backend
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return self._spread(update, jobs, None)
+        return cast(Iterator[Reply], self._spread(update, jobs, None))  # nothing is summed
 
-    def summing(self, books: Books) -> Backend:
+    def summing(self, books: Books) -> Summer:
         """The same, but that each process sums its clients' updates."""
         return lambda update, jobs: self._spread(update, jobs, books)
 
     def _spread(
         self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Reply | Block]:
         todo, task, members = tuple(jobs), Task(update, self.within, books), self.team.members
         alone = self.team.deadline is not None or len(members) == 1
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
@@ -130,7 +132,7 @@ class _Blocks:
             task = task._replace(books=None)
         return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
 
-    def _own(self, task: Task, jobs: Jobs) -> Iterator[Reply]:
+    def _own(self, task: Task, jobs: Jobs) -> Iterator[Reply | Block]:
         """What this process trains; summed while others train."""
         if task.books is None:
             return self.within(task.update, jobs)
@@ -215,8 +217,8 @@ def _end_all(team: Sequence[_Worker]) -> None:
 
 def _share_out(
     team: Team, task: Task, shares: Iterable[Jobs], members: Sequence[_Worker],
-    own: Callable[[], Iterable[Reply]] = tuple,
-) -> Iterator[Reply]:  # fmt: skip
+    own: Callable[[], Iterable[Reply | Block]] = tuple,
+) -> Iterator[Reply | Block]:  # fmt: skip
     """Whoever is idle gets the next share, until all are done or the time is over.
 
     own: what this process gives while the first shares are trained.
@@ -298,7 +300,9 @@ def _knows(worker: _Worker, told: Task) -> bool:
         return False
 
 
-def _answer(team: Team, worker: _Worker, task: Task, end: float | None) -> Sequence[Reply] | None:
+def _answer(
+    team: Team, worker: _Worker, task: Task, end: float | None
+) -> Sequence[Reply | Block] | None:
     """What came back; None where the process is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
