@@ -14,7 +14,8 @@ from test_sums_of_shares import SIZES, far
 from test_workers import different, last
 
 from fedshift import recipes
-from fedshift.client.local import Local
+from fedshift.client import plans
+from fedshift.client.local import Local, plan_many
 from fedshift.engine import rounds
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, joined
@@ -129,3 +130,19 @@ def test_joined_blocks_are_in_order() -> None:
     assert found.updates["report"]["id"].tolist() == [2, 5, 7]
     assert found.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]
     assert (found.updates["buffers"], found.changed, found.t) == ({}, {"own": {}}, 4)
+
+
+@linux
+def test_batches_are_drawn_where_they_are_used(
+    setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def noted(phases: Any, clients: Any, t: int, seed: int) -> Any:
+        drawn.extend(client for client, _ in clients)
+        return plan_many(phases, clients, t, seed)
+
+    monkeypatch.setattr(plans, "plan_many", noted)
+    with workers(federation.clients, 2) as team:
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Stacked())))
+    assert drawn == [0, 1, 2, 3]

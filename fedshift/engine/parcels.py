@@ -53,6 +53,21 @@ def _same(one: ClientData, other: ClientData) -> bool:
     return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def by_themselves(jobs: Jobs) -> Jobs:
+    """Jobs whose plans are drawn together, without those of jobs that go elsewhere."""
+    draws = dict[int, Draws]()
+    found: list[Job] = []
+    for job in jobs:
+        plans = job.plans
+        if isinstance(plans, Drawn):
+            old = plans.draws
+            new = draws.setdefault(id(old.phases), Draws(old.phases, old.t, old.seed, {}))
+            new.clients[job.client] = job.data
+            job = job._replace(plans=Drawn(new, job.client))
+        found.append(job)
+    return tuple(found)
+
+
 def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
     """Jobs for a pipe, but for what the message before each, first this one, holds already.
 

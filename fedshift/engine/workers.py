@@ -27,7 +27,14 @@ from typing import cast
 from fedshift.client.products import faster
 from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
-from fedshift.engine.parcels import Jobs, check_clients, cut, packed, unpacked_replies
+from fedshift.engine.parcels import (
+    Jobs,
+    by_themselves,
+    check_clients,
+    cut,
+    packed,
+    unpacked_replies,
+)
 from fedshift.engine.shares import Books
 from fedshift.engine.wire import UnsentError, receive, send, shared
 from fedshift.engine.worker import Task, serve
@@ -127,7 +134,7 @@ class _Blocks:
         alone = self.team.deadline is not None or len(members) == 1
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
         most = len(others) * (SHARES if alone else 1)
-        shares, own = list(cut(todo[count:], most)), todo[:count]
+        shares, own = list(cut(todo[count:], most)), by_themselves(todo[:count])
         if len(shares) > most:  # sums are held until the end, and would be more than updates
             task = task._replace(books=None)
         return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
