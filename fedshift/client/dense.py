@@ -185,24 +185,25 @@ def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tenso
     share = share.to(kind)[..., None, :]
     live = (sizes > 0).to(kind)
     rates = (drawn.lr.to(kind)[:, None] * live)[..., None]
-    # delta is linear in these, so that plain SGD's -lr need not be multiplied in layer by layer.
-    scale = share if recipe.momentum else share * -rates
+    # The loss by the log-softmax of each label. delta is linear in these, so that plain SGD's -lr
+    # need not be multiplied in layer by layer.
+    slope = -share if recipe.momentum else share * rates
     wide, batch = at[recipe.layers[-1].weight].shape[1], rows.shape[-1]
-    truth = scale.new_zeros(steps, clients, wide, batch).scatter_(-2, y, scale)
+    slopes = slope.new_zeros(steps, clients, wide, batch).scatter_(-2, y, slope)
     net = Nets.of(recipe, at, named)
-    picked, pulled = [], []
+    logs, pulled = [], []
     # Taken apart at once: an index in every step costs as much as a small product.
-    each = zip(*(v.unbind() for v in (y, scale, truth, rates)), strict=True)
+    each = zip(*(v.unbind() for v in (slopes, rates)), strict=True)
     for some in torch.split(rows, net.together(batch)):
         columns = x.index_select(0, some.transpose(0, 1).reshape(-1))
         lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
-        for z, (labels, factor, target, rate) in zip(lowest, each, strict=False):
+        for z, (by_log, rate) in zip(lowest, each, strict=False):
             inputs, logits = net.forward(z)
-            log = F.log_softmax(logits, -2)
-            picked.append(log.gather(-2, labels))
+            logs.append(F.log_softmax(logits, -2))
             if recipe.pulled:
                 pulled.append(net.pull())
-            lowest.step(net.backward(inputs, log.exp_().mul_(factor).sub_(target), rate), rate)
-    losses = -(torch.stack(picked) * share).sum((-1, -2))  # [S, c]
+            delta = torch.ops.aten._log_softmax_backward_data(by_log, logs[-1], -2, kind)
+            lowest.step(net.backward(inputs, delta, rate), rate)
+    losses = -(torch.stack(logs).gather(-2, y) * share).sum((-1, -2))  # [S, c]
     losses = losses + torch.stack(pulled) if pulled else losses
     return (losses * live[..., 0]).sum(0) / live[..., 0].sum(0).clamp(min=1.0)
