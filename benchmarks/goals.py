@@ -61,7 +61,8 @@ def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Goal]:
             asked = BEST[SPARSE[name]] * row["clients"] / row["weighing"]
         if asked is not None:
             contender = _best(row)
-            what = f"{name}, {contender}, {row['rounds']} rounds"
+            rounds = f"{row['rounds']} round{'s' if row['rounds'] > 1 else ''}"
+            what = f"{name}, {contender}, {rounds}"
             yield Goal(what, asked, _ratio(row, contender), "x", True)
 
 

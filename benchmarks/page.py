@@ -11,7 +11,7 @@ MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
     "engine": "Seconds per round against a plain loop",
-    "engine-earlier": "The same by an earlier version, on an EPYC of the generation Zen 5",
+    "engine-earlier": "The same by an earlier version, on an EPYC of the generation Zen 4",
     "engine-elsewhere": "The same by an earlier version, on an Intel processor",
     "sparse": "FedPALS with sparse weights on a convolutional network, more rounds",
     "deep": "Seconds per round of a deep network",

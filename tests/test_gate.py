@@ -253,7 +253,21 @@ def test_a_configured_run_goes_on(tmp_path: Path) -> None:
     assert lost
     assert lost <= {0, 1, 2}
     assert "inf" not in str(third["gap"])
-    assert (tmp_path / "summary.json").exists()
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    rounds = [one for one in lines if one["event"] == "round"]
+    lost, used = (sum(len(one.get(k, ())) for one in rounds) for k in ("dropped", "clients"))
+    assert whole["missing"] == {"answers": lost, "used": used, "rounds": 2, "skipped": 1}
+    assert whole["why"][-1].startswith(
+        f"In 2 of 4 rounds clients dropped out: {lost} answers are missing, {used} were used. 1 of "
+    )
+
+
+def test_a_run_that_nobody_left_says_nothing_of_it(tmp_path: Path) -> None:
+    config = config_of("fedavg", training={"rounds": 1, "steps": 1, "on_bad_reply": "drop"})
+    record(tmp_path, config, prepare(config), lambda event: None)
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    assert whole["missing"] is None
+    assert not any("dropped out" in one for one in whole["why"])
 
 
 def test_a_run_of_skipped_rounds_alone_fails(setting: Setting, mlp: Model) -> None:

@@ -27,7 +27,7 @@ from fedshift.experiments.folder import CHECKPOINTS, kept_in, record
 from fedshift.experiments.label_sets import SetRound
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.progress import Progress, progress_of
+from fedshift.experiments.progress import Missed, Progress, progress_of
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.side_by_side import processes
 from fedshift.experiments.task import prepare
@@ -180,7 +180,8 @@ def test_a_run_goes_on_when_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> 
 def test_facts_come_back() -> None:
     nan, inf = float("nan"), float("inf")
     metrics = Metrics(1, 0.1, 0.2, inf, 0.3, 0.4, nan, nan, nan, 0.1 + 0.2, 3, 17.0)
-    done = Progress(None, [metrics], [], [SetRound(1, 2, None, 0.5)], Traffic(1, 2, 3))
+    sets, missed = [SetRound(1, 2, None, 0.5)], Missed(4, 5, 2, 1)
+    done = Progress(None, [metrics], [], sets, Traffic(1, 2, 3), missed)
     facts = json.loads(json.dumps(done.facts(), allow_nan=False))
     again = progress_of(None, facts)  # type: ignore[arg-type]
     assert repr(again) == repr(done)

@@ -48,10 +48,10 @@ class _ByWinograd:
             done = self.update(message, state, data, plans)
         if mode.left and not mode.computed and FAILED not in done[0]:
             raise UnfitError(
-                "winograd is for convolutions of step 1 with the same border all around, 3 x 3 "
-                "with 64 channels or more in and out, or 5 x 5 with 32 in and 64 out, that give "
-                "images whose height and width are multiples of 4, in float32 or float64; this "
-                "training has none. Use channels-last or loop"
+                "winograd is for convolutions of step 1 and certain sizes, and this training has "
+                "none. They are 3 x 3 with 64 channels or more in and out, or 5 x 5 with 32 in and "
+                "64 out, have the same border all around, and give images whose height and width "
+                "are multiples of 4, in float32 or float64. Use channels-last or loop"
             )
         return done
 

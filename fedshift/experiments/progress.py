@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.rounds import Round
@@ -23,6 +23,36 @@ SECONDS = 60.0
 Asked = Callable[[], int | None]
 
 
+class Missed(NamedTuple):
+    """Answers that a run went on without, those that it used, rounds with the former or skipped."""
+
+    answers: int = 0
+    used: int = 0
+    rounds: int = 0
+    skipped: int = 0
+
+    def after(self, played: Round) -> Missed:
+        """With one round more."""
+        lost, skipped = len(played.dropped), int(bool(played.skipped))
+        return Missed(
+            self.answers + lost,
+            self.used + len(played.trained),
+            self.rounds + int(lost > 0 or skipped),
+            self.skipped + skipped,
+        )
+
+    def sentence(self, rounds: int) -> str:
+        """What a reader of the results has to know of that; empty where nothing was missing."""
+        if not self.rounds:
+            return ""
+        skipped = f" {self.skipped} of them were skipped." if self.skipped else ""
+        return (
+            f"In {self.rounds} of {rounds} rounds clients dropped out: {self.answers} answers are "
+            f"missing, {self.used} were used.{skipped} Weights and sample sizes are those of all "
+            "clients; events.jsonl says who and why, and each round's gap to the target."
+        )
+
+
 @dataclass(eq=False)
 class Progress:
     """The last round that is complete, and all that was measured up to it."""
@@ -32,6 +62,7 @@ class Progress:
     served: list[ServedMetrics] = field(default_factory=list)
     sets: list[SetRound] = field(default_factory=list)
     traffic: Traffic = Traffic()
+    missed: Missed = Missed()
 
     def facts(self) -> dict[str, Any]:
         """Everything but the round, as values that JSON can hold."""
@@ -40,6 +71,7 @@ class Progress:
             "served": [_plain(asdict(one)) for one in self.served],
             "sets": [_plain(asdict(one)) for one in self.sets],
             "traffic": list(self.traffic),
+            "missed": list(self.missed),
         }
 
 
@@ -51,6 +83,7 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         [ServedMetrics(**_numbers(row)) for row in facts["served"]],
         [SetRound(**_numbers(row)) for row in facts["sets"]],
         Traffic(*facts["traffic"]),
+        Missed(*facts["missed"]),
     )
 
 

@@ -57,6 +57,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "label_sets": _label_sets(experiment),
         "differences": _differences(experiment, counts),
         "importance": importance(outcome.last.server),
+        "missing": outcome.missed._asdict() if outcome.missed.rounds else None,
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
         "why": _why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist()),
     }
@@ -69,12 +70,17 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
         grey = grey_note(experiment.config, task.clients[0].x)
         failed = outcome.at_end.notes if outcome.at_end else ()
         own = [*served.reasons(last), *failed, *([grey] if grey else [])]
-        return [*own, *_of_method(experiment)]
+        return [*own, *_of_method(experiment), *_missing(outcome)]
     unmeasured = outcome.estimate.unmeasured_mass
     if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
         unmeasured = 0.0  # nobody asked for an estimate
     said = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
-    return [*said, *_of_method(experiment)]
+    return [*said, *_of_method(experiment), *_missing(outcome)]
+
+
+def _missing(outcome: Outcome) -> list[str]:
+    said = outcome.missed.sentence(outcome.last.t)
+    return [said] if said else []
 
 
 def _of_method(experiment: Experiment) -> list[str]:

@@ -22,7 +22,7 @@ from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.progress import Keeper, Progress, Saver
+from fedshift.experiments.progress import Keeper, Missed, Progress, Saver
 from fedshift.experiments.served import (
     LastRound,
     Observed,
@@ -73,6 +73,7 @@ class Outcome:
 
     sets      per evaluated round, for a method with label sets
     traffic   of the last round
+    missed    answers that did not come, or could not be used
     """
 
     label: str
@@ -89,6 +90,7 @@ class Outcome:
     at_end: LastRound | None = None
     sets: tuple[SetRound, ...] = ()
     traffic: Traffic = Traffic()
+    missed: Missed = Missed()
 
     @property
     def final(self) -> Metrics:
@@ -187,7 +189,7 @@ def train(
         seconds = time.perf_counter() - began
         lost = _lost(current, federation, task)
         listen(_played(label, current, training.rounds, seconds) | lost)
-        done.after, done.traffic = current, meter.last
+        done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 seen = evaluate(algorithm, current, federation, task)
@@ -242,6 +244,7 @@ def _outcome(
         _at_end(algorithm, last, federation, task, seen),
         tuple(done.sets),
         done.traffic,
+        done.missed,
     )
 
 
