@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fedshift.client import slopes
 from fedshift.client.slopes import slope
@@ -54,6 +56,9 @@ def test_both_ways_are_there(switched: str) -> None:
 
 
 def test_both_ways_give_the_same_bits(at: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(slopes.SWITCH, raising=False)
+    slopes._engine.cache_clear()
+    assert slopes._engine() is not None
     short = slope(value, at, stacked=False)
     monkeypatch.setattr(slopes, "_engine", lambda: None)
     long = slope(value, at, stacked=False)
@@ -85,3 +90,28 @@ def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
 
     slope(lambda at: (value(at)[0].as_subclass(Own), {}), at, stacked=False)
     assert torch.autograd.grad in told
+
+
+def test_a_mode_is_asked_before_the_way_back(at: Params) -> None:
+    """And is not in force on it, as Winograd's must not be: its own products would come back."""
+    told: list[object] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            told.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Tensor) -> Tensor:
+            return 2 * w
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return torch.negative(torch.negative(2 * grad))
+
+    with Mode():
+        found = slope(lambda at: (Doubled.apply(at["w"]).sum(), {}), at, stacked=False)
+    assert torch.equal(found.grad["w"], torch.full((4, 3), 2.0))
+    assert torch.autograd.grad in told
+    assert torch.negative not in told

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function
 
 from fedshift.tree import Params
 
@@ -37,7 +38,7 @@ def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, stacked:
     loss, rest = value(leaves)
     grads: Sequence[Tensor | None] = (None,) * len(leaves)
     # Where the loss reaches none at all (two networks in one), there is no graph to go through.
-    if loss.requires_grad:
+    if loss.requires_grad and leaves:
         grads = _backward(loss, tuple(leaves.values()))
     named = zip(leaves.items(), grads, strict=True)
     grad = {k: torch.zeros_like(v) if g is None else g for (k, v), g in named}
@@ -50,7 +51,8 @@ def _backward(loss: Tensor, at: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
     Raises RuntimeError for a loss that is no single number.
     """
     one = loss.new_ones(())
-    run = _engine() if type(loss) is Tensor else None
+    # Classes of tensors and modes (Winograd's) say themselves what becomes of such a call.
+    run = None if has_torch_function((loss, *at)) else _engine()
     if run is None:
         return torch.autograd.grad(loss, at, one, allow_unused=True)
     found: Sequence[Tensor | None] = run(
