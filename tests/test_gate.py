@@ -20,12 +20,13 @@ from fedshift.client.local import Local
 from fedshift.engine.backends import Reply
 from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.gate import Gate
-from fedshift.engine.one_round import question
+from fedshift.engine.one_round import before_rounds, question
 from fedshift.engine.rounds import Federation, Round, play_round, run, start
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config import Training
 from fedshift.experiments.folder import record
+from fedshift.experiments.progress import Missed
 from fedshift.experiments.task import prepare
 from fedshift.model import Model, build
 from fedshift.testing.attacks import ATTACKS, spoil
@@ -258,7 +259,8 @@ def test_a_configured_run_goes_on(tmp_path: Path) -> None:
     lost, used = (sum(len(one.get(k, ())) for one in rounds) for k in ("dropped", "clients"))
     assert whole["missing"] == {"answers": lost, "used": used, "rounds": 2, "skipped": 1}
     assert whole["why"][-1].startswith(
-        f"In 2 of 4 rounds clients dropped out: {lost} answers are missing, {used} were used. 1 of "
+        f"Rounds that lacked answers: 2 of 4, {lost} in all; rounds that were skipped: 1; "
+        f"answers used: {used}."
     )
 
 
@@ -268,6 +270,18 @@ def test_a_run_that_nobody_left_says_nothing_of_it(tmp_path: Path) -> None:
     whole = json.loads((tmp_path / "summary.json").read_text())
     assert whole["missing"] is None
     assert not any("dropped out" in one for one in whole["why"])
+
+
+def test_a_round_that_is_skipped_lacks_nobody() -> None:
+    played = before_rounds({})
+    skipped = Missed().after(played._replace(t=1, skipped="the gap is above max_gap"))
+    assert skipped == (0, 0, 0, 1)
+    assert skipped.sentence(1).startswith(
+        "Rounds that lacked answers: 0 of 1, 0 in all; rounds that were skipped: 1; answers used: 0"
+    )
+    whole = skipped.after(played._replace(t=2, trained=(0, 2)))
+    assert whole == (0, 2, 0, 1)
+    assert Missed().after(played._replace(t=1, trained=(0, 2))).sentence(1) == ""
 
 
 def test_a_run_of_skipped_rounds_alone_fails(setting: Setting, mlp: Model) -> None:

@@ -43,11 +43,13 @@ def setting_of(hidden: tuple[int, ...] = (10, 7), **local: object) -> Setting:
 
 
 @pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
-def test_every_method(name: str) -> None:
+def test_every_method(name: str, pairs: list[int]) -> None:
     setting = setting_of()
     federation = double(make_federation(setting.model))
     most = 1e-12 * MOST.get(name, 1e-6) / 1e-6
     assert gap(MAKE[name], setting, federation, Stacked(dense=True)) < most
+    assert set(pairs) <= {1, 2}
+    assert 2 in pairs or name != "fedavg"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])

@@ -74,7 +74,10 @@ def test_products_but_for_rounding(
 def test_training_with_them(name: str, setting: Setting, counted: list[torch.Size]) -> None:
     federation = make_federation(setting.model)
     assert gap(MAKE[name], setting, federation, Stacked(dense=True)) < 1e-6
-    assert counted
+    batch = setting.local.batch
+    both = any(shape[-1] == 2 * batch for shape in counted)  # two steps by one product
+    assert both == (name == "fedavg")
+    assert any(shape[-1] == batch for shape in counted)
 
 
 @needed

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -18,13 +21,15 @@ from fedshift.client import plans
 from fedshift.client.local import Local, plan_many
 from fedshift.engine import rounds
 from fedshift.engine.arrivals import in_turn
-from fedshift.engine.backends import Backend, Block, joined
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Summer, joined
+from fedshift.engine.clock import Stopwatch
 from fedshift.engine.gate import Admitted
 from fedshift.engine.rounds import Federation, run
+from fedshift.engine.shares import Books
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.workers import workers
-from fedshift.errors import TrainingError
+from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
@@ -75,6 +80,7 @@ def test_all_as_one(
     assert other.trained == alone.trained == tuple(range(8))
     assert other.loss == pytest.approx(alone.loss, rel=1e-6)
     assert not different(alone._replace(server={}), other._replace(server={}))
+    assert set(other.states) == set(alone.states) == set(range(8))
     assert [a.whole is not None for a in let] == [False] * 2 + [processes < 3] * 2
     assert [a.clients for a in let] == [tuple(range(8))] * 4
 
@@ -118,6 +124,59 @@ def test_bytes_are_counted_as_if_updates_had_come(
         last(run(algorithm, federation, 1, backend=together))
     assert together.last == alone.last
     assert alone.last.clients == 8
+
+
+@dataclass(frozen=True)
+class Unsummed(Together):
+    """Blocks of clients that nobody has summed, and so nobody has looked at."""
+
+    def summing(self, books: Books) -> Summer:
+        return self.trained
+
+
+@pytest.mark.parametrize("kind", ["", "nan"])
+def test_blocks_that_were_not_summed_pass_the_gate(
+    kind: str, setting: Setting, federation: Federation, let: list[Admitted]
+) -> None:
+    algorithm = recipes.fedavg(setting)
+    if kind:
+        with pytest.raises(DivergedError, match="client 6 sent non-finite"):
+            last(run(algorithm, federation, 1, backend=Unsummed(kind, 6)))
+        return
+    alone = last(run(algorithm, federation, 1))
+    assert not different(alone, last(run(algorithm, federation, 1, backend=Unsummed())))
+    assert [a.whole for a in let] == [None, None]
+
+
+@dataclass(frozen=True)
+class Watched(Together):
+    """Notes memory of updates, and what of it is left when the next block is asked for."""
+
+    seen: list[Any] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        blocks = iter(Together.trained(self, update, jobs))
+        while True:
+            self.left.append(sum(v() is not None for v in self.seen))
+            if (block := next(blocks, None)) is None:
+                return
+            # `Together` holds its own.
+            delta = {k: v.clone() for k, v in block.updates["delta"].items()}
+            self.seen.extend(weakref.ref(v.untyped_storage()) for v in delta.values())
+            yield block._replace(updates=block.updates | {"delta": delta})
+            del delta
+
+
+@pytest.mark.parametrize("meter", [False, True])
+def test_a_block_is_let_go_before_the_next_is_trained(
+    meter: bool, setting: Setting, federation: Federation
+) -> None:
+    watched = Watched()
+    backend = Meter(watched, Stopwatch()) if meter else watched
+    last(run(recipes.fedavg(setting), federation, 1, backend=backend))
+    assert len(watched.seen) == 3 * len(federation.params)
+    assert watched.left == [0] * 4
 
 
 def test_joined_blocks_are_in_order() -> None:

@@ -191,19 +191,21 @@ def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tenso
     wide, batch = at[recipe.layers[-1].weight].shape[1], rows.shape[-1]
     slopes = slope.new_zeros(steps, clients, wide, batch).scatter_(-2, y, slope)
     net = Nets.of(recipe, at, named)
-    logs, pulled = [], []
+    picked, pulled = [], []
     # Taken apart at once: an index in every step costs as much as a small product.
-    each = zip(*(v.unbind() for v in (slopes, rates)), strict=True)
+    each = zip(*(v.unbind() for v in (y, slopes, rates)), strict=True)
     for some in torch.split(rows, net.together(batch)):
         columns = x.index_select(0, some.transpose(0, 1).reshape(-1))
         lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
-        for z, (by_log, rate) in zip(lowest, each, strict=False):
+        # `lowest` first: asked for one more than there are, it moves the layer, and `each` stays.
+        for z, (labels, by_log, rate) in zip(lowest, each, strict=False):
             inputs, logits = net.forward(z)
-            logs.append(F.log_softmax(logits, -2))
+            log = F.log_softmax(logits, -2)
+            picked.append(log.gather(-2, labels))
             if recipe.pulled:
                 pulled.append(net.pull())
-            delta = torch.ops.aten._log_softmax_backward_data(by_log, logs[-1], -2, kind)
+            delta = torch.ops.aten._log_softmax_backward_data(by_log, log, -2, kind)
             lowest.step(net.backward(inputs, delta, rate), rate)
-    losses = -(torch.stack(logs).gather(-2, y) * share).sum((-1, -2))  # [S, c]
+    losses = -(torch.stack(picked) * share).sum((-1, -2))  # [S, c]
     losses = losses + torch.stack(pulled) if pulled else losses
     return (losses * live[..., 0]).sum(0) / live[..., 0].sum(0).clamp(min=1.0)

@@ -155,7 +155,8 @@ class First:
     with more, products X_r X_s^T cost more than that, and so do those of two where MKL is called
     once for all clients. Without a bias there is no 1.
 
-    rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; `step` follows each.
+    rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; `step` follows each, because what
+    a step changes is known only when all other layers have answered. The end moves the layer.
     """
 
     net: Nets

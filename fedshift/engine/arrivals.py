@@ -16,15 +16,17 @@ from fedshift.tree import same_parts, size_in_bytes
 SOME = 8
 
 
-def _as_one(came: Iterable[Reply | Block], asked: Asked) -> tuple[Block | None, Iterator[Reply]]:
-    """(what came of all that were asked, as one block, no reply) where nothing but blocks came, of
-    one form; else (None, the replies of each).
-
-    The clients of a block were summed and have passed the gate.
+def _as_one(
+    came: Iterable[Reply | Block], asked: Asked, fold: Fold | None
+) -> tuple[Block | None, Iterator[Reply]]:
+    """(what came of all that were asked, as one block, no reply) where nothing but blocks came of
+    clients that were summed, which have passed the gate, all of one form; else (None, the replies
+    of each).
     """
+    summed = {} if fold is None else fold.elsewhere
     rest, blocks = iter(came), list[Block]()
     for one in rest:
-        if not isinstance(one, Block):
+        if not (isinstance(one, Block) and summed.keys() >= set(one.clients)):
             return None, _singly([*blocks, one], rest)
         blocks.append(one)
     clients = sorted(client for block in blocks for client in block.clients)
@@ -50,14 +52,15 @@ def in_turn(
 ) -> Admitted:
     """Let replies, in any order, through the gate in ascending client id, `some` at a time.
 
-    Where nothing but blocks came, of clients that were summed, they are let through as one. `take`
-    is given those let through, and returns what is to be kept of them. Replies wait only for
-    clients of smaller id. fold: where `take` adds them; one look at its sums is then a look at all
-    that went into them, and only where it finds something are replies gone through one by one.
+    `take` is given those let through, and returns what is to be kept of them. Replies wait only for
+    clients of smaller id. Where nothing but blocks came, of clients that were summed, they are let
+    through as one, and not given to `take`. fold: where `take` adds them; one look at its sums is
+    then a look at all that went into them, and only where it finds something are replies gone
+    through one by one.
     Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
     numbers are not finite.
     """
-    whole, replies = _as_one(came, asked)
+    whole, replies = _as_one(came, asked, fold)
     if whole is not None:
         return Admitted((), (), whole)
     waiting: dict[int, Reply] = {}

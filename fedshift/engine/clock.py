@@ -72,6 +72,7 @@ class Stopwatch:
             if item is nothing:
                 return
             yield item
+            del item  # while the next one is made
 
     def turn(self, name: str) -> None:
         """What is being done is work of another name from here on."""

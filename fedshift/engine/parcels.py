@@ -55,13 +55,13 @@ def _same(one: ClientData, other: ClientData) -> bool:
 
 def by_themselves(jobs: Jobs) -> Jobs:
     """Jobs whose plans are drawn together, without those of jobs that go elsewhere."""
-    draws = dict[int, Draws]()
+    draws = dict[tuple[int, int], Draws]()
     found: list[Job] = []
     for job in jobs:
         plans = job.plans
         if isinstance(plans, Drawn):
             old = plans.draws
-            new = draws.setdefault(id(old.phases), Draws(old.phases, old.t, old.seed, {}))
+            new = draws.setdefault((old.t, old.seed), Draws(old.phases, old.t, old.seed, {}))
             new.clients[job.client] = job.data
             job = job._replace(plans=Drawn(new, job.client))
         found.append(job)

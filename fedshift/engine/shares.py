@@ -18,7 +18,7 @@ import torch
 
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply, Summer
-from fedshift.engine.fold import Fold, Share
+from fedshift.engine.fold import Fold, Share, form_of
 from fedshift.engine.gate import Asked, Gate
 from fedshift.tree import Params, same_parts
 
@@ -138,7 +138,7 @@ def _in_blocks(
     asked, like = _asked(jobs, terms), dict[str, Params]()
     fold, left, added = _fold(asked.clients, terms), list[Block](), list[int]()
     for block in blocks:
-        like = like or block.first().update
+        like = like or form_of(block.first().update)  # not a view, which would hold the block
         if not (same_parts(block.first().update, like) and _good(terms.gate, block, asked)):
             left.append(block)
             break

@@ -54,6 +54,7 @@ class Meter:
             count = self.last.clients + len(clients)
             self.last = self.last._replace(clients=count, up=self.last.up + up)
             yield came
+            del came  # while the next one is trained
 
     def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:

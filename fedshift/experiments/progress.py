@@ -24,7 +24,9 @@ Asked = Callable[[], int | None]
 
 
 class Missed(NamedTuple):
-    """Answers that a run went on without, those that it used, rounds with the former or skipped."""
+    """Answers that a run went on without, those that it used, rounds that lacked some, and those
+    that were skipped, whose answers are not used.
+    """
 
     answers: int = 0
     used: int = 0
@@ -33,23 +35,22 @@ class Missed(NamedTuple):
 
     def after(self, played: Round) -> Missed:
         """With one round more."""
-        lost, skipped = len(played.dropped), int(bool(played.skipped))
         return Missed(
-            self.answers + lost,
+            self.answers + len(played.dropped),
             self.used + len(played.trained),
-            self.rounds + int(lost > 0 or skipped),
-            self.skipped + skipped,
+            self.rounds + bool(played.dropped),
+            self.skipped + bool(played.skipped),
         )
 
     def sentence(self, rounds: int) -> str:
         """What a reader of the results has to know of that; empty where nothing was missing."""
-        if not self.rounds:
+        if not (self.rounds or self.skipped):
             return ""
-        skipped = f" {self.skipped} of them were skipped." if self.skipped else ""
         return (
-            f"In {self.rounds} of {rounds} rounds clients dropped out: {self.answers} answers are "
-            f"missing, {self.used} were used.{skipped} Weights and sample sizes are those of all "
-            "clients; events.jsonl says who and why, and each round's gap to the target."
+            f"Rounds that lacked answers: {self.rounds} of {rounds}, {self.answers} in all; "
+            f"rounds that were skipped: {self.skipped}; answers used: {self.used}. Weights and "
+            "sample sizes are those of all clients; events.jsonl says of each such round who "
+            "dropped out or why it was skipped, and how far from the target the rest was."
         )
 
 
@@ -83,7 +84,8 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         [ServedMetrics(**_numbers(row)) for row in facts["served"]],
         [SetRound(**_numbers(row)) for row in facts["sets"]],
         Traffic(*facts["traffic"]),
-        Missed(*facts["missed"]),
+        # A run that an earlier version began is counted from here on.
+        Missed(*facts.get("missed", ())),
     )
 
 

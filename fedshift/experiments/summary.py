@@ -57,7 +57,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "label_sets": _label_sets(experiment),
         "differences": _differences(experiment, counts),
         "importance": importance(outcome.last.server),
-        "missing": outcome.missed._asdict() if outcome.missed.rounds else None,
+        "missing": outcome.missed._asdict() if _missing(outcome) else None,
         "selection": None if experiment.choice is None else experiment.choice.to_json(),
         "why": _why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist()),
     }
