@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from fedshift import recipes
+from fedshift.client import winograd as form
 from fedshift.client.local import Local
 from fedshift.client.winograd import Winograd
 from fedshift.data import client_data, register
@@ -30,6 +31,12 @@ from fedshift.experiments.side_by_side import Way, backend_of
 from fedshift.model import build
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Parts, sub
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few channels, on every processor."""
+    monkeypatch.setattr(form, "faster", lambda: False)
 
 
 class Deep(nn.Module):
@@ -99,12 +106,18 @@ def test_networks_without_convolutions_are_refused(setting: Setting) -> None:
      ("lenet-gn", 32, False), ("lenet-gn", 64, False), ("lenet-gn-small", 28, False),
      ("resnet18-gn", 32, True), ("resnet18-projected", 32, True), ("resnet50", 32, True)],
 )  # fmt: skip
-def test_the_librarys_networks(name: Literal["lenet"], size: int, some: bool) -> None:
+def test_the_librarys_networks(
+    name: Literal["lenet"], size: int, some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which have such convolutions, as docs/running.md says."""
     model = network(Network(name=name), (3, size, size), CLASSES, 0)
     with Winograd() as mode, torch.no_grad():
         model(*model.init(), torch.zeros(2, 3, size, size))
     assert bool(mode.computed) == some
+    monkeypatch.setattr(form, "faster", lambda: True)
+    with Winograd() as mode, torch.no_grad():
+        model(*model.init(), torch.zeros(2, 3, size, size))
+    assert bool(mode.computed) == name.startswith("resnet")
 
 
 class InPlace(Deep):

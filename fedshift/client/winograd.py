@@ -14,7 +14,7 @@ neural networks", CVPR, equation 8 and section 4.2. Gradients are the same steps
     dd = B [ (G g G^T) * (A dy A^T) ] B^T, added where tiles overlap
 
 In float32 rounding is a few times that of the direct sums: in layers of 32 to 512 channels 1e-6 to
-7e-6 of the norm of a result or a gradient, where theirs is mostly 2e-7 to 1e-6.
+1e-5 of the norm of a result or a gradient, where theirs is mostly 2e-7 to 1e-6.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
+from fedshift.client.products import faster, products
+
 # Side of a tile of outputs.
 M = 4
 
@@ -43,13 +45,21 @@ class Kind(NamedTuple):
 
 
 # By the kernel's side.
-KINDS = {
+KINDS: dict[int, Kind] = {
     3: Kind((0.0, 1.0, -1.0, 2.0, -2.0), 64, 64),
     5: Kind((0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5), 32, 64),
 }
+# Channels in and out that pay where oneDNN multiplies twice as fast as MKL, for all kinds: its own
+# convolutions are as much faster there, and transforms are not.
+WIDE = 256
 # Bytes of transformed tiles that are held at a time, and their least number: few stay in the
 # processor's cache, and too few make small products. One image is held in any case.
 CACHE, ROWS = 1 << 20, 128
+
+
+def least(r: int) -> tuple[int, int]:
+    """The fewest channels in and out that pay on this processor, for kernels of side r."""
+    return (WIDE, WIDE) if faster() else KINDS[r][1:]
 
 
 class Transforms(NamedTuple):
@@ -150,8 +160,8 @@ def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
     laid = out.permute(0, 2, 3, 1)
     for part in cut.parts(len(x)):
         before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
-        products = torch.bmm(before, transformed).view(cut.side**2, -1)
-        cut.join(to.outputs @ products, laid[part])
+        entries = products(before, transformed).view(cut.side**2, -1)
+        cut.join(to.outputs @ entries, laid[part])
     return out
 
 
@@ -165,19 +175,21 @@ def gradients(
     deltas, (k, c, r, _) = _last(delta), kernel.shape
     cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
     back = (_transformed(kernel, to), _blank(x.shape, x)) if wanted[0] else None
-    forth = (_last(x), x.new_zeros(cut.side**2, k, c)) if wanted[1] else None
+    images, total = _last(x) if wanted[1] else None, None
     for part in cut.parts(len(x)):
         after = (to.outputs.t() @ cut.outputs(deltas[part])).view(cut.side**2, -1, k)
-        if forth is not None:
-            images, total = forth
+        if images is not None:
             before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
-            total.baddbmm_(after.transpose(1, 2), before)
+            both = after.transpose(1, 2), before
+            total = torch.bmm(*both) if total is None else total.baddbmm_(*both)
         if back is not None:
             transformed, dx = back
-            products = torch.bmm(after, transformed).view(cut.side**2, -1)
-            cut.add_into(to.inputs.t() @ products, dx.permute(0, 2, 3, 1)[part])
-    found = forth and (forth[1].view(cut.side**2, -1).t() @ to.kernels).view(k, c, r, r)
-    return back and back[1], found
+            entries = products(after, transformed).view(cut.side**2, -1)
+            cut.add_into(to.inputs.t() @ entries, dx.permute(0, 2, 3, 1)[part])
+    # Entries as rows, as they lie: the other way round takes up to ten times as long.
+    if total is None:
+        return back and back[1], None
+    return back and back[1], (to.kernels.t() @ total.flatten(1)).t().reshape(k, c, r, r)
 
 
 def _transformed(kernel: Tensor, to: Transforms) -> Tensor:
@@ -219,8 +231,8 @@ class _Convolution(torch.autograd.Function):
 class Winograd(TorchFunctionMode):
     """Within `with Winograd() as mode:`, convolutions that this form is for are computed in it.
 
-    Those with kernels 3 x 3 and 64 channels or more in and out, or 5 x 5 and 32 in and 64 out,
-    whose results' height and width are multiples of 4; of step 1, with the same border all around,
+    Those with kernels 3 x 3 or 5 x 5, with as many channels in and out as `least` says, whose
+    results' height and width are multiples of 4; of step 1, with the same border all around,
     neither dilated nor in groups; float32 or float64, in the processor's memory. All others, those
     under autocast, and all else are as ever; `computed` counts what is, `left` the other
     convolutions and linear layers. Results lie in memory with channels last.
@@ -261,7 +273,8 @@ def _asked(
     (_, c, *image), (k, _, r, width) = input.shape, weight.shape
     if r != width or r not in KINDS or input.numel() == 0:
         return None
-    if c < KINDS[r].inputs or k < KINDS[r].outputs:
+    inputs, outputs = least(r)
+    if c < inputs or k < outputs:
         return None
     border = _border(padding, r)
     sides = [] if border is None else [v + 2 * border - r + 1 for v in image]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fedshift.client.winograd import Winograd
+from fedshift.client.winograd import KINDS, Winograd, least
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import FAILED, Backend, ClientUpdate, Job, Reply
 from fedshift.errors import UnfitError
@@ -47,11 +47,15 @@ class _ByWinograd:
         with Winograd() as mode:
             done = self.update(message, state, data, plans)
         if mode.left and not mode.computed and FAILED not in done[0]:
+            sizes = " or ".join(
+                f"{r} x {r} with {inputs} channels or more in and {outputs} out"
+                for r, (inputs, outputs) in ((r, least(r)) for r in KINDS)
+            )
             raise UnfitError(
                 "winograd is for convolutions of step 1 and certain sizes, and this training has "
-                "none. They are 3 x 3 with 64 channels or more in and out, or 5 x 5 with 32 in and "
-                "64 out, have the same border all around, and give images whose height and width "
-                "are multiples of 4, in float32 or float64. Use channels-last or loop"
+                f"none. On this processor they are {sizes}, have the same border all around, and "
+                "give images whose height and width are multiples of 4, in float32 or float64. "
+                "Use channels-last or loop"
             )
         return done
 
