@@ -40,6 +40,7 @@ from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import Team, workers
+from fedshift.errors import UnfitError
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.tree import Params
@@ -168,7 +169,7 @@ def measure(
         apart = check(briefly, brief, federation, few)
     server = start(algorithm, federation).server
     weighing = int((algorithm.weigh(server, cohort_of(workload, 1)) > 0).sum())
-    names = ("plain", *few)
+    names = ("plain", *(name for name in few if name == "loop" or name in apart))
     del federation, algorithm, server, few
     with players(workload, names, quick, count) as asked:
         times, rounds = timed(asked, repeat)
@@ -222,9 +223,15 @@ def check(
 ) -> dict[str, float]:
     """Largest differences over the size of the round's change: others to loop, loop to plain.
 
-    FedPALS weighs otherwise than the plain loop: only the backends are compared there.
+    FedPALS weighs otherwise than the plain loop: only the backends are compared there. Left out is
+    who says that the network is not for it.
     """
-    found = {name: play(1) for name, play in contenders.items()}
+    found: dict[str, Params] = {}
+    for name, play in contenders.items():
+        try:
+            found[name] = play(1)
+        except UnfitError as e:
+            print(f"{workload.name}: {name} is out: {str(e).partition('. ')[0]}", flush=True)
     loops = found.pop("loop")
     most = CLOSE if isinstance(workload.net(), Mlp) else AMPLIFIED
     # Workers: bit for bit.

@@ -15,6 +15,7 @@ import torch
 
 from fedshift.client.local import Local
 from fedshift.engine.workers import workers
+from fedshift.errors import UnfitError
 from fedshift.model import build
 
 ROOT = Path(__file__).parents[1]
@@ -285,3 +286,17 @@ def test_peers_play_the_deep_network_with_few_clients(
         monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], odd])
         with pytest.raises(SystemExit, match=said):
             run.main()
+
+
+def test_who_is_not_for_a_network_is_left_out(load, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    engine = load("engine.py")
+    (work,) = (w for w in engine.WORKLOADS if w.name == "W5")
+    federation, algorithm = work.federation(True)
+    moved = {k: v + 1.0 for k, v in federation.params.items()}
+
+    def refused(t: int) -> object:
+        raise UnfitError("not for chains. Use another")
+
+    contenders = {"loop": lambda t: moved, "odd": refused, "dense": lambda t: moved}
+    assert engine.check(work, algorithm, federation, contenders) == {"dense": 0.0}
+    assert capsys.readouterr().out == "W5: odd is out: not for chains\n"
