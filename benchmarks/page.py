@@ -44,8 +44,8 @@ def drawn(found: Mapping[str, Any]) -> str:
             "",
             "A workload that was played twice has two rows. Beside another library: its ratio is "
             "asked, and ours measured, each to a plain loop of its own, which may be another "
-            "machine's. [Results](README.md) says which parts are of earlier versions and why W5 "
-            "is short.",
+            "machine's. [Results](README.md) says which parts are of earlier versions and what "
+            "is short on which processor.",
         ]
     for name, about in ABOUT.items():
         if name in found:
