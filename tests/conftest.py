@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.client import products, winograd
 from fedshift.client.local import Local, plan_all
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
@@ -136,3 +137,26 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(Fold, "enter", noted)
     return seen
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Every product by oneDNN; all in float32 are, however small, on any processor."""
+    found: list[torch.Size] = []
+    each = products._each
+
+    def spy(a: Tensor, b: Tensor) -> Iterator[Tensor]:
+        for product in each(a, b):
+            found.append(product.shape)
+            yield product
+
+    monkeypatch.setattr(products, "faster", lambda: True)
+    monkeypatch.setattr(products, "WORTH", 0)
+    monkeypatch.setattr(products, "_each", spy)
+    return found
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd's form for few channels on every processor."""
+    monkeypatch.setattr(winograd, "faster", lambda: False)

@@ -20,23 +20,6 @@ from fedshift.engine.stacked import Stacked
 needed = pytest.mark.skipif(not module._both(), reason="this torch comes without MKL or oneDNN")
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """Every product by oneDNN; all in float32 are, however small, on any processor."""
-    found: list[torch.Size] = []
-    each = module._each
-
-    def spy(a: Tensor, b: Tensor) -> Iterator[Tensor]:
-        for product in each(a, b):
-            found.append(product.shape)
-            yield product
-
-    monkeypatch.setattr(module, "faster", lambda: True)
-    monkeypatch.setattr(module, "WORTH", 0)
-    monkeypatch.setattr(module, "_each", spy)
-    return found
-
-
 def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) -> float:
     """The largest distance from the product in float64, over the largest of its size."""
     right = first + a.double() @ b.double()

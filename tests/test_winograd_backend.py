@@ -32,11 +32,7 @@ from fedshift.model import build
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Parts, sub
 
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few channels, on every processor."""
-    monkeypatch.setattr(form, "faster", lambda: False)
+pytestmark = pytest.mark.usefixtures("narrow")
 
 
 class Deep(nn.Module):

@@ -151,9 +151,9 @@ class First:
         z_s = W X_s^T + b + sum_(r<s) D_r (X_r X_s^T + 1)
 
     so that one product serves all steps, and another one after them: W += sum_s D_s X_s, b +=
-    sum_s D_s 1. Two steps are a tenth faster so where a call of oneDNN is for one client's product;
-    with more, products X_r X_s^T cost more than that, and so do those of two where MKL is called
-    once for all clients. Without a bias there is no 1.
+    sum_s D_s 1. Two steps are faster so where a call of oneDNN is for one client's product; with
+    more, the products X_r X_s^T cost more than that saves, and so do those of two where MKL is
+    called once for all clients. Without a bias there is no 1.
 
     rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; `step` follows each, because what
     a step changes is known only when all other layers have answered. The end moves the layer.
