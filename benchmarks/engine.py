@@ -178,11 +178,12 @@ def measure(
 
 
 def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, list[float]], int]:
-    """(seconds of each contender's rounds, and how many there were)."""
-    rounds = repeat
-    if rounds is None:  # all have played once when the rounds begin that count
-        first = {name: seconds(1) for name, seconds in asked.items()}
-        rounds = min(MOST, max(LEAST, int(ENOUGH / first["plain"])))
+    """(seconds of each contender's rounds, and how many there were).
+
+    All have played one before, which does not count: in it, processes are given their memory.
+    """
+    first = {name: seconds(1) for name, seconds in asked.items()}
+    rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first["plain"])))
     many = rounds == MOST
     times: dict[str, list[float]] = {name: [] for name in asked}
     for begin in range(1, rounds + 1, TURN if many else 1):

@@ -9,7 +9,7 @@ from torch.nn.functional import conv2d
 
 from fedshift.client import products
 from fedshift.client import winograd as form
-from fedshift.client.winograd import convolved, gradients, transforms
+from fedshift.client.winograd import convolved, entries, gradients, transforms
 from fedshift.seeds import generator
 
 Sizes = tuple[int, int, int, int, int]
@@ -94,12 +94,12 @@ def test_how_many_images_at_a_time() -> None:
     A quarter as many channels leave room for more, the wider side and float64 for fewer; one
     image is taken in any case.
     """
-    x, kernel = torch.empty(99, 64, 16, 8), torch.empty(64, 64, 3, 3)
+    x, kernel = torch.empty(99, 64, 16, 8), torch.empty(36, 64, 64)
     assert form._Cut.of(x, kernel, 1) == (1, 6, 4, 2, 16)
-    assert form._Cut.of(x[:, :16], kernel[:16, :16], 1).each == 57  # 455 tiles
-    assert form._Cut.of(x[:, :16], kernel[:, :16], 1).each == 16
-    half = form._Cut.of(x[:, :8].double(), kernel[:8, :8].double(), 1)
-    assert half.each == form._Cut.of(x[:, :16], kernel[:16, :16], 1).each
+    assert form._Cut.of(x[:, :16], kernel[:, :16, :16], 1).each == 57  # 455 tiles
+    assert form._Cut.of(x[:, :16], kernel[..., :16], 1).each == 16
+    half = form._Cut.of(x[:, :8].double(), kernel[:, :8, :8].double(), 1)
+    assert half.each == form._Cut.of(x[:, :16], kernel[:, :16, :16], 1).each
     assert form._Cut.of(x[:3], kernel, 1).each == 3
     assert form._Cut.of(torch.empty(2, 64, 128, 128), kernel, 1).each == 1
 
@@ -126,14 +126,16 @@ def test_sums_and_gradients_are_those_of_torch(
     right = torch.autograd.grad(y, leaves, delta)
     for lie in (torch.contiguous_format, torch.channels_last):
         xs, kernels, deltas = (v.to(memory_format=lie) for v in (x, kernel, delta))
-        assert apart(convolved(xs, kernels, border), y.detach()) < 1e-12
-        assert convolved(xs, kernels, border).is_contiguous(memory_format=torch.channels_last)
-        both = gradients(xs, kernels, deltas, border, (True, True))
+        transformed = entries(kernels)
+        result = convolved(xs, transformed, border)
+        assert apart(result, y.detach()) < 1e-12
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        both = gradients(xs, transformed, deltas, border, (True, True))
         for found, one in zip(both, right, strict=True):
             assert found is not None
             assert apart(found, one) < 1e-12
     # Of a kernel that is turned around it would be another.
-    assert apart(convolved(x, kernel.flip(2, 3), border), y.detach()) > 0.1
+    assert apart(convolved(x, entries(kernel.flip(2, 3)), border), y.detach()) > 0.1
 
 
 @pytest.mark.skipif(not products._both(), reason="this torch comes without MKL or oneDNN")
@@ -144,11 +146,14 @@ def test_products_by_onednn(sizes: Sizes, r: int, border: int, counted: list[tor
     leaves = x.double().requires_grad_(), kernel.double().requires_grad_()
     y = conv2d(*leaves, padding=border)
     right = torch.autograd.grad(y, leaves, delta.double())
-    assert apart(convolved(x, kernel, border), y.detach()) < 1e-4
-    for found, one in zip(gradients(x, kernel, delta, border, (True, True)), right, strict=True):
+    transformed = entries(kernel)
+    assert apart(convolved(x, transformed, border), y.detach()) < 1e-4
+    both = gradients(x, transformed, delta, border, (True, True))
+    for found, one in zip(both, right, strict=True):
         assert found is not None
         assert apart(found, one) < 1e-4
-    assert len(counted) >= 2 * (r + 3) ** 2  # forward, and back to the images
+    # Forward, and back to the images and to the kernel.
+    assert len(counted) >= 3 * (r + 3) ** 2
 
 
 @pytest.mark.parametrize(("r", "border"), [(3, 1), (5, 2)])
@@ -184,8 +189,10 @@ def test_rounding_in_float32(sizes: Sizes, r: int, border: int) -> None:
     leaves = x.double().requires_grad_(), kernel.double().requires_grad_()
     right = conv2d(*leaves, padding=border)
     assert apart(conv2d(x, kernel, padding=border), right.detach()) < 1.2e-6
-    assert 1e-6 < apart(convolved(x, kernel, border), right.detach()) < 1e-5
+    transformed = entries(kernel)
+    assert 1e-6 < apart(convolved(x, transformed, border), right.detach()) < 1e-5
     wide = torch.autograd.grad(right, leaves, delta.double())
-    for found, one in zip(gradients(x, kernel, delta, border, (True, True)), wide, strict=True):
+    both = gradients(x, transformed, delta, border, (True, True))
+    for found, one in zip(both, wide, strict=True):
         assert found is not None
         assert 1e-6 < apart(found, one) < 1e-5

@@ -72,8 +72,10 @@ def _each(a: Tensor, b: Tensor) -> Iterator[Tensor]:
     """The products by oneDNN, one after the other."""
     # What a linear layer is compiled to, x w^T; of a product of matrices torch asks MKL alone.
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    # It copies an x that lies transposed, in another order; w may lie as it likes.
-    turned = a.stride(-1) != 1
+    # It copies an x that lies transposed, in another order; w may lie as it likes. That copy of a
+    # is avoided where one of b, and reading products against their order, are less.
+    less = b[0].numel() + a.shape[1] * b.shape[2] < a[0].numel()
+    turned = a.stride(-1) != 1 and less
     x, w = (b.transpose(1, 2), a) if turned else (a, b.transpose(1, 2))
     for one, other in zip(x.unbind(), w.unbind(), strict=True):
         product = multiply(one, other, None, "none", [], "")

@@ -19,6 +19,7 @@ In float32 rounding is a few times that of the direct sums: in layers of 32 to 5
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
-from fedshift.client.products import faster, products
+from fedshift.client.products import add_products, faster, products
 
 # Side of a tile of outputs.
 M = 4
@@ -98,11 +99,11 @@ class _Cut(NamedTuple):
     each: int
 
     @staticmethod
-    def of(x: Tensor, kernel: Tensor, border: int) -> _Cut:
-        """For x [n, c, h, w] and a kernel [k, c, r, r]."""
-        k, c, r, _ = kernel.shape
-        side = M + r - 1
-        high, wide = ((v + 2 * border - r + 1) // M for v in x.shape[2:])
+    def of(x: Tensor, entries: Tensor, border: int) -> _Cut:
+        """For x [n, c, h, w] and a kernel's `entries` [s s, k, c]."""
+        squared, k, c = entries.shape
+        side = math.isqrt(squared)
+        high, wide = ((v + 2 * border - side + M) // M for v in x.shape[2:])
         tiles = max(ROWS, CACHE // (side * side * max(c, k) * x.element_size()))
         return _Cut(border, side, high, wide, min(len(x), -(-tiles // (high * wide))))
 
@@ -147,55 +148,64 @@ class _Cut(NamedTuple):
         into.view(n, self.high, M, self.wide, M, k).copy_(laid)
 
 
-def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
-    """The convolution of x [n, c, h, w], zeros around, with a kernel [k, c, r, r]: [n, k, h', w'].
+def entries(kernel: Tensor) -> Tensor:
+    """G g G^T of a kernel [k, c, r, r], by entry: [s s, k, c]."""
+    k, c, r, _ = kernel.shape
+    to = transforms(kernel.dtype, r)
+    return (to.kernels @ kernel.reshape(-1, r * r).t()).view(-1, k, c)
 
-    h' = h + 2 border - r + 1 and w' are multiples of 4. The result lies in memory with channels
-    last.
+
+def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
+    """The convolution of x [n, c, h, w], zeros around, with a kernel: [n, k, h', w'].
+
+    kernel: its `entries` [s s, k, c]. h' = h + 2 border - r + 1 and w' are multiples of 4. The
+    result lies in memory with channels last.
     """
-    images, (k, c, r, _) = _last(x), kernel.shape
-    cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
-    transformed = _transformed(kernel, to).transpose(1, 2)
+    images, (_, k, c) = _last(x), kernel.shape
+    cut = _Cut.of(x, kernel, border)
+    to, kernel = transforms(x.dtype, cut.side - M + 1), kernel.transpose(1, 2)
     out = _blank((len(x), k, M * cut.high, M * cut.wide), x)
     laid = out.permute(0, 2, 3, 1)
     for part in cut.parts(len(x)):
         before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
-        entries = products(before, transformed).view(cut.side**2, -1)
-        cut.join(to.outputs @ entries, laid[part])
+        after = products(before, kernel).view(cut.side**2, -1)
+        cut.join(to.outputs @ after, laid[part])
     return out
 
 
 def gradients(
     x: Tensor, kernel: Tensor, delta: Tensor, border: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of sum(delta y) in x and in the kernel; y and delta [n, k, h', w'].
+    """The gradients of sum(delta y) in x and in the kernel [k, c, r, r].
 
-    None for one that is not wanted; the first lies in memory with channels last.
+    kernel: its `entries`; y and delta [n, k, h', w']. None for a gradient that is not wanted; the
+    first lies in memory with channels last.
     """
-    deltas, (k, c, r, _) = _last(delta), kernel.shape
-    cut, to = _Cut.of(x, kernel, border), transforms(x.dtype, r)
-    back = (_transformed(kernel, to), _blank(x.shape, x)) if wanted[0] else None
+    deltas, (_, k, c), cut = _last(delta), kernel.shape, _Cut.of(x, kernel, border)
+    r = cut.side - M + 1
+    to = transforms(x.dtype, r)
+    dx = _blank(x.shape, x) if wanted[0] else None
     images, total = _last(x) if wanted[1] else None, None
     for part in cut.parts(len(x)):
         after = (to.outputs.t() @ cut.outputs(deltas[part])).view(cut.side**2, -1, k)
         if images is not None:
             before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
-            both = after.transpose(1, 2), before
-            total = torch.bmm(*both) if total is None else total.baddbmm_(*both)
-        if back is not None:
-            transformed, dx = back
-            entries = products(after, transformed).view(cut.side**2, -1)
-            cut.add_into(to.inputs.t() @ entries, dx.permute(0, 2, 3, 1)[part])
-    # Entries as rows, as they lie: the other way round takes four to eight times as long.
+            total = _summed(total, after.transpose(1, 2), before)
+        if dx is not None:
+            tiles = products(after, kernel).view(cut.side**2, -1)
+            cut.add_into(to.inputs.t() @ tiles, dx.permute(0, 2, 3, 1)[part])
     if total is None:
-        return back and back[1], None
-    return back and back[1], (to.kernels.t() @ total.flatten(1)).t().reshape(k, c, r, r)
+        return dx, None
+    # Entries as rows, as they lie: the other way round takes four to eight times as long.
+    return dx, (to.kernels.t() @ total.flatten(1)).t().reshape(k, c, r, r)
 
 
-def _transformed(kernel: Tensor, to: Transforms) -> Tensor:
-    """G g G^T of a kernel [k, c, r, r], by entry: [s s, k, c]."""
-    k, c, r, _ = kernel.shape
-    return (to.kernels @ kernel.reshape(-1, r * r).t()).view(-1, k, c)
+def _summed(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total_i + a_i b_i, in place where there is a total."""
+    if total is None:
+        return products(a, b)
+    add_products(total, a, b)
+    return total
 
 
 def _blank(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -217,9 +227,10 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, border: int) -> Tensor:
-        ctx.save_for_backward(x, kernel)
+        transformed = entries(kernel)
+        ctx.save_for_backward(x, transformed)
         ctx.border = border
-        return convolved(x, kernel, border)
+        return convolved(x, transformed, border)
 
     @staticmethod
     @once_differentiable
