@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,8 +21,9 @@ import page
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "benchmarks.md"
 FILES = PAGE.with_suffix("")
-# All in one process would take minutes more for each.
-SPREAD = "2 workers;channels-last, 2 workers;winograd, 2 workers"
+# Those that take one core play W4 for three minutes a round. Named by as many as engine.py takes.
+CORES = os.cpu_count() or 1
+SPREAD = ";".join(f"{kind}{CORES} workers" for kind in ("", "channels-last, ", "winograd, "))
 # In this order: the longest first, what needs most memory last. A round of W4 takes minutes.
 PARTS: dict[str, tuple[str, ...]] = {
     "engine": ("engine.py", "--only", "W1,W2,W3,W5"),

@@ -129,6 +129,9 @@ def test_every_part_of_the_page_is_run(load) -> None:  # type: ignore[no-untyped
     runs, page = load("all.py"), load("page.py")
     assert {*runs.PARTS, *runs.OTHERS} == set(page.ABOUT) == set(page.PARTS)
     assert all((BENCHMARKS / command[0]).exists() for command in runs.PARTS.values())
+    named = runs.PARTS["deep"][-1].split(";")
+    load("engine.py").check_names(["W4"], named, 1, runs.CORES)
+    assert len(named) == 3
 
 
 def test_peers_on_the_page(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -192,7 +195,7 @@ def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def
     assert rounds == len(times["plain"]) == len(times["ours"]) == engine.MOST
     played = [t for name, t in calls[2:] if name == "ours"]
     one = engine.UNCOUNTED + engine.TURN
-    assert played[:one] == [1, 2, 1, 2, 3, 4, 5]
+    assert played[:one] == [*range(1, engine.UNCOUNTED + 1), *range(1, engine.TURN + 1)]
     assert len(played) == one * engine.MOST // engine.TURN
 
 

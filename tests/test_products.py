@@ -27,7 +27,9 @@ def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) ->
 
 
 @needed
-@pytest.mark.parametrize(("c", "m", "k", "n"), [(3, 200, 784, 32), (1, 7, 5, 1), (4, 1, 1, 9)])
+@pytest.mark.parametrize(
+    ("c", "m", "k", "n"), [(3, 200, 784, 32), (2, 8, 16, 64), (1, 7, 5, 1), (4, 1, 1, 9)]
+)
 def test_products_but_for_rounding(
     c: int, m: int, k: int, n: int, counted: list[torch.Size]
 ) -> None:

@@ -99,9 +99,9 @@ class _Cut(NamedTuple):
     each: int
 
     @staticmethod
-    def of(x: Tensor, entries: Tensor, border: int) -> _Cut:
+    def of(x: Tensor, transformed: Tensor, border: int) -> _Cut:
         """For x [n, c, h, w] and a kernel's `entries` [s s, k, c]."""
-        squared, k, c = entries.shape
+        squared, k, c = transformed.shape
         side = math.isqrt(squared)
         high, wide = ((v + 2 * border - side + M) // M for v in x.shape[2:])
         tiles = max(ROWS, CACHE // (side * side * max(c, k) * x.element_size()))
@@ -155,15 +155,15 @@ def entries(kernel: Tensor) -> Tensor:
     return (to.kernels @ kernel.reshape(-1, r * r).t()).view(-1, k, c)
 
 
-def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
+def convolved(x: Tensor, transformed: Tensor, border: int) -> Tensor:
     """The convolution of x [n, c, h, w], zeros around, with a kernel: [n, k, h', w'].
 
-    kernel: its `entries` [s s, k, c]. h' = h + 2 border - r + 1 and w' are multiples of 4. The
-    result lies in memory with channels last.
+    transformed: the kernel's `entries` [s s, k, c]. h' = h + 2 border - r + 1 and w' are multiples
+    of 4. The result lies in memory with channels last.
     """
-    images, (_, k, c) = _last(x), kernel.shape
-    cut = _Cut.of(x, kernel, border)
-    to, kernel = transforms(x.dtype, cut.side - M + 1), kernel.transpose(1, 2)
+    images, (_, k, c) = _last(x), transformed.shape
+    cut, kernel = _Cut.of(x, transformed, border), transformed.transpose(1, 2)
+    to = transforms(x.dtype, cut.side - M + 1)
     out = _blank((len(x), k, M * cut.high, M * cut.wide), x)
     laid = out.permute(0, 2, 3, 1)
     for part in cut.parts(len(x)):
@@ -174,14 +174,14 @@ def convolved(x: Tensor, kernel: Tensor, border: int) -> Tensor:
 
 
 def gradients(
-    x: Tensor, kernel: Tensor, delta: Tensor, border: int, wanted: Sequence[bool]
+    x: Tensor, transformed: Tensor, delta: Tensor, border: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of sum(delta y) in x and in the kernel [k, c, r, r].
 
-    kernel: its `entries`; y and delta [n, k, h', w']. None for a gradient that is not wanted; the
-    first lies in memory with channels last.
+    transformed: the kernel's `entries`; y and delta [n, k, h', w']. None for a gradient that is not
+    wanted; the first lies in memory with channels last.
     """
-    deltas, (_, k, c), cut = _last(delta), kernel.shape, _Cut.of(x, kernel, border)
+    deltas, (_, k, c), cut = _last(delta), transformed.shape, _Cut.of(x, transformed, border)
     r = cut.side - M + 1
     to = transforms(x.dtype, r)
     dx = _blank(x.shape, x) if wanted[0] else None
@@ -192,7 +192,7 @@ def gradients(
             before = (to.inputs @ cut.inputs(images[part])).view(cut.side**2, -1, c)
             total = _summed(total, after.transpose(1, 2), before)
         if dx is not None:
-            tiles = products(after, kernel).view(cut.side**2, -1)
+            tiles = products(after, transformed).view(cut.side**2, -1)
             cut.add_into(to.inputs.t() @ tiles, dx.permute(0, 2, 3, 1)[part])
     if total is None:
         return dx, None

@@ -27,9 +27,12 @@ def cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
     known: dict[int, int] = {}  # most of a message is one tree for all clients
 
     def size(parts: Parts) -> int:
-        new = {id(tree): tree for tree in parts.values() if id(tree) not in known}
-        known.update((name, size_in_bytes({"": tree})) for name, tree in new.items())
-        return sum(known[id(tree)] for tree in parts.values())
+        total = 0
+        for tree in filter(None, parts.values()):  # clients that keep nothing say so in empty ones
+            if id(tree) not in known:
+                known[id(tree)] = size_in_bytes({"": tree})
+            total += known[id(tree)]
+        return total
 
     # About as much comes back as was sent, for each client.
     sent = max((size(job.message) + size(job.state) for job in jobs), default=1)

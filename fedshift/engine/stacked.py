@@ -101,7 +101,7 @@ class Stacked:
         for job in jobs:
             formed.setdefault(_form(job, known), []).append(job)
         for alike in formed.values():
-            alike.sort(key=lambda job: (len(job.data.y), job.client))
+            alike.sort(key=lambda job: (job.data.y.size(0), job.client))
             share = self._share(update, alike[-1])
             most = max(1, self.memory // share)
             # As equal as possible: 12 and 12 clients, not 23 and 1.
@@ -283,10 +283,12 @@ def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
 
 def _padded(clients: Sequence[ClientData]) -> ClientData:
     """x [C, n, ...], y and w [C, n], id [C], n being the most examples of a client."""
-    most = max(len(c.y) for c in clients)
+    # `size`: len() of a tensor takes ten times as long.
+    lengths = {c.y.size(0) for c in clients}
+    most = max(lengths)
 
     def longest(many: Sequence[Tensor]) -> Tensor:
-        if all(len(v) == most for v in many):
+        if len(lengths) == 1:
             return torch.stack(list(many))
         whole = many[0].new_zeros(len(many), most, *many[0].shape[1:])
         for row, v in zip(whole, many, strict=True):
