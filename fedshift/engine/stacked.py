@@ -283,7 +283,7 @@ def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
 
 def _padded(clients: Sequence[ClientData]) -> ClientData:
     """x [C, n, ...], y and w [C, n], id [C], n being the most examples of a client."""
-    # `size`: len() of a tensor takes ten times as long.
+    # `size`: len() of a tensor takes twice as long.
     lengths = {c.y.size(0) for c in clients}
     most = max(lengths)
 
