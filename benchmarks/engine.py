@@ -52,8 +52,8 @@ CLOSE, AMPLIFIED = 1e-4, 1e-2
 CHECKED = 3
 # Unless told how many rounds to play: as many as the plain loop plays in so many seconds, these at
 # least and at most. Where they are many, a turn is several rounds, and some before them that are
-# not counted: in a run, nobody else's data are in the processor's cache. In a process that had
-# waited, the third to fifth round of 8 ms took 3 % longer than the tenth; the plain loop's did not.
+# not counted: in a run, nobody else's data are in the processor's cache. Processes that
+# have waited for others take some rounds to be as fast again as they were.
 ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 120.0, 2, 60, 20, 8
 
 Round = Callable[[int], Params]

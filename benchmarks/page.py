@@ -97,8 +97,8 @@ def engine(figures: Mapping[str, Any]) -> Iterator[str]:
     yield "; ".join(f"{row['workload']}: {row['what']}" for row in rows) + "."
     yield ""
     yield (
-        "Medians of the rounds, after one that is not counted, or some in each turn where they are "
-        "many. All have a process of their own; contenders play in turn, and every round has "
+        "Medians of the rounds that count; [Results](README.md) says where a process's first does. "
+        "All have a process of their own; contenders play in turn, and every counted round has "
         "its own batches and, where one is drawn, its own cohort. Checked before: as many steps of "
         "as many examples as the plain loop's, and after the first steps of the same batches the "
         "same parameters, the largest difference over the round's change being "
