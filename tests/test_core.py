@@ -48,13 +48,18 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
     assert (big[0] + big[1] + big[2]).item() == 0.0  # what float32 makes of it
 
 
-@pytest.mark.parametrize("n", [1, tree.COLUMNS, tree.COLUMNS + 1, 2 * tree.COLUMNS + 7])
-def test_blocks_of_columns_sum_as_whole_rows_do(n: int) -> None:
+@pytest.mark.parametrize("count", [tree.MANY - 1, tree.MANY, 50])
+@pytest.mark.parametrize(
+    "n", [1, tree.FEW, tree.FEW + 1, tree.COLUMNS, tree.COLUMNS + 1, 2 * tree.COLUMNS + 7]
+)
+def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
     source = torch.Generator().manual_seed(n)
-    rows = torch.randn(5, n, generator=source).unbind()
-    weights = torch.rand(5, dtype=torch.float64, generator=source).unbind()
+    rows = torch.randn(count, n, generator=source).unbind()
+    weights = torch.rand(count, dtype=torch.float64, generator=source).tolist()
     total = torch.zeros(n, dtype=torch.float64)
-    tree.accumulate(total, rows, weights)
+    cut = count // 2
+    tree.accumulate(total, rows[:cut], weights[:cut])
+    tree.accumulate(total, rows[cut:], weights[cut:])
 
     def in_turn(order: slice) -> torch.Tensor:
         whole = torch.zeros(n, dtype=torch.float64)

@@ -37,6 +37,7 @@ from fedshift.model import Model
 from fedshift.seeds import Seeds
 from fedshift.tree import Parts
 
+SINGLY = [(i,) for i in range(6)]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
 
@@ -196,7 +197,10 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
                 assert torch.equal(plan.rows, again.plans[k].rows)
                 assert plan[1].equal(again.plans[k][1])
                 assert plan[2:] == again.plans[k][2:]
-        assert held == [set() if sent is jobs else set(jobs[0].plans)] * 6
+        assert [one[0] for one in about] == ([tuple(range(6))] if sent is jobs else SINGLY)
+        assert held == ([set()] if sent is jobs else [set(jobs[0].plans)] * 6)
+        assert [job.client for job in back] == list(range(6))
+        assert all(a.data is b.data and a.t == b.t for a, b in zip(sent, back, strict=True))
 
 
 def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
@@ -73,10 +74,16 @@ class Block(NamedTuple):
 
 def joined(blocks: Sequence[Block]) -> Block:
     """One block of all clients, ascending, of blocks whose clients keep nothing, of one form."""
+    blocks = sorted(blocks, key=lambda block: block.clients)
     clients = [client for block in blocks for client in block.clients]
     order = sorted(range(len(clients)), key=clients.__getitem__)
+
+    def whole(leaves: list[Tensor]) -> Tensor:
+        found = torch.cat(leaves)
+        return found if order == list(range(len(order))) else found[order]
+
     updates = {
-        part: {k: torch.cat([block.updates[part][k] for block in blocks])[order] for k in tree}
+        part: {k: whole([block.updates[part][k] for block in blocks]) for k in tree}
         for part, tree in blocks[0].updates.items()
     }
     return blocks[0]._replace(clients=tuple(sorted(clients)), updates=updates)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Summing
-from fedshift.engine.backends import Reply
+from fedshift.engine.backends import Block, Reply
 from fedshift.engine.replies import finite
 from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
@@ -47,7 +47,7 @@ class Fold:
 
     ids: Tensor
     weights: Mapping[str, Tensor]
-    _by: dict[str, dict[int, Tensor | None]] = field(init=False, repr=False)
+    _by: dict[str, dict[int, float]] = field(init=False, repr=False)
     _totals: dict[str, Params] = field(default_factory=dict, repr=False)
     _like: Parts = field(default_factory=dict, repr=False)
     _shares: list[Share] = field(default_factory=list, repr=False)
@@ -57,7 +57,8 @@ class Fold:
     def __post_init__(self) -> None:
         # Most parts are summed by one and the same weights.
         known = {id(w): w for w in self.weights.values()}
-        by = {k: _by_client(self.ids, w.double()) for k, w in known.items()}
+        ids = self.ids.tolist()
+        by = {k: dict(zip(ids, w.double().tolist(), strict=True)) for k, w in known.items()}
         self._by = {part: by[id(w)] for part, w in self.weights.items()}
 
     @staticmethod
@@ -78,6 +79,22 @@ class Fold:
             if self._alike(part, part in own[0].update, f"client {own[0].client}"):
                 self._add(part, own)
         return tuple(Reply(r.client, self._rest(r.update), r.changed, r.t) for r in replies)
+
+    def take_block(self, block: Block) -> None:
+        """Add clients that were trained together, all of whose parts are to be added; as `take`
+        does, without a look at each client's form: it is the block's.
+        """
+        turns = sorted(range(len(block.clients)), key=block.clients.__getitem__)
+        for part in self.weights:
+            if not self._alike(part, part in block.updates, f"client {block.clients[turns[0]]}"):
+                continue
+            self._begin(part, block.first().update[part])
+            by = self._by[part]
+            used = [(i, w) for i in turns if (w := by[block.clients[i]])]
+            weights = [w for _, w in used]
+            for name, total in self._totals[part].items():
+                rows = block.updates[part][name].unbind()
+                accumulate(total, [rows[i] for i, _ in used], weights)
 
     def share(self) -> Share:
         """What was added so far, for the fold of another process."""
@@ -114,10 +131,7 @@ class Fold:
         sum that is not finite, either.
         """
         asked = tuple(clients)
-        # Not `None in ...`, which would compare tensors.
-        return frozenset(
-            part for part, by in self._by.items() if all(by.get(i) is not None for i in asked)
-        )
+        return frozenset(part for part, by in self._by.items() if all(by.get(i) for i in asked))
 
     def finite(self) -> bool:
         """Whether all sums are finite, so far, and of types whose sum in float64 tells of them."""
@@ -163,7 +177,7 @@ class Fold:
         for reply in replies:
             if not same_form(reply.update.get(part, {}), like):
                 raise TrainingError(f'client {reply.client} sent an update with another "{part}"')
-        used = [(reply.update[part], w) for reply in replies if (w := by[reply.client]) is not None]
+        used = [(reply.update[part], w) for reply in replies if (w := by[reply.client])]
         weights = [w for _, w in used]
         for name, total in self._totals[part].items():
             accumulate(total, [tree[name] for tree, _ in used], weights)
@@ -208,9 +222,3 @@ def _likes(share: Share, part: str) -> Params:
 def _own(v: Tensor) -> Tensor:
     """The tensor in memory of its own: a view would keep all that it came with alive."""
     return v if v.untyped_storage().nbytes() <= max(LITTLE, v.nbytes) else v.clone()
-
-
-def _by_client(ids: Tensor, weights: Tensor) -> dict[int, Tensor | None]:
-    """Each client's weight; None for 0."""
-    known = zip(ids.tolist(), weights.tolist(), weights.unbind(), strict=True)
-    return {i: w if number != 0 else None for i, number, w in known}

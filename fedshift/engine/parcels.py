@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from fedshift.client.local import Local
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData, Plan, Surveyed
 from fedshift.engine.backends import FAILED, Block, Job, Reply
 from fedshift.engine.fold import Share
 from fedshift.engine.replies import odd_kind
 from fedshift.engine.shares import apart
-from fedshift.engine.wire import inside, under
+from fedshift.engine.wire import in_a_row, inside, under
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts, size_in_bytes
 
@@ -53,7 +54,15 @@ def check_clients(clients: Sequence[ClientData], jobs: Jobs) -> None:
 
 
 def _same(one: ClientData, other: ClientData) -> bool:
+    if one is other:
+        return True
     return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def named(jobs: Jobs) -> str:
+    """Their clients, for a message: the first five."""
+    ids = ", ".join([*(str(job.client) for job in jobs[:5]), *(["..."] if len(jobs) > 5 else [])])
+    return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
 
 
 def by_themselves(jobs: Jobs) -> Jobs:
@@ -64,20 +73,32 @@ def by_themselves(jobs: Jobs) -> Jobs:
         plans = job.plans
         if isinstance(plans, Drawn):
             old = plans.draws
-            new = draws.setdefault((old.t, old.seed), Draws(old.phases, old.t, old.seed, {}))
-            new.clients[job.client] = job.data
-            job = job._replace(plans=Drawn(new, job.client))
+            drawn = _together(draws, (old.phases, old.t, old.seed), job.client, job.data)
+            job = Job(job.client, job.message, job.state, job.data, drawn, job.t)
         found.append(job)
     return tuple(found)
+
+
+def _together(
+    draws: dict[tuple[int, int], Draws], how: tuple[Mapping[str, Local], int, int],
+    client: int, data: ClientData,
+) -> Drawn:  # fmt: skip
+    """A client's plans, drawn with those that were added before by the same seed for its round."""
+    phases, t, seed = how
+    if (t, seed) not in draws:
+        draws[t, seed] = Draws(phases, t, seed, {})
+    draws[t, seed].clients[client] = data
+    return Drawn(draws[t, seed], client)
 
 
 def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
     """Jobs for a pipe, but for what the message before each, first this one, holds already.
 
-    Of plans that are not drawn yet, how to draw them.
+    Of plans that are not drawn yet, how to draw them. Jobs that differ by their client alone are
+    packed as one.
     """
     about, trees = [], []
-    for job in jobs:
+    for job, *others in in_a_row(jobs, _alike):
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
         tree = under("message", new) | under("state", job.state)
         if isinstance(job.plans, Drawn):
@@ -85,10 +106,23 @@ def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
         else:
             how = {k: p[3:] for k, p in job.plans.items()}
             tree |= under("plan", {k: _tensors(p) for k, p in job.plans.items()})
-        about.append((job.client, job.t, tuple(job.message), how))
+        about.append(((job.client, *(o.client for o in others)), job.t, tuple(job.message), how))
         trees.append(tree)
         message = job.message
     return about, trees
+
+
+def _alike(one: Job, other: Job) -> bool:
+    """Whether jobs differ by their client, and its examples, alone."""
+    if any(one.state.values()) or any(other.state.values()) or [*one.state] != [*other.state]:
+        return False
+    a, b = one.plans, other.plans
+    if not (isinstance(a, Drawn) and isinstance(b, Drawn)):
+        return False
+    drawn = a.draws.phases is b.draws.phases and a.draws.seed == b.draws.seed
+    told = [*one.message] == [*other.message]
+    told = told and all(other.message[k] is v for k, v in one.message.items())
+    return drawn and told and one.t == other.t
 
 
 def _tensors(plan: Plan) -> Params:
@@ -100,20 +134,18 @@ def unpacked(
 ) -> list[Job]:
     """What `packed` packed."""
     jobs, draws = [], dict[tuple[int, int], Draws]()
-    for (client, t, names, how), tree in zip(about, trees, strict=True):
+    for (alike, t, names, how), tree in zip(about, trees, strict=True):
         held = message | inside("message", tree)
         message = {name: held[name] for name in names}
-        data, plans = clients[client], inside("plan", tree)
+        state, plans = inside("state", tree), inside("plan", tree)
         drawn: Mapping[str, Plan]
-        if isinstance(how, tuple):
-            phases, seed = how
-            # Those of a round are drawn together.
-            together = draws.setdefault((t, seed), Draws(phases, t, seed, {}))
-            together.clients[client] = data
-            drawn = Drawn(together, client)
-        else:
+        if not isinstance(how, tuple):
             drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
-        jobs.append(Job(client, message, inside("state", tree), data, drawn, t))
+        for client in alike:
+            data = clients[client]
+            if isinstance(how, tuple):
+                drawn = _together(draws, (how[0], t, how[1]), client, data)
+            jobs.append(Job(client, message, state, data, drawn, t))
     return jobs
 
 

@@ -143,7 +143,7 @@ def _in_blocks(
             left.append(block)
             break
         ours, rest = block.split(terms.weights)
-        fold.take(sorted(ours.replies(), key=lambda reply: reply.client))
+        fold.take_block(ours)
         added += block.clients
         left.append(rest)
         del block, ours  # while the next one is trained

@@ -97,9 +97,9 @@ class Stacked:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
         blocks: list[tuple[Job, ...]] = []
         formed: dict[Form, list[Job]] = {}
-        known: dict[int, Form] = {}
+        forms = _Forms()
         for job in jobs:
-            formed.setdefault(_form(job, known), []).append(job)
+            formed.setdefault(forms.of(job), []).append(job)
         for alike in formed.values():
             alike.sort(key=lambda job: (job.data.y.size(0), job.client))
             share = self._share(update, alike[-1])
@@ -176,22 +176,28 @@ def shortened(job: Job, steps: int) -> Job:
     return job._replace(plans={name: cut(plan) for name, plan in job.plans.items()})
 
 
-def _form(job: Job, known: dict[int, Form]) -> Form:
-    """What must be equal for clients to be stacked: names, shapes and types.
-
-    known: those of trees that are in use, by id; most of a message is one tree for all clients.
+class _Forms:
+    """What must be equal for clients to be stacked: names, shapes and types, those of a tree by
+    number: they are asked for again and again.
     """
 
-    def form(tree: Params) -> Form:
-        if id(tree) not in known:
-            known[id(tree)] = tuple((k, v.shape, v.dtype) for k, v in tree.items())
-        return known[id(tree)]
+    def __init__(self) -> None:
+        self._numbers: dict[Form, int] = {}
+        # Of trees that are in use; most of a message is one tree for all clients.
+        self._known: dict[int, int] = {}
 
-    sent_and_kept = [
-        (part, form(tree)) for parts in (job.message, job.state) for part, tree in parts.items()
-    ]
-    batches = [(name, plan.rows.shape[1]) for name, plan in job.plans.items()]
-    return job.t, len(job.message), *sent_and_kept, *batches, job.data.x.shape[1:]
+    def of(self, job: Job) -> Form:
+        sent, kept = job.message, job.state
+        numbers = map(self._number, (*sent.values(), *kept.values()))
+        batches = [(name, plan.rows.shape[1]) for name, plan in job.plans.items()]
+        return job.t, len(sent), *sent, *kept, *numbers, *batches, job.data.x.shape[1:]
+
+    def _number(self, tree: Params) -> int:
+        number = self._known.get(id(tree))
+        if number is None:
+            form = tuple((k, v.shape, v.dtype) for k, v in tree.items())
+            number = self._known[id(tree)] = self._numbers.setdefault(form, len(self._numbers))
+        return number
 
 
 def _saved(update: ClientUpdate, job: Job) -> int:
@@ -266,12 +272,12 @@ def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
             "fedshift.engine.levers are for backends that take clients one by one; of stacked "
             "clients there is Stacked(dense=True) besides"
         )
-    lr = torch.stack([plan.lr for plan in plans])
+    lr = _joined([plan.lr for plan in plans])
     steps = max(plan.steps for plan in plans)
     # No further than the largest batch: a small client fills no batch of 256.
     wide = max((max(p.sizes or (p.rows.shape[1],), default=0) for p in plans), default=0)
     if all(plan.steps == steps for plan in plans):
-        whole = torch.stack([plan.rows for plan in plans]), torch.stack([p.weight for p in plans])
+        whole = torch.stack([plan.rows for plan in plans]), _joined([p.weight for p in plans])
         return {"rows": whole[0][..., :wide], "weight": whole[1][..., :wide], "lr": lr}
     rows = plans[0].rows.new_zeros(len(plans), steps, wide)
     weight = plans[0].weight.new_zeros(len(plans), steps, wide)
@@ -300,18 +306,19 @@ def _padded(clients: Sequence[ClientData]) -> ClientData:
 
 
 def _stack(many: Sequence[Parts]) -> Parts:
-    """Leaves [C, ...]; what all clients share is there once, seen C times."""
-
-    def joined(leaves: list[Tensor]) -> Tensor:
-        first = leaves[0]
-        if all(leaf is first for leaf in leaves):
-            return first.expand(len(leaves), *first.shape)
-        return torch.stack(leaves)
-
+    """Leaves [C, ...]."""
     return {
-        part: {name: joined([one[part][name] for one in many]) for name in tree}
+        part: {name: _joined([one[part][name] for one in many]) for name in tree}
         for part, tree in many[0].items()
     }
+
+
+def _joined(leaves: list[Tensor]) -> Tensor:
+    """[C, ...]; what all clients share is there once, seen C times."""
+    first = leaves[0]
+    if all(leaf is first for leaf in leaves):
+        return first.expand(len(leaves), *first.shape)
+    return torch.stack(leaves)
 
 
 def _refuse(e: Exception) -> NoReturn:

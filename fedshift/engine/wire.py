@@ -11,14 +11,16 @@ import os
 import pickle
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedshift.tree import Params, Parts, same_parts
+
+T = TypeVar("T")
 
 # Bytes of that memory. Those that were never used take no room; others do, as long as it lives.
 SHARED = 1 << 24
@@ -92,7 +94,7 @@ def send(
     """
     runs: list[tuple[Layout, int]] = []  # trees of one layout in a row, and how many
     views: list[memoryview] = []
-    for alike in _alike(trees):
+    for alike in in_a_row(trees, _same):
         layout = _layout(alike[0])
         runs.append((layout, len(alike)))
         kinds = {piece.dtype for piece in layout.pieces}
@@ -148,16 +150,17 @@ def _pickled(said: Any) -> bytes:
         raise UnsentError(str(e) or type(e).__name__) from e
 
 
-def _alike(trees: Sequence[Parts]) -> Iterator[Sequence[Parts]]:
-    """Trees of one layout in a row."""
+def in_a_row(many: Sequence[T], alike: Callable[[T, T], bool]) -> Iterator[Sequence[T]]:
+    """Cut where one is not like the first since the cut before."""
     first = 0
-    for i in range(1, len(trees) + 1):
-        if i == len(trees) or not _same(trees[first], trees[i]):
-            yield trees[first:i]
+    for i in range(1, len(many) + 1):
+        if i == len(many) or not alike(many[first], many[i]):
+            yield many[first:i]
             first = i
 
 
 def _same(one: Parts, other: Parts) -> bool:
+    """Whether trees have one layout."""
     ordered = tuple(one) == tuple(other)
     ordered = ordered and all(tuple(one[part]) == tuple(other[part]) for part in one)
     return ordered and same_parts(one, other)

@@ -32,6 +32,7 @@ from fedshift.engine.parcels import (
     by_themselves,
     check_clients,
     cut,
+    named,
     packed,
     unpacked_replies,
 )
@@ -96,7 +97,6 @@ class Team:
         would wait for a core before it could read what they answer. Not where there is a deadline,
         for it cannot end itself, nor where there is one process alone.
         """
-
         return _Blocks(self, within)
 
     def hire(self) -> _Worker:
@@ -134,16 +134,17 @@ class _Blocks:
         alone = self.team.deadline is not None or len(members) == 1
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
         most = len(others) * (SHARES if alone else 1)
-        shares, own = list(cut(todo[count:], most)), by_themselves(todo[:count])
+        shares = list(cut(todo[count:], most))
         if len(shares) > most:  # sums are held until the end, and would be more than updates
             task = task._replace(books=None)
-        return _share_out(self.team, task, shares, others, lambda: self._own(task, own))
+        return _share_out(self.team, task, shares, others, lambda: self._own(task, todo[:count]))
 
     def _own(self, task: Task, jobs: Jobs) -> Iterator[Reply | Block]:
         """What this process trains; summed while others train."""
+        own = by_themselves(jobs)
         if task.books is None:
-            return self.within(task.update, jobs)
-        return task.books.own(self.within, task.update, jobs)
+            return self.within(task.update, own)
+        return task.books.own(self.within, task.update, own)
 
 
 @contextlib.contextmanager
@@ -342,9 +343,4 @@ def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:
         return
     lost = "; killed, perhaps for lack of memory: use fewer workers" if code == -9 else ""
     how = "broke its pipe" if code is None else f"ended without an answer, exit code {code}{lost}"
-    raise TrainingError(f"the process that trained {_named(jobs)} {how}")
-
-
-def _named(jobs: Jobs) -> str:
-    ids = ", ".join([*(str(job.client) for job in jobs[:5]), *(["..."] if len(jobs) > 5 else [])])
-    return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
+    raise TrainingError(f"the process that trained {named(jobs)} {how}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,7 +76,8 @@ def combine_counters(weights: Tensor, stacked: Params) -> Params:
 
 def check_weights(weights: Tensor, count: int) -> None:
     """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9."""
-    if weights.shape != (count,) or not bool(torch.isfinite(weights).all()):
+    total = float(weights.sum())  # not finite where one of them is not
+    if weights.shape != (count,) or not math.isfinite(total):
         raise ValueError(f"weights of shape {tuple(weights.shape)} for {count} clients")
-    if bool((weights < 0).any()) or abs(float(weights.sum()) - 1.0) > 1e-9:
-        raise ValueError(f"weights must lie on the simplex, they sum to {float(weights.sum())!r}")
+    if abs(total - 1.0) > 1e-9 or float(weights.min()) < 0:
+        raise ValueError(f"weights must lie on the simplex, they sum to {total!r}")
