@@ -55,7 +55,7 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
 def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
     source = torch.Generator().manual_seed(n)
     rows = torch.randn(count, n, generator=source).unbind()
-    weights = torch.rand(count, dtype=torch.float64, generator=source).tolist()
+    weights = torch.rand(count, dtype=torch.float64, generator=source).unbind()
     total = torch.zeros(n, dtype=torch.float64)
     cut = count // 2
     tree.accumulate(total, rows[:cut], weights[:cut])

@@ -272,8 +272,15 @@ def plan_many(
             return redrawn(like, n, source)
         return usual.setdefault((name, n), phase.plan(n, t, source))
 
-    counts = [int(torch.count_nonzero(data.w)) for _, data in clients]
+    counts = _counts([data.w for _, data in clients])
     return [
         {name: drawn(name, phase, n, client) for name, phase in phases.items()}
         for (client, _), n in zip(clients, counts, strict=True)
     ]
+
+
+def _counts(importances: Sequence[Tensor]) -> list[int]:
+    """How many of each are not 0."""
+    if len({w.size(0) for w in importances}) == 1:  # at once
+        return torch.stack(list(importances)).count_nonzero(1).tolist()
+    return [int(torch.count_nonzero(w)) for w in importances]

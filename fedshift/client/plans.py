@@ -22,6 +22,10 @@ class Draws:
     seed: int
     clients: dict[int, ClientData]
     _drawn: dict[int, dict[str, Plan]] = field(default_factory=dict, repr=False)
+    widths: tuple[tuple[str, int], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.widths = tuple((name, phase.batch) for name, phase in self.phases.items())
 
     def of(self, client: int) -> dict[str, Plan]:
         """The plans of one of the clients by phase."""
@@ -31,7 +35,8 @@ class Draws:
         return self._drawn[client]
 
 
-@dataclass(frozen=True, eq=False)
+# Not frozen, which would take three times as long: there is one for every client and round.
+@dataclass(eq=False, slots=True)
 class Drawn(Mapping[str, Plan]):
     """One client's plans by phase, of those that are drawn together."""
 
@@ -46,3 +51,10 @@ class Drawn(Mapping[str, Plan]):
 
     def __len__(self) -> int:
         return len(self.draws.phases)
+
+
+def widths(plans: Mapping[str, Plan]) -> tuple[tuple[str, int], ...]:
+    """(phase, rows of a batch, padding included) of each; nothing is drawn for it."""
+    if isinstance(plans, Drawn):
+        return plans.draws.widths
+    return tuple((name, plan.rows.shape[1]) for name, plan in plans.items())

@@ -53,6 +53,7 @@ class Fold:
     _shares: list[Share] = field(default_factory=list, repr=False)
     _elsewhere: dict[int, Parts] = field(default_factory=dict, repr=False)
     _sent: dict[str, bool] = field(default_factory=dict, repr=False)
+    _made: dict[int, dict[int, Tensor]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         # Most parts are summed by one and the same weights.
@@ -89,8 +90,8 @@ class Fold:
             if not self._alike(part, part in block.updates, f"client {block.clients[turns[0]]}"):
                 continue
             self._begin(part, block.first().update[part])
-            by = self._by[part]
-            used = [(i, w) for i in turns if (w := by[block.clients[i]])]
+            by, tensors = self._by[part], self._tensors(part)
+            used = [(i, tensors[block.clients[i]]) for i in turns if by[block.clients[i]]]
             weights = [w for _, w in used]
             for name, total in self._totals[part].items():
                 rows = block.updates[part][name].unbind()
@@ -173,14 +174,22 @@ class Fold:
 
     def _add(self, part: str, replies: Sequence[Reply]) -> None:
         self._begin(part, replies[0].update[part])
-        like, by = self._like[part], self._by[part]
+        like, by, tensors = self._like[part], self._by[part], self._tensors(part)
         for reply in replies:
             if not same_form(reply.update.get(part, {}), like):
                 raise TrainingError(f'client {reply.client} sent an update with another "{part}"')
-        used = [(reply.update[part], w) for reply in replies if (w := by[reply.client])]
+        used = [(r.update[part], tensors[r.client]) for r in replies if by[r.client]]
         weights = [w for _, w in used]
         for name, total in self._totals[part].items():
             accumulate(total, [tree[name] for tree, _ in used], weights)
+
+    def _tensors(self, part: str) -> dict[int, Tensor]:
+        """Each client's weight [], made when first asked for: where others sum, nobody asks."""
+        weights = self.weights[part]
+        if id(weights) not in self._made:
+            each = zip(self.ids.tolist(), weights.double().unbind(), strict=True)
+            self._made[id(weights)] = dict(each)
+        return self._made[id(weights)]
 
     def _begin(self, part: str, first: Params) -> None:
         """Sums of 0 where there are none yet."""

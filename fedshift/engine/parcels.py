@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -114,15 +115,15 @@ def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
 
 def _alike(one: Job, other: Job) -> bool:
     """Whether jobs differ by their client, and its examples, alone."""
-    if any(one.state.values()) or any(other.state.values()) or [*one.state] != [*other.state]:
-        return False
     a, b = one.plans, other.plans
-    if not (isinstance(a, Drawn) and isinstance(b, Drawn)):
+    if not (isinstance(a, Drawn) and isinstance(b, Drawn)) or any(other.state.values()):
         return False
-    drawn = a.draws.phases is b.draws.phases and a.draws.seed == b.draws.seed
-    told = [*one.message] == [*other.message]
-    told = told and all(other.message[k] is v for k, v in one.message.items())
-    return drawn and told and one.t == other.t
+    alike = one.t == other.t and a.draws.seed == b.draws.seed
+    alike = alike and a.draws.phases is b.draws.phases
+    for x, y in ((one.message, other.message), (one.state, other.state)):
+        alike = alike and [*x] == [*y]
+    told = map(is_, one.message.values(), other.message.values())
+    return alike and all(told) and not any(one.state.values())
 
 
 def _tensors(plan: Plan) -> Params:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
+from fedshift.client.plans import widths
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import (
     FAILED,
@@ -189,8 +190,8 @@ class _Forms:
     def of(self, job: Job) -> Form:
         sent, kept = job.message, job.state
         numbers = map(self._number, (*sent.values(), *kept.values()))
-        batches = [(name, plan.rows.shape[1]) for name, plan in job.plans.items()]
-        return job.t, len(sent), *sent, *kept, *numbers, *batches, job.data.x.shape[1:]
+        shape = job.data.x.shape[1:]
+        return job.t, len(sent), *sent, *kept, *numbers, *widths(job.plans), shape
 
     def _number(self, tree: Params) -> int:
         number = self._known.get(id(tree))
