@@ -168,6 +168,8 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
     return torch.cat(losses), ends
 
 
+# No gradient goes through it, and calls need not note what one would need.
+@torch.inference_mode()
 def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tensor]) -> Tensor:
     """Train `at` [c, ...] in place along the plans; the mean losses [c]."""
     kind, (clients, n), steps = drawn.x.dtype, drawn.y.shape, drawn.rows.shape[1]
