@@ -48,7 +48,7 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
     assert (big[0] + big[1] + big[2]).item() == 0.0  # what float32 makes of it
 
 
-@pytest.mark.parametrize("count", [tree.MANY - 1, tree.MANY, 50])
+@pytest.mark.parametrize("count", [tree.MANY, tree.MANY + 1, 50])
 @pytest.mark.parametrize(
     "n", [1, tree.FEW, tree.FEW + 1, tree.COLUMNS, tree.COLUMNS + 1, 2 * tree.COLUMNS + 7]
 )
@@ -57,9 +57,8 @@ def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
     rows = torch.randn(count, n, generator=source).unbind()
     weights = torch.rand(count, dtype=torch.float64, generator=source).unbind()
     total = torch.zeros(n, dtype=torch.float64)
-    cut = count // 2
-    tree.accumulate(total, rows[:cut], weights[:cut])
-    tree.accumulate(total, rows[cut:], weights[cut:])
+    tree.accumulate(total, rows[:1], weights[:1])
+    tree.accumulate(total, rows[1:], weights[1:])
 
     def in_turn(order: slice) -> torch.Tensor:
         whole = torch.zeros(n, dtype=torch.float64)
@@ -70,6 +69,20 @@ def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
     assert torch.equal(total, in_turn(slice(None)))
     # Another order gives other bits somewhere, where there is more than a number.
     assert n == 1 or not torch.equal(total, in_turn(slice(None, None, -1)))
+
+
+@pytest.mark.parametrize("count", [tree.MANY - 1, tree.MANY])
+def test_single_numbers_are_summed_in_turn(count: int) -> None:
+    """Running statistics hold such; few by few and many at once."""
+    source = torch.Generator().manual_seed(count)
+    numbers = torch.randn(count, generator=source)
+    weights = torch.rand(count, dtype=torch.float64, generator=source)
+    found = tree.weighted_sum(weights, {"a": numbers})["a"]
+    in_turn = 0.0
+    for v, w in zip(numbers.tolist(), weights.tolist(), strict=True):
+        in_turn += v * w
+    assert found.shape == ()
+    assert found.item() == torch.tensor(in_turn, dtype=torch.float64).float().item()
 
 
 def test_stack_is_strict() -> None:
