@@ -304,6 +304,8 @@ def check_names(
         raise SystemExit(f"unknown: {'; '.join(odd)}; {some}")
     if repeat is not None and repeat < 1:
         raise SystemExit(f"--repeat {repeat}: give 1 or more")
+    if count < 1:
+        raise SystemExit(f"--workers {count}: give 1 or more")
 
 
 def main() -> None:

@@ -213,6 +213,8 @@ def test_names_that_are_not_there_are_refused(load, odd) -> None:  # type: ignor
     )
     with pytest.raises(SystemExit, match=said):
         engine.check_names(*odd, 2)
+    with pytest.raises(SystemExit, match="--workers 0: give 1 or more"):
+        engine.check_names([], [], 1, 0)
 
 
 def test_contenders_are_those_that_are_offered(load) -> None:  # type: ignore[no-untyped-def]

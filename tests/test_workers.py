@@ -163,6 +163,15 @@ def test_a_local_backend_for_shares_is_refused(setting: Setting) -> None:
         list(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(local)))
 
 
+@pytest.mark.parametrize("spread", [lambda team: team, lambda team: team.blocks(loop)])
+def test_workers_that_have_ended_say_so(spread: Any, setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    with workers(federation.clients, 2) as team:
+        backend = spread(team)
+    with pytest.raises(InputError, match="these workers have ended; run within the `with` block"):
+        last(run(recipes.fedavg(setting), federation, 1, backend=backend))
+
+
 def test_no_workers_are_refused(setting: Setting) -> None:
     with pytest.raises(InputError, match="0 workers; give 1 or more"), workers([], 0):
         pass

@@ -131,9 +131,9 @@ class _Blocks:
         self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
     ) -> Iterator[Reply | Block]:
         todo, task, members = tuple(jobs), Task(update, self.within, books), self.team.members
-        alone = self.team.deadline is not None or len(members) == 1
+        alone = self.team.deadline is not None or len(members) < 2
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
-        most = len(others) * (SHARES if alone else 1)
+        most = max(1, len(others)) * (SHARES if alone else 1)
         shares = list(cut(todo[count:], most))
         if len(shares) > most:  # sums are held until the end, and would be more than updates
             task = task._replace(books=None)
@@ -166,7 +166,8 @@ def workers(
 
     The algorithm is pickled: its network's class must be one that a module defines. Raises
     InputError for a count below 1, limits out of range and where processes cannot be forked; the
-    backend raises what `loop` raises, and TrainingError where a process dies once too often.
+    backend raises what `loop` raises, TrainingError where a process dies once too often, and
+    InputError after the `with` block.
     """
     if count < 1:
         raise InputError(f"{count} workers; give 1 or more")
@@ -231,6 +232,8 @@ def _share_out(
 
     own: what this process gives while the first shares are trained.
     """
+    if not team.members:
+        raise InputError("these workers have ended; run within the `with` block that made them")
     waiting, end, this = iter(shares), _end(team.deadline), object()
     team.round = this
     _free(team)  # of a round that nobody reads on
