@@ -22,8 +22,8 @@ Parts = dict[str, Params]
 # as this, and for 5 of 157 thousand likewise (of 2^12 to 2^20).
 COLUMNS = 1 << 18
 # Columns and rows of what is summed by a running sum: 200 numbers of 50 clients take 26 us so, and
-# 126 row by row.
-FEW, MANY = 256, 32
+# 126 row by row. Of more rows it would hold too many numbers at a time.
+FEW, MANY = 256, range(32, 513)
 
 
 def map_(f: Callable[..., Tensor], *trees: Params) -> Params:
@@ -138,7 +138,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
     Row by row within a block of columns: the bits are those of whole rows added in turn, and the
     block's sums are read and written once for all rows.
     """
-    if total.numel() <= FEW and len(rows) >= MANY and total.device.type == "cpu":
+    if total.numel() <= FEW and len(rows) in MANY and total.device.type == "cpu":
         # A running sum adds in turn, too (not on a GPU), in one call where rows took three each.
         by = torch.stack(list(weights)).view(-1, *[1] * total.dim())
         products = torch.stack(list(rows)).double().mul_(by)

@@ -48,7 +48,7 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
     assert (big[0] + big[1] + big[2]).item() == 0.0  # what float32 makes of it
 
 
-@pytest.mark.parametrize("count", [tree.MANY, tree.MANY + 1, 50])
+@pytest.mark.parametrize("count", [tree.MANY.start, tree.MANY.start + 1, 50])
 @pytest.mark.parametrize(
     "n", [1, tree.FEW, tree.FEW + 1, tree.COLUMNS, tree.COLUMNS + 1, 2 * tree.COLUMNS + 7]
 )
@@ -71,7 +71,7 @@ def test_blocks_of_columns_sum_as_whole_rows_do(n: int, count: int) -> None:
     assert n == 1 or not torch.equal(total, in_turn(slice(None, None, -1)))
 
 
-@pytest.mark.parametrize("count", [tree.MANY - 1, tree.MANY])
+@pytest.mark.parametrize("count", [tree.MANY.start - 1, tree.MANY.start, tree.MANY.stop])
 def test_single_numbers_are_summed_in_turn(count: int) -> None:
     """Running statistics hold such; few by few and many at once."""
     source = torch.Generator().manual_seed(count)

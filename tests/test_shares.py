@@ -200,6 +200,9 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
         assert [one[0] for one in about] == ([tuple(range(6))] if sent is jobs else SINGLY)
         assert held == ([set()] if sent is jobs else [set(jobs[0].plans)] * 6)
         assert [job.client for job in back] == list(range(6))
+        assert len({id(job.message) for job in back}) == 6
+        assert len({id(job.state) for job in back}) == 6
+        assert all(job.message["params"] is back[0].message["params"] for job in back)
         assert all(a.data is b.data and a.t == b.t for a, b in zip(sent, back, strict=True))
 
 

@@ -82,8 +82,8 @@ class Fold:
         return tuple(Reply(r.client, self._rest(r.update), r.changed, r.t) for r in replies)
 
     def take_block(self, block: Block) -> None:
-        """Add clients that were trained together, all of whose parts are to be added; as `take`
-        does, without a look at each client's form: it is the block's.
+        """Add clients that were trained together, none of them summed elsewhere, in the order of
+        `take`, without a look at each client's form: it is the block's.
         """
         turns = sorted(range(len(block.clients)), key=block.clients.__getitem__)
         for part in self.weights:

@@ -141,9 +141,7 @@ class Gate:
         known = block.t == asked.t and set(block.clients).issubset(asked.clients)
         if not known or math.isfinite(self.max_norm) or block.updates.get("counters"):
             return False
-        # All numbers are looked at below.
-        one = asked._replace(clients=block.clients[:1])
-        if self.admit((block.first(),), one, block.updates.keys()).bad:
+        if self.admit((block.first(),), asked._replace(clients=block.clients[:1])).bad:
             return False
         told = block.updates.get("report", {}).get("id")
         if told is not None and tuple(told.flatten().tolist()) != block.clients:

@@ -146,7 +146,9 @@ def unpacked(
             data = clients[client]
             if isinstance(how, tuple):
                 drawn = _together(draws, (how[0], t, how[1]), client, data)
-            jobs.append(Job(client, message, state, data, drawn, t))
+            # Dictionaries of its own: one that is written to is no other client's.
+            own = {part: dict(tree) for part, tree in state.items()}
+            jobs.append(Job(client, dict(message), own, data, drawn, t))
     return jobs
 
 
