@@ -206,6 +206,22 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
         assert all(a.data is b.data and a.t == b.t for a, b in zip(sent, back, strict=True))
 
 
+def test_messages_of_ones_own_are_not_packed_as_one(setting: Setting) -> None:
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+    own = [{"w": torch.tensor(float(k))} for k in (0, 1)]
+    jobs = tuple(
+        job._replace(message=job.message | {"own": own[k]})
+        for job, k in zip(
+            jobs_of(opened, federation.clients, lambda i: {}, 7), (0, 0, 1, 1, 0, 1), strict=True
+        )
+    )
+    about, trees = packed(jobs, {})
+    assert [one[0] for one in about] == [(0, 1), (2, 3), (4,), (5,)]
+    back = unpacked(about, trees, {}, federation.clients)
+    assert [float(job.message["own"]["w"]) for job in back] == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+
+
 def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
     given: list[Job] = []
 
