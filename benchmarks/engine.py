@@ -57,7 +57,8 @@ CHECKED = 3
 ENOUGH, LEAST, MOST, TURN, UNCOUNTED = 120.0, 2, 60, 20, 8
 
 Round = Callable[[int], Params]
-Seconds = Callable[[int], float]
+# The seconds of each of these rounds, played one after the other.
+Seconds = Callable[[Sequence[int]], list[float]]
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,22 @@ def cohort_of(workload: Workload, t: int) -> Tensor:
 def players(
     workload: Workload, names: Sequence[str], quick: bool, count: int
 ) -> Iterator[dict[str, Seconds]]:
-    """By contender: the seconds that round t takes it, in a process of its own.
+    """By contender: the seconds that rounds take it, in a process of its own.
 
     A new one, as a user's is: a copy of this one would begin with what the comparison before left
     in its memory.
     """
     context, lines, processes = get_context("spawn"), list[Connection](), []
 
-    def answer(line: Connection) -> float:
+    def answer(line: Connection) -> list[float]:
         try:
-            return float(line.recv())
+            return list(line.recv())
         except EOFError:
             raise SystemExit(f"{workload.name}: {names[lines.index(line)]} has ended") from None
 
     def asker(line: Connection) -> Seconds:
-        def ask(t: int) -> float:
-            line.send(t)
+        def ask(rounds: Sequence[int]) -> list[float]:
+            line.send(rounds)
             return answer(line)
 
         return ask
@@ -127,7 +128,11 @@ def players(
 
 
 def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> None:
-    """Tell the seconds of each round that is asked for, until nobody asks."""
+    """Tell the seconds of each of the rounds that are asked for, until nobody asks.
+
+    They follow one another, as in a run: a process that must be woken for each of them would find
+    nothing of the last one in the processor's cache.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the asking process ends
     torch.set_num_threads(1)
     (workload,) = (w for w in WORKLOADS if w.name == work)
@@ -146,12 +151,15 @@ def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> No
                 workers(federation.clients, count if "workers" in name else 1)
             )
             play = contenders_of(workload, algorithm, federation, team)[name]
-        line.send(0.0)
+        line.send([])
         while True:
-            t = line.recv()
-            began = time.perf_counter()
-            play(t)
-            line.send(time.perf_counter() - began)
+            line.send([_seconds(play, t) for t in line.recv()])
+
+
+def _seconds(play: Callable[[int], object], t: int) -> float:
+    began = time.perf_counter()
+    play(t)
+    return time.perf_counter() - began
 
 
 def measure(
@@ -183,15 +191,14 @@ def timed(asked: Mapping[str, Seconds], repeat: int | None) -> tuple[dict[str, l
 
     All have played one before, which does not count: in it, processes are given their memory.
     """
-    first = {name: seconds(1) for name, seconds in asked.items()}
+    first = {name: seconds([1])[0] for name, seconds in asked.items()}
     rounds = repeat or min(MOST, max(LEAST, int(ENOUGH / first["plain"])))
-    many = rounds == MOST
+    turn, before = (TURN, UNCOUNTED) if rounds == MOST else (1, 0)
     times: dict[str, list[float]] = {name: [] for name in asked}
-    for begin in range(1, rounds + 1, TURN if many else 1):
+    for begin in range(1, rounds + 1, turn):
         for name, seconds in asked.items():
-            for t in range(UNCOUNTED if many else 0):
-                seconds(t + 1)
-            times[name] += [seconds(t) for t in range(begin, begin + (TURN if many else 1))]
+            played = [*range(1, before + 1), *range(begin, begin + turn)]
+            times[name] += seconds(played)[before:]
     return times, rounds
 
 

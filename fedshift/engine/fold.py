@@ -81,6 +81,8 @@ class Fold:
                 self._add(part, own)
         return tuple(Reply(r.client, self._rest(r.update), r.changed, r.t) for r in replies)
 
+    # Of numbers alone: calls need not note what a gradient would need.
+    @torch.inference_mode()
     def take_block(self, block: Block) -> None:
         """Add clients that were trained together, none of them summed elsewhere, in the order of
         `take`, without a look at each client's form: it is the block's.
@@ -196,9 +198,11 @@ class Fold:
         if part in self._totals:
             return
         like = self._like.setdefault(part, {k: _blank(v) for k, v in first.items()})
-        self._totals[part] = {
-            k: torch.zeros(v.shape, dtype=torch.float64, device=v.device) for k, v in like.items()
-        }
+        with torch.inference_mode(False):  # they are added to elsewhere, too
+            self._totals[part] = {
+                k: torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+                for k, v in like.items()
+            }
 
     def _cast(self, part: str) -> Params:
         # One by one, so that no more than the largest tensor is there twice.

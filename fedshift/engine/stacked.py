@@ -11,12 +11,11 @@ import contextlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
 
-from fedshift.client.plans import widths
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import (
     FAILED,
@@ -29,9 +28,10 @@ from fedshift.engine.backends import (
     stamp,
     work,
 )
+from fedshift.engine.forms import Form, Forms
 from fedshift.engine.shares import Books
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.tree import Params, Parts, size_in_bytes
+from fedshift.tree import Parts, size_in_bytes
 
 # Bytes that a block may take, unless told otherwise.
 ROOM = 1 << 30
@@ -42,9 +42,8 @@ MOST_SEEN = 100
 # Words by which torch says that an operation, and not the numbers it was given, is the matter.
 ITS_WORDS = ("vmap", "atching rule", "functorch", "BatchedTensor")
 
-Form = tuple[Any, ...]
-# A block's tensors, and how often each was written to.
-Name = tuple[tuple[int, ...], ...]
+# A block's clients, by their ids.
+Name = tuple[int, ...]
 
 
 @dataclass(eq=False)
@@ -98,7 +97,7 @@ class Stacked:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
         blocks: list[tuple[Job, ...]] = []
         formed: dict[Form, list[Job]] = {}
-        forms = _Forms()
+        forms = Forms()
         for job in jobs:
             formed.setdefault(forms.of(job), []).append(job)
         for alike in formed.values():
@@ -126,15 +125,16 @@ class Stacked:
         Kept from the second time on: cohorts that are drawn anew hardly ever come again, and to
         fill memory that is new to the process takes several times as long as to use it again.
         """
-        name = tuple(stamp(job.data) for job in block)
+        clients = tuple(job.data for job in block)
+        name = tuple(map(id, clients))
         kept = self._kept.pop(name, None)
-        if kept is None:
-            clients = tuple(job.data for job in block)
-            kept = _Kept(clients, _padded(clients))
-            if name not in self._seen:
-                # Forgotten now and then: an id may be another tensor's by then.
-                self._seen = {name} if len(self._seen) >= MOST_SEEN else self._seen | {name}
-                return kept.stacked
+        if kept is None and name not in self._seen:
+            # Forgotten now and then: an id may be another client's by then.
+            self._seen = {name} if len(self._seen) >= MOST_SEEN else self._seen | {name}
+            return _padded(clients)
+        stamps = tuple(map(stamp, clients))
+        if kept is None or kept.stamps != stamps:
+            kept = _Kept(clients, stamps, _padded(clients))
         self._kept[name] = kept
         held = sum(one.stacked.x.nbytes for one in self._kept.values())
         for old in tuple(self._kept):
@@ -146,9 +146,12 @@ class Stacked:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Clients' data, and the same as one; the former are held so that their ids stay theirs."""
+    """Clients' data, as they were written to, and the same as one; the former are held so that
+    their ids stay theirs.
+    """
 
     clients: tuple[ClientData, ...]
+    stamps: tuple[tuple[int, ...], ...]
     stacked: ClientData
 
 
@@ -175,30 +178,6 @@ def shortened(job: Job, steps: int) -> Job:
         return p._replace(rows=p.rows[:steps], weight=p.weight[:steps], sizes=sizes)
 
     return job._replace(plans={name: cut(plan) for name, plan in job.plans.items()})
-
-
-class _Forms:
-    """What must be equal for clients to be stacked: names, shapes and types, those of a tree by
-    number: they are asked for again and again.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[Form, int] = {}
-        # Of trees that are in use; most of a message is one tree for all clients.
-        self._known: dict[int, int] = {}
-
-    def of(self, job: Job) -> Form:
-        sent, kept = job.message, job.state
-        numbers = map(self._number, (*sent.values(), *kept.values()))
-        shape = job.data.x.shape[1:]
-        return job.t, len(sent), *sent, *kept, *numbers, *widths(job.plans), shape
-
-    def _number(self, tree: Params) -> int:
-        number = self._known.get(id(tree))
-        if number is None:
-            form = tuple((k, v.shape, v.dtype) for k, v in tree.items())
-            number = self._known[id(tree)] = self._numbers.setdefault(form, len(self._numbers))
-        return number
 
 
 def _saved(update: ClientUpdate, job: Job) -> int:
@@ -241,7 +220,6 @@ def _trained(
 def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool) -> Block:
     plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
     sizes = {name: _common(many) for name, many in plans.items()}
-    tensors = {name: _stretched(many) for name, many in plans.items()}
     no_seed = cast(int, _NoSeed())
 
     def one(
@@ -253,11 +231,14 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
         }
         return update(message, state, data, own)
 
-    messages = _stack([job.message for job in block])
-    states = _stack([job.state for job in block])
     at_once = dense and len(plans) == 1 and getattr(update, "takes_many", False)
     train = one if at_once else torch.func.vmap(one)
-    updates, changed = train(messages, states, data, tensors)
+    # No gradient is taken of what is trained at once, and calls need not note what one would need.
+    with torch.inference_mode(at_once):
+        tensors = {name: _stretched(many) for name, many in plans.items()}
+        messages = _stack([job.message for job in block])
+        states = _stack([job.state for job in block])
+        updates, changed = train(messages, states, data, tensors)
     return Block(tuple(job.client for job in block), updates, changed, block[0].t)
 
 

@@ -16,6 +16,7 @@ from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, loop
 from fedshift.engine.parcels import packed_replies, unpacked
 from fedshift.engine.shares import Books, Terms, summed
+from fedshift.engine.waiting import awake, heard
 from fedshift.engine.wire import UnsentError, receive, send
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.tree import Parts
@@ -30,6 +31,13 @@ class Task(NamedTuple):
     update: ClientUpdate
     within: Backend | None = None
     books: Books | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds that processes wait awake for one another: where clients are trained together the
+        main one trains, too, and a round of theirs may be short.
+        """
+        return 0.0 if self.within is None else awake()
 
 
 def serve(
@@ -48,6 +56,8 @@ def serve(
     message: Parts = {}
     with contextlib.suppress(EOFError, OSError):
         while True:
+            if task is not None:
+                heard((connection,), None, task.patience)
             (fresh, about, terms), trees = receive(connection, room)
             task = task if fresh is None else fresh
             jobs = tuple(unpacked(about, trees, message, clients))

@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import cast
 
@@ -37,6 +37,7 @@ from fedshift.engine.parcels import (
     unpacked_replies,
 )
 from fedshift.engine.shares import Books
+from fedshift.engine.waiting import heard
 from fedshift.engine.wire import UnsentError, receive, send, shared
 from fedshift.engine.worker import Task, serve
 from fedshift.errors import InputError, TrainingError
@@ -247,9 +248,8 @@ def _share_out(
                     "another round began on these workers; what was left of this one is lost"
                 )
             late = end is not None and _now() >= end
-            left = None if end is None else max(0.0, end - _now())
             # What has come by the end of the time counts, whenever it is read.
-            ready = set(wait([w.connection for w in busy], left))
+            ready = heard([w.connection for w in busy], end, task.patience)
             if late and not ready:
                 return
             for worker in busy:
