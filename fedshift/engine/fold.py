@@ -91,7 +91,7 @@ class Fold:
         for part in self.weights:
             if not self._alike(part, part in block.updates, f"client {block.clients[turns[0]]}"):
                 continue
-            self._begin(part, block.first().update[part])
+            self._begin(part, {k: v[0] for k, v in block.updates[part].items()})
             by, tensors = self._by[part], self._tensors(part)
             used = [(i, tensors[block.clients[i]]) for i in turns if by[block.clients[i]]]
             weights = [w for _, w in used]
@@ -215,21 +215,18 @@ def form_of(update: Parts) -> Parts:
     return {part: {k: _blank(v) for k, v in tree.items()} for part, tree in update.items()}
 
 
-def _blank(v: Tensor) -> Tensor:
-    """Zeros of the same shape and type, which take one entry of memory.
+def _blank(v: Tensor, kind: torch.dtype | None = None) -> Tensor:
+    """Zeros of the same shape, and type unless told another, which take one entry of memory.
 
     Not what memory happened to hold: the gate may look at them.
     """
-    return v.new_zeros(1).expand(v.shape) if v.dim() else v.new_zeros(())
+    kind = kind or v.dtype
+    return v.new_zeros(1, dtype=kind).expand(v.shape) if v.dim() else v.new_zeros((), dtype=kind)
 
 
 def _likes(share: Share, part: str) -> Params:
     """The form of what was summed."""
-    kinds = share.kinds[part]
-    return {
-        k: _blank(v.new_empty((), dtype=kinds[k]).expand(v.shape))
-        for k, v in share.totals[part].items()
-    }
+    return {k: _blank(v, share.kinds[part][k]) for k, v in share.totals[part].items()}
 
 
 def _own(v: Tensor) -> Tensor:

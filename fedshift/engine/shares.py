@@ -138,8 +138,11 @@ def _in_blocks(
     asked, like = _asked(jobs, terms), dict[str, Params]()
     fold, left, added = _fold(asked.clients, terms), list[Block](), list[int]()
     for block in blocks:
-        like = like or form_of(block.first().update)  # not a view, which would hold the block
-        if not (same_parts(block.first().update, like) and _good(terms.gate, block, asked)):
+        look = block.first().update
+        usual = not like or same_parts(look, like)
+        like = like or form_of(look)  # not a view, which would hold the block
+        del look
+        if not (usual and _good(terms.gate, block, asked)):
             left.append(block)
             break
         ours, rest = block.split(terms.weights)
