@@ -149,65 +149,98 @@ def cache_of_a_core() -> int:
     return int(found[1]) << 10 if found and int(found[1]) else USUAL
 
 
+class Steps(NamedTuple):
+    """What is known beforehand of S steps of c clients: rows [S, c, B] among all clients' examples,
+    labels [S, c, 1, B], share [S, c, 1, B] of each example in its batch's loss, live [S, c, 1], 1
+    where a client has a batch, rates [S, c, 1, 1] and slope [S, c, 1, B].
+
+    slope is the loss by the log-softmax of each label. delta is linear in it, so that plain SGD's
+    -lr is in it and need not be multiplied in layer by layer.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    share: Tensor
+    live: Tensor
+    rates: Tensor
+    slope: Tensor
+
+    @staticmethod
+    @torch.inference_mode()
+    def of(recipe: Recipe, drawn: Drawn) -> Steps:
+        """The steps of all clients."""
+        kind, (clients, n) = drawn.x.dtype, drawn.y.shape
+        # Rows among all clients' examples: one look-up serves all.
+        first = torch.arange(0, clients * n, n, device=drawn.rows.device)
+        rows = (drawn.rows + first[:, None, None]).transpose(0, 1)
+        weight = drawn.weight.transpose(0, 1)
+        sizes = weight.sum(-1, keepdim=True)
+        # Not in float32 for float64: 1 / size would be rounded.
+        finer = torch.promote_types(kind, drawn.w.dtype)
+        share = weight.to(finer) * drawn.w.reshape(-1)[rows] / sizes.to(finer).clamp(min=1.0)
+        share = share.to(kind)[..., None, :]
+        live = (sizes > 0).to(kind)
+        rates = (drawn.lr.to(kind)[:, None] * live)[..., None]
+        slope = -share if recipe.momentum else share * rates
+        labels = drawn.y.reshape(-1)[rows][..., None, :]
+        return Steps(rows, labels, share, live, rates, slope)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """[c] of the losses [S, c] of steps."""
+        live = self.live[..., 0]
+        return (losses * live).sum(0) / live.sum(0).clamp(min=1.0)
+
+
 def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[Tensor, Params]:
     """(mean losses [C], parameters that move [C, ...]) of C clients, some at a time."""
-    clients = len(drawn.lr)
+    clients, examples = len(drawn.lr), drawn.x.reshape(drawn.y.numel(), -1)
     ends = {k: named[f"at {k}"].new_empty(named[f"at {k}"].shape) for k in recipe.moving}
     bytes_each = sum(v[0].nbytes for v in ends.values()) * (2 if recipe.momentum else 1)
     bytes_each += drawn.rows.shape[-1] * drawn.x[0, 0].nbytes
     fit = max(1, CACHES * cache_of_a_core() // max(1, bytes_each))
     # As equal as possible: three times four clients, not twice six and none.
     some = -(-clients // -(-clients // fit))
-    losses = []
+    steps, losses = Steps.of(recipe, drawn), []
     for start in range(0, clients, some):
         part = slice(start, start + some)
         here = {k: v[part] for k, v in named.items()}
         at = {k: here[f"at {k}"] for layer in recipe.layers for k in layer[:2] if k is not None}
-        at |= {k: v[part].copy_(at[k]) for k, v in ends.items()}
-        losses.append(_trained(recipe, Drawn(*(v[part] for v in drawn)), at, here))
+        at |= {k: v[part] for k, v in ends.items()}
+        net = Nets.of(recipe, at, here)
+        losses.append(_trained(net, examples, Steps(*(v[:, part] for v in steps))))
     return torch.cat(losses), ends
 
 
 # No gradient goes through it, and calls need not note what one would need.
 @torch.inference_mode()
-def _trained(recipe: Recipe, drawn: Drawn, at: Params, named: Mapping[str, Tensor]) -> Tensor:
-    """Train `at` [c, ...] in place along the plans; the mean losses [c]."""
-    kind, (clients, n), steps = drawn.x.dtype, drawn.y.shape, drawn.rows.shape[1]
-    if not steps:
-        return drawn.x.new_zeros(clients)
-    # Rows among all clients' examples, [S, c, B]: one look-up serves all.
-    first = torch.arange(0, clients * n, n, device=drawn.rows.device)
-    rows = (drawn.rows + first[:, None, None]).transpose(0, 1)
-    x, y = drawn.x.reshape(clients * n, -1), drawn.y.reshape(-1)[rows][..., None, :]
-    weight = drawn.weight.transpose(0, 1)
-    sizes = weight.sum(-1, keepdim=True)  # [S, c, 1]
-    # Not in float32 for float64: 1 / size would be rounded.
-    finer = torch.promote_types(kind, drawn.w.dtype)
-    share = weight.to(finer) * drawn.w.reshape(-1)[rows] / sizes.to(finer).clamp(min=1.0)
-    share = share.to(kind)[..., None, :]
-    live = (sizes > 0).to(kind)
-    rates = (drawn.lr.to(kind)[:, None] * live)[..., None]
-    # The loss by the log-softmax of each label. delta is linear in these, so that plain SGD's -lr
-    # need not be multiplied in layer by layer.
-    slope = -share if recipe.momentum else share * rates
-    wide, batch = at[recipe.layers[-1].weight].shape[1], rows.shape[-1]
-    slopes = slope.new_zeros(steps, clients, wide, batch).scatter_(-2, y, slope)
-    net = Nets.of(recipe, at, named)
+def _trained(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
+    """Take the steps with c clients' networks, from where clients start; the mean losses [c]."""
+    count, clients, batch = steps.rows.shape
+    start = net.begin(late=count > 0)
+    if not count:
+        return examples.new_zeros(clients)
+    wide = net.at[net.recipe.layers[-1].weight].shape[1]
+    slopes = steps.slope.new_zeros(count, clients, wide, batch)
+    slopes.scatter_(-2, steps.labels, steps.slope)
     picked, pulled = [], []
     # Taken apart at once: an index in every step costs as much as a small product.
-    each = zip(*(v.unbind() for v in (y, slopes, rates)), strict=True)
-    for some in torch.split(rows, net.together(batch)):
-        columns = x.index_select(0, some.transpose(0, 1).reshape(-1))
-        lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
+    each = zip(*(v.unbind() for v in (steps.labels, slopes, steps.rates)), strict=True)
+    together = net.together(batch)
+    # The same memory for all batches: it is in the processor's cache.
+    room = examples.new_empty(clients * together * batch, examples.shape[1])
+    for some in torch.split(steps.rows, together):
+        chosen = some.transpose(0, 1).reshape(-1)
+        columns = torch.index_select(examples, 0, chosen, out=room[: len(chosen)])
+        lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch, start)
+        start = None
         # `lowest` first: asked for one more than there are, it moves the layer, and `each` stays.
         for z, (labels, by_log, rate) in zip(lowest, each, strict=False):
             inputs, logits = net.forward(z)
             log = F.log_softmax(logits, -2)
             picked.append(log.gather(-2, labels))
-            if recipe.pulled:
+            if net.recipe.pulled:
                 pulled.append(net.pull())
-            delta = torch.ops.aten._log_softmax_backward_data(by_log, log, -2, kind)
+            delta = torch.ops.aten._log_softmax_backward_data(by_log, log, -2, log.dtype)
             lowest.step(net.backward(inputs, delta, rate), rate)
-    losses = -(torch.stack(picked) * share).sum((-1, -2))  # [S, c]
-    losses = losses + torch.stack(pulled) if pulled else losses
-    return (losses * live[..., 0]).sum(0) / live[..., 0].sum(0).clamp(min=1.0)
+    losses = -(torch.stack(picked) * steps.share).sum((-1, -2))  # [S, c]
+    return steps.mean(losses + torch.stack(pulled) if pulled else losses)

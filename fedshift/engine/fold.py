@@ -129,6 +129,12 @@ class Fold:
         """Whether all of these clients are of one share."""
         return any(set(clients).issubset(share.clients) for share in self._shares)
 
+    def numbers(self, clients: Iterable[int]) -> dict[str, tuple[float, ...]]:
+        """These clients' weights, part by part."""
+        asked = tuple(clients)
+        known = {id(by): tuple(by[i] for i in asked) for by in self._by.values()}
+        return {part: known[id(by)] for part, by in self._by.items()}
+
     def telling(self, clients: Iterable[int]) -> frozenset[str]:
         """Parts of which none of these clients is left out: what is not finite in theirs leaves a
         sum that is not finite, either.

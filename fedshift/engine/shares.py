@@ -54,12 +54,10 @@ class Books:
         A client of weight 0 is left out of sums, so that they would not tell of its numbers. Sums
         in float64 are as large as two updates.
         """
-        weights, whole = self.fold.weights, frozenset(self.fold.weights)
+        whole = frozenset(self.fold.weights)
         if not whole or len(clients) < 3 or self.fold.telling(clients) != whole:
             return None
-        at = torch.searchsorted(self.fold.ids, torch.tensor(clients))
-        numbers = {part: tuple(w[at].double().tolist()) for part, w in weights.items()}
-        return Terms(self.gate, self.asked.parts, numbers)
+        return Terms(self.gate, self.asked.parts, self.fold.numbers(clients))
 
     def own(
         self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
@@ -169,5 +167,6 @@ def _asked(jobs: Sequence[Job], terms: Terms) -> Asked:
 
 def _fold(clients: tuple[int, ...], terms: Terms) -> Fold:
     """Where a process sums its clients' updates."""
-    weights = {k: torch.tensor(w, dtype=torch.float64) for k, w in terms.weights.items()}
-    return Fold(torch.tensor(clients), weights)
+    # Most parts are summed by the same weights.
+    known = {w: torch.tensor(w, dtype=torch.float64) for w in set(terms.weights.values())}
+    return Fold(torch.tensor(clients), {part: known[w] for part, w in terms.weights.items()})
