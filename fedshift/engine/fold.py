@@ -216,11 +216,6 @@ class Fold:
         return {k: totals.pop(k).to(v.dtype) for k, v in like.items()}
 
 
-def form_of(update: Parts) -> Parts:
-    """The same names, shapes and types in hardly any memory."""
-    return {part: {k: _blank(v) for k, v in tree.items()} for part, tree in update.items()}
-
-
 def _blank(v: Tensor, kind: torch.dtype | None = None) -> Tensor:
     """Zeros of the same shape, and type unless told another, which take one entry of memory.
 

@@ -18,9 +18,11 @@ import torch
 
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply, Summer
-from fedshift.engine.fold import Fold, Share, form_of
+from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
-from fedshift.tree import Params, same_parts
+
+# Names, shapes and types of a client's update.
+Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
 class Terms(NamedTuple):
@@ -133,14 +135,11 @@ def _in_blocks(
 
     A block of another form than the first one is bad, too: the gate has to see both.
     """
-    asked, like = _asked(jobs, terms), dict[str, Params]()
+    asked, like = _asked(jobs, terms), Look()
     fold, left, added = _fold(asked.clients, terms), list[Block](), list[int]()
     for block in blocks:
-        look = block.first().update
-        usual = not like or same_parts(look, like)
-        like = like or form_of(look)  # not a view, which would hold the block
-        del look
-        if not (usual and _good(terms.gate, block, asked)):
+        look = _look(block)
+        if look != (like := like or look) or not _good(terms.gate, block, asked):
             left.append(block)
             break
         ours, rest = block.split(terms.weights)
@@ -150,6 +149,14 @@ def _in_blocks(
         del block, ours  # while the next one is trained
     share = fold.share()._replace(clients=tuple(sorted(added)))
     return left, share if share.totals else None
+
+
+def _look(block: Block) -> Look:
+    """What its updates look like, which holds nothing of the block."""
+    return {
+        part: {k: (v.shape[1:], v.dtype) for k, v in tree.items()}
+        for part, tree in block.updates.items()
+    }
 
 
 def _good(gate: Gate, block: Block, asked: Asked) -> bool:
