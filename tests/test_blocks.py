@@ -20,6 +20,7 @@ from test_workers import different, last
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.rounds import Federation, play_round, run
 from fedshift.engine.shares import Books
@@ -27,6 +28,7 @@ from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
+from fedshift.server.combine import SUMMED
 from fedshift.tree import Parts, stack
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
@@ -328,3 +330,18 @@ def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
         for tree in state.values():
             for v in tree.values():
                 assert v.untyped_storage().nbytes() == v.nbytes
+
+
+def test_a_block_is_summed_by_who_has_weight() -> None:
+    """What a client of weight 0 sent is not read, and a part that nobody sends is none."""
+    numbers = torch.tensor([[1.0, 2.0], [float("nan")] * 2, [3.0, 5.0]])
+    block = Block((7, 2, 4), {"delta": {"w": numbers}, "report": {}}, {}, 1)
+    weights = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)
+    fold = Fold(torch.tensor([2, 4, 7]), {"delta": weights, "buffers": weights})
+    fold.take_block(block)
+    found = fold.parts()
+    assert found.keys() == {"delta", SUMMED}
+    assert found["delta"]["w"].tolist() == [0.25 * 3.0 + 0.5 * 1.0, 0.25 * 5.0 + 0.5 * 2.0]
+    fold = Fold(torch.tensor([2, 4, 7]), {"delta": weights.flip(0)})
+    fold.take_block(block)
+    assert fold.parts()["delta"]["w"].isnan().all()  # the control

@@ -163,3 +163,18 @@ def test_plans_drawn_together_are_each_clients_own() -> None:
         alone = plan_all(phases, data, 3, 9, client)
         assert all(equal(plans[name], alone[name]) for name in phases)
     assert not equal(together[0]["a"], together[2]["a"])  # the control
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 5)], ids=["counted at once", "one by one"])
+def test_examples_of_importance_0_are_not_drawn(sizes: tuple[int, int]) -> None:
+    """A client's batches are of the first n of its examples, n those that count."""
+    first, other = make_clients(0, sizes)
+    first = first._replace(w=torch.tensor([1.0] * 6 + [0.0] * 2))
+    plans = plan_many({"a": Local(batch=4)}, [(0, first), (1, other)], 1, 0)
+    for plan, n in ((plans[0]["a"], 6), (plans[1]["a"], sizes[1])):
+        assert plan.sizes is not None
+        assert sum(plan.sizes) == n
+        drawn = [
+            row for rows, size in zip(plan.rows, plan.sizes, strict=True) for row in rows[:size]
+        ]
+        assert sorted(map(int, drawn)) == list(range(n))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import CLASSES, FEATURES, TARGET, Setting, double, make_federation
-from every_method import MAKE
+from every_method import MAKE, ROUNDS
 from test_dense import MOST, REFUSED, gap
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from fedshift import recipes
 from fedshift.client import nets as module
 from fedshift.client.local import Local
 from fedshift.client.nets import Nets
+from fedshift.client.products import one_product
 from fedshift.engine.stacked import Stacked
 from fedshift.model import build
 from fedshift.models.dense import Mlp
@@ -92,6 +93,69 @@ def test_what_else_moves_the_layer_is_taken_step_by_step(
     federation = double(make_federation(setting.model))
     assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12  # type: ignore[arg-type]
     assert set(pairs) == {1}
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many clients the first product was one."""
+    found: list[int] = []
+    right = module.one_product
+
+    def noted(a: Tensor, b: Tensor) -> Tensor:
+        found.append(len(b))
+        return right(a, b)
+
+    monkeypatch.setattr(module, "one_product", noted)
+    return found
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["two steps", "one step"])
+def test_the_first_product_of_all_clients_is_one(
+    together: bool, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a round, where all start from the server's first layer."""
+    if not together:
+        monkeypatch.setattr(module, "by_onednn", lambda a, columns: False)
+    setting = setting_of()
+    federation = double(make_federation(setting.model))
+    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) < 1e-12
+    assert starts == [4] * ROUNDS  # of the cohort
+
+
+@pytest.mark.parametrize(
+    ("make", "local"),
+    [
+        (recipes.fedavg, {"momentum": 0.5}),
+        (recipes.fedavg, {"decay": 0.1}),
+        (recipes.fedprox, {}),
+        (recipes.scaffold, {}),
+        (recipes.fedavg, {"frozen": ("body.1.weight",)}),
+    ],
+    ids=["momentum", "decay", "proximal", "shift", "weight stays"],
+)
+def test_where_the_first_layer_moves_otherwise(
+    make: Callable[[Setting], object], local: dict[str, object], starts: list[int]
+) -> None:
+    setting = setting_of(**local)
+    federation = double(make_federation(setting.model))
+    assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12  # type: ignore[arg-type]
+    assert not starts
+
+
+def test_where_each_has_a_first_layer_of_its_own(starts: list[int]) -> None:
+    """From the second round on."""
+    setting = replace(setting_of(), head=("body.1.",))
+    federation = double(make_federation(setting.model))
+    assert gap(recipes.fedper, setting, federation, Stacked(dense=True)) < 1e-12
+    assert starts == [4]
+
+
+def test_another_first_product_is_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail."""
+    monkeypatch.setattr(module, "one_product", lambda a, b: one_product(a, b.roll(1, 0)))
+    setting = setting_of()
+    federation = double(make_federation(setting.model))
+    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-4
 
 
 @pytest.mark.parametrize("kept", [0.0, 1.0], ids=["all", "the bias alone"])

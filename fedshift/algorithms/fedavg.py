@@ -87,12 +87,14 @@ class FedAvg:
         end, after, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, known, data, plans
         )
-        shared = self.share.shared
-        update = update_of(shared(start), shared(end), shared(after), loss, data)
+        shared, remembered = self.share.shared, self.objective.remember(end, after, data)
+        # Where clients are trained at once, what they end at was made for them (`client.dense`).
+        own = all(plan.rows.dim() == 3 for plan in plans.values()) and not remembered
+        update = update_of(shared(start), shared(end), shared(after), loss, data, own)
         return update, {
             "private": self.share.kept(end),
             "private_buffers": self.share.kept(after),
-            **self.objective.remember(end, after, data),
+            **remembered,
         }
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:

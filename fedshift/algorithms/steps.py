@@ -13,7 +13,7 @@ from fedshift.data import ClientData, Plan
 from fedshift.model import Model, split_buffers
 from fedshift.server.combine import combine_counters, total
 from fedshift.server.optimizers import ServerOptimizer
-from fedshift.tree import Params, Parts, sub
+from fedshift.tree import Params, Parts, map_
 
 REVEALED = {
     "delta": "the change of the shared parameters",
@@ -74,11 +74,18 @@ def train_phases(
     return Trained(end, after, loss)
 
 
-def update_of(start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData) -> Parts:
-    """The update that leaves a client: change, buffers as values, counters, and the report."""
+def update_of(
+    start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData, own: bool = False
+) -> Parts:
+    """The update that leaves a client: change, buffers as values, counters, and the report.
+
+    own: nobody else has the end's tensors, but for those that did not move, and the change takes
+    their memory.
+    """
     floats, counters = split_buffers(buffers)
+    change = map_(lambda v, at: v.sub_(at) if own and v is not at else v - at, end, start)
     return {
-        "delta": sub(end, start),
+        "delta": change,
         "buffers": floats,
         "counters": counters,
         "report": {"id": data.id, "loss": loss},

@@ -68,7 +68,7 @@ def named(jobs: Jobs) -> str:
 
 def by_themselves(jobs: Jobs) -> Jobs:
     """Jobs whose plans are drawn together, without those of jobs that go elsewhere."""
-    draws = dict[tuple[int, int], Draws]()
+    draws = dict[tuple[int, int, int], Draws]()
     found: list[Job] = []
     for job in jobs:
         plans = job.plans
@@ -81,15 +81,18 @@ def by_themselves(jobs: Jobs) -> Jobs:
 
 
 def _together(
-    draws: dict[tuple[int, int], Draws], how: tuple[Mapping[str, Local], int, int],
+    draws: dict[tuple[int, int, int], Draws], how: tuple[Mapping[str, Local], int, int],
     client: int, data: ClientData,
 ) -> Drawn:  # fmt: skip
-    """A client's plans, drawn with those that were added before by the same seed for its round."""
+    """A client's plans, drawn with those that were added before of the same phases and seed for its
+    round.
+    """
     phases, t, seed = how
-    if (t, seed) not in draws:
-        draws[t, seed] = Draws(phases, t, seed, {})
-    draws[t, seed].clients[client] = data
-    return Drawn(draws[t, seed], client)
+    found = draws.get((id(phases), t, seed))
+    if found is None:
+        found = draws[id(phases), t, seed] = Draws(phases, t, seed, {})
+    found.clients[client] = data
+    return Drawn(found, client)
 
 
 def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
@@ -134,7 +137,7 @@ def unpacked(
     about: list[Any], trees: Sequence[Parts], message: Parts, clients: Sequence[ClientData]
 ) -> list[Job]:
     """What `packed` packed."""
-    jobs, draws = [], dict[tuple[int, int], Draws]()
+    jobs, draws = [], dict[tuple[int, int, int], Draws]()
     for (alike, t, names, how), tree in zip(about, trees, strict=True):
         held = message | inside("message", tree)
         message = {name: held[name] for name in names}
