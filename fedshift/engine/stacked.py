@@ -59,7 +59,8 @@ class Stacked:
     are kept for the rounds after, those used last, as far as they fit in `memory`, too.
 
     dense: phases are trained by `fedshift.client.dense`, which takes chains of linear layers and
-    ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met.
+    ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met. Its blocks
+    may be made in inference mode: clone() what a gradient of your own is to go through.
     """
 
     memory: int = ROOM
