@@ -55,6 +55,18 @@ def test_what_a_round_leaves_is_for_gradients_too(
     assert inferred(made)
 
 
+def test_replies_can_be_written_to(setting: Setting) -> None:
+    """As the loop's, though the block that they are of was made in inference mode."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    jobs = [one_job(algorithm, federation, i) for i in range(6)]
+    (block,) = Stacked(dense=True).trained(algorithm.client_update, jobs)
+    assert inferred(block.updates)
+    for reply in Stacked(dense=True)(algorithm.client_update, jobs):
+        assert not inferred(reply.update, reply.changed)
+        for v in reply.update["delta"].values():
+            v.add_(1)
+
+
 def test_a_phase_of_one_client_is_for_gradients_too(setting: Setting) -> None:
     """As `levers.dense` asks for it: parameters and loss are no inference tensors."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)

@@ -42,7 +42,7 @@ def grown(job: Job) -> Job:
 
 
 CHANGES = {
-    "round": lambda job: job._replace(t=2, plans=dict(job.plans)),
+    "round": lambda job: job._replace(t=2),
     "examples": grown,
     "batch": lambda job: other_draws(job, batch=3),
     "state": lambda job: job._replace(state=job.state | {"own": {"w": torch.zeros(2)}}),

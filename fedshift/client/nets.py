@@ -117,7 +117,7 @@ class Nets(NamedTuple):
         free = not self.recipe.momentum and name in self.recipe.moving
         return free and not self._else(name)
 
-    def begin(self, late: bool = True) -> Tensor | None:
+    def begin(self, late: bool) -> Tensor | None:
         """Put down where clients start, but for the first layer's W [h, d] where all have the same:
         that is given back, and put down with its first step. late: whether there is one.
         """

@@ -94,12 +94,14 @@ def _row(stacked: Parts) -> Parts:
 
 
 def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
-    """Each client's own part, as views of the block unless copied."""
+    """Each client's own part, as views of the block unless copied, or made in inference mode: to
+    such a view nobody could write.
+    """
     found: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
     for part, tree in stacked.items():
         for name, v in tree.items():
             for one, row in zip(found, v.unbind(), strict=True):
-                one[part][name] = row.clone() if copy else row
+                one[part][name] = row.clone() if copy or v.is_inference() else row
     return found
 
 

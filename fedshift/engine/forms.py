@@ -48,7 +48,7 @@ def _as_before(one: Job, other: Job) -> bool:
     a, b = one.plans, other.plans
     if not (isinstance(a, Drawn) and isinstance(b, Drawn) and a.draws is b.draws):
         return False
-    if one.data.x.shape != other.data.x.shape or any(other.state.values()):
+    if one.t != other.t or one.data.x.shape != other.data.x.shape or any(other.state.values()):
         return False
     if [*one.message] != [*other.message] or [*one.state] != [*other.state]:
         return False

@@ -60,7 +60,7 @@ class Stacked:
 
     dense: phases are trained by `fedshift.client.dense`, which takes chains of linear layers and
     ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met. Its blocks
-    may be made in inference mode: clone() what a gradient of your own is to go through.
+    (`trained`) may be made in inference mode: clone() what is to be written to.
     """
 
     memory: int = ROOM

@@ -34,8 +34,8 @@ class Task(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds that processes wait awake for one another: where clients are trained together the
-        main one trains, too, and a round of theirs may be short.
+        """Seconds that processes wait awake for one another: where clients are trained together a
+        round may be short, and the main process mostly trains, too.
         """
         return 0.0 if self.within is None else awake()
 
