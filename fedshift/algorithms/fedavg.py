@@ -88,7 +88,7 @@ class FedAvg:
             self.model, self.objective, self.phases(), start, buffers, known, data, plans
         )
         shared, remembered = self.share.shared, self.objective.remember(end, after, data)
-        # Where clients are trained at once, what they end at was made for them (`client.dense`), and
+        # Where clients are trained at once, what they end at was made for them (`client.dense`). It
         # is nobody else's unless a term keeps it.
         own = all(plan.rows.dim() == 3 for plan in plans.values()) and not remembered
         update = update_of(shared(start), shared(end), shared(after), loss, data, own)
