@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from conftest import CLASSES, FEATURES, TARGET, Setting, double, make_federation
-from every_method import MAKE, ROUNDS
+from every_method import MAKE, ROUNDS, Make
 from test_dense import MOST, REFUSED, gap
 from torch import Tensor, nn
 
@@ -73,25 +72,28 @@ def test_layers_without_a_bias(pairs: list[int]) -> None:
     assert set(pairs) == {2}
 
 
-@pytest.mark.parametrize(
-    ("make", "local"),
-    [
-        (recipes.fedavg, {"momentum": 0.5}),
-        (recipes.fedavg, {"decay": 0.1}),
-        (recipes.fedprox, {}),
-        (recipes.scaffold, {}),
-        (recipes.fedavg, {"frozen": ("body.1.weight",)}),
-        (recipes.fedavg, {"frozen": ("body.1.bias",)}),
-        (recipes.fedavg, {"frozen": ("body.1",)}),
-    ],
-    ids=["momentum", "decay", "proximal", "shift", "weight stays", "bias stays", "layer stays"],
-)
-def test_what_else_moves_the_layer_is_taken_step_by_step(
-    make: Callable[[Setting], object], local: dict[str, object], pairs: list[int]
-) -> None:
+# What moves the first layer's weight otherwise than by its gradient alone, or not at all.
+MOVES: dict[str, tuple[Make, dict[str, object]]] = {
+    "momentum": (recipes.fedavg, {"momentum": 0.5}),
+    "decay": (recipes.fedavg, {"decay": 0.1}),
+    "proximal": (recipes.fedprox, {}),
+    "shift": (recipes.scaffold, {}),
+    "weight stays": (recipes.fedavg, {"frozen": ("body.1.weight",)}),
+    "layer stays": (recipes.fedavg, {"frozen": ("body.1",)}),
+}
+
+
+def check(make: Make, local: dict[str, object]) -> None:
+    """Trained at once as by the loop, but for rounding."""
     setting = setting_of(**local)
     federation = double(make_federation(setting.model))
-    assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12  # type: ignore[arg-type]
+    assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12
+
+
+@pytest.mark.parametrize("what", [*MOVES, "bias stays"])
+def test_what_else_moves_the_layer_is_taken_step_by_step(what: str, pairs: list[int]) -> None:
+    make, local = MOVES.get(what, (recipes.fedavg, {"frozen": ("body.1.bias",)}))
+    check(make, local)
     assert set(pairs) == {1}
 
 
@@ -122,23 +124,9 @@ def test_the_first_product_of_all_clients_is_one(
     assert starts == [4] * ROUNDS  # of the cohort
 
 
-@pytest.mark.parametrize(
-    ("make", "local"),
-    [
-        (recipes.fedavg, {"momentum": 0.5}),
-        (recipes.fedavg, {"decay": 0.1}),
-        (recipes.fedprox, {}),
-        (recipes.scaffold, {}),
-        (recipes.fedavg, {"frozen": ("body.1.weight",)}),
-    ],
-    ids=["momentum", "decay", "proximal", "shift", "weight stays"],
-)
-def test_where_the_first_layer_moves_otherwise(
-    make: Callable[[Setting], object], local: dict[str, object], starts: list[int]
-) -> None:
-    setting = setting_of(**local)
-    federation = double(make_federation(setting.model))
-    assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12  # type: ignore[arg-type]
+@pytest.mark.parametrize("what", MOVES)
+def test_where_the_first_layer_moves_otherwise(what: str, starts: list[int]) -> None:
+    check(*MOVES[what])
     assert not starts
 
 

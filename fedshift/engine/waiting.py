@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 SWITCH = "FEDSHIFT_AWAKE"
-# Seconds awake. To be woken takes 30 to 90 us on the virtual machines that were looked at, and who
-# wakes another waits for it, too, where a round of small models takes 8 ms. Longer than between two
-# such rounds, and little to a round of large ones, whose processes sleep.
+# Seconds awake. To be woken takes time, most on virtual machines, and who wakes another waits for
+# it, too: much to a round of 7 ms (W3 of docs/results/benchmarks.md). Longer than between two such
+# rounds, and little to a round of large models, whose processes sleep.
 AWAKE = 0.003
 
 
