@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import index
 
 import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
 from fedshift.pooling import pooled, with_pools
+from fedshift.randomness import SOURCES, Source, noted, own_generators, seeded, watched, watching
 from fedshift.seeds import key
 from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
@@ -45,14 +47,18 @@ class Model:
     augment: Augment | None = None
     _places: Places = field(init=False, repr=False)
     _pools: tuple[nn.Sequential, ...] = field(init=False, repr=False)
-    _random: bool = field(init=False, repr=False)
+    # By mode (training or not): which of the process's generators the network draws from.
+    _draws: dict[bool, set[Source]] = field(init=False, repr=False)
+    _generators: tuple[torch.Generator, ...] = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_pools", with_pools(self.net))
-        object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
+        dropping: set[Source] = {"torch"} if any(map(_is_random, self.net.modules())) else set()
+        object.__setattr__(self, "_draws", {True: dropping})
+        object.__setattr__(self, "_generators", own_generators(self.net))
         normed = any(map(_is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
         if self.freeze_norm and not normed:
@@ -67,8 +73,13 @@ class Model:
         return params, buffers
 
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Params:
-        """The outputs in evaluation mode; buffers are read only."""
-        return self._outputs(params, buffers, x, training=False)
+        """The outputs in evaluation mode; buffers are read only.
+
+        A network that draws random numbers in this mode, too, draws the same ones at each call.
+        """
+        if self._is_quiet(training=False):
+            return self._outputs(params, buffers, x, training=False)
+        return self._seeded_outputs(params, buffers, x, 0, training=False)
 
     def train(
         self, params: Params, buffers: Params, x: Tensor, seed: int = 0
@@ -76,15 +87,54 @@ class Model:
         """(outputs, buffers after the pass) in training mode; the given buffers stay as they are.
 
         Buffers are copied before the pass because BatchNorm writes into those that it is given.
-        Dropout knows no generator of its own: it draws from the global one, which is set to `seed`
-        for the pass and put back as it was.
+        A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if not self._random:
+        if self._is_quiet(training=True):
             return self._outputs(params, after, x, training=True), after
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self._outputs(params, after, x, training=True), after
+        return self._seeded_outputs(params, after, x, seed, training=True), after
+
+    def look(self, params: Params, buffers: Params, x: Tensor) -> None:
+        """Find out from which generators the network draws, by passes on x [n, ...], n > 1.
+
+        A draw that these passes do not make is found later (`fedshift.randomness.repeatable`).
+        Raises InputError for a network that fails in training mode, and for one whose passes
+        differ though the seed is the same.
+        """
+        object.__setattr__(self, "_generators", own_generators(self.net))
+        try:
+            with torch.no_grad(), watched():
+                self(params, {k: v.clone() for k, v in buffers.items()}, x)
+                first, second = (self.train(params, buffers, x)[0] for _ in range(2))
+        except Exception as e:
+            raise InputError(
+                f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
+            ) from e
+        for name, v in first.items():
+            if isinstance(v, Tensor) and not _alike(v, second[name]):
+                raise InputError(
+                    f'two passes of the network in training give other "{name}", though parameters '
+                    "and seed are the same: it keeps a state of its own, or draws random numbers "
+                    "from a generator that no seed reaches, such as numpy's default_rng; use "
+                    "torch's functions without a generator, or a torch.Generator that is an "
+                    "attribute of the network"
+                )
+
+    def _is_quiet(self, *, training: bool) -> bool:
+        """Whether a pass is known to draw no random numbers. A first evaluation is watched."""
+        return not (self._draws.get(training, True) or self._generators or watching())
+
+    def _seeded_outputs(
+        self, params: Params, buffers: Params, x: Tensor, seed: int, *, training: bool
+    ) -> Params:
+        watch = watching() or training not in self._draws
+        draws = self._draws.setdefault(training, set())
+        sources = SOURCES if watch else draws
+        with (
+            seeded(index(seed), sources, self._generators, x.device),
+            noted(draws) if watch else NOTHING,
+        ):
+            return self._outputs(params, buffers, x, training=training)
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
         if self.net.training != training:
@@ -106,14 +156,22 @@ def _is_random(module: nn.Module) -> bool:
     return drops or isinstance(module, nn.modules.dropout._DropoutNd)
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding, NaN being like NaN."""
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
 def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:
     """A model whose first weights depend on `seed` alone; no global generator is left changed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "init"))
+    with seeded(key(seed, "init")):
         return Model(make(), freeze_norm)
 
 
@@ -139,7 +197,7 @@ def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params
         raise InputError("the model has no parameters; there is nothing to train")
     held = {k: v.clone() for k, v in buffers.items()}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad():
             return model(params, held, x)
     except Exception as e:
         own = next(iter(params.values())).dtype

@@ -31,6 +31,7 @@ from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
 from fedshift.model import Model, check_columns, dry_logits, dry_pass
+from fedshift.randomness import repeatable
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params, Parts
 
@@ -95,8 +96,21 @@ def play_round(
     """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
 
     Where the first bad reply ends the run, replies are summed and let go as they come, as far as
-    the method needs no more than their sums.
+    the method needs no more than their sums. A round whose networks draw random numbers that were
+    not foreseen is played once more, with seeds (`fedshift.randomness.repeatable`).
     """
+    return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
+
+
+def _play_round(
+    algorithm: Algorithm,
+    federation: Federation,
+    server: Parts,
+    states: States,
+    ids: Tensor,
+    t: int,
+    backend: Backend,
+) -> Round:
     opened, clients = open_round(algorithm, server, ids, t), federation.clients
     stage, seed = opened.stage, federation.seeds.batch
 
@@ -141,6 +155,9 @@ def check_model(model: Model, federation: Federation) -> None:
     if held is None:
         return
     logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
+    # BatchNorm needs two examples in training.
+    pair = held.x[:2] if len(held.x) > 1 else torch.cat([held.x, held.x])
+    model.look(federation.params, federation.buffers, pair)
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
         check_columns(logits, federation.table["labels"].shape[1])

@@ -21,6 +21,7 @@ from fedshift.engine.replies import check_finite
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.randomness import repeatable
 from fedshift.tree import Params, Parts
 
 LOG = logging.getLogger("fedshift.flower")
@@ -230,7 +231,9 @@ def _trained(
     t, client = _round(sent), int(site.data.id)
     stage, state = site.algorithm.at(t), _state(site, context, disk)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
-    update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
+    update, changed = repeatable(
+        lambda: stage.client_update(job.message, job.state, job.data, job.plans)
+    )
     check_finite(Reply(client, update, changed))
     return update, state | changed
 
