@@ -80,7 +80,7 @@ def page(rows: Sequence[tuple[Trap, str, str]]) -> str:
         "# Traps",
         "",
         "Uses that were once answered in silence with something else than what was meant. Made by",
-        "`python benchmarks/traps/run.py --before CHECKOUT --write`, CHECKOUT being one of f00c906;",
+        "`python benchmarks/traps/run.py --before CHECKOUT --write`, CHECKOUT being of f00c906;",
         "`tests/test_traps.py` tries all of them again.",
         "",
         "| | right | refused in a sentence | other error | silent |",
