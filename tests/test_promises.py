@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+@cache
+def functions(name: str) -> frozenset[str]:
+    """The functions of a file of tests."""
+    tree = ast.parse((ROOT / "tests" / name).read_text())
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
 def broken(page: str, promise: str, tests: list[str]) -> str | None:
     """What is wrong with a row; None where nothing is."""
     if words(promise) not in words((ROOT / page).read_text()):
@@ -32,9 +40,7 @@ def broken(page: str, promise: str, tests: list[str]) -> str | None:
         return f"no test for: {promise}"
     for test in tests:
         name, _, function = test.partition("::")
-        tree = ast.parse((ROOT / "tests" / name).read_text())
-        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        if not function or function not in defined:
+        if not function or function not in functions(name):
             return f"there is no {test}"
     return None
 
