@@ -172,6 +172,8 @@ class Final:
 
 
 class Pretended:
+    played = None
+
     def __init__(self, *scores: float) -> None:
         self.final = Final(*scores)
 
