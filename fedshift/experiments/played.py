@@ -34,18 +34,20 @@ class Reach(NamedTuple):
     l1: float
 
 
-def registered(current: Round, otherwise: Params) -> Params:
-    """Sizes and label counts as clients told them: machines may hold other data than are dealt.
+def registered(current: Round, table: Params) -> Params:
+    """Sizes n [M] and label counts [M, K] as clients told them: they may hold other data.
 
-    `otherwise` where the method does not ask for labels, so that both belong together.
+    `table`, of the data that are dealt, where the method does not ask for labels, so that both
+    belong together.
     """
     told = current.server.get("table", {})
-    return told if {"n", "labels"} <= told.keys() else otherwise
+    return told if {"n", "labels"} <= told.keys() else table
 
 
 def reach(current: Round, table: Params, target: Tensor) -> Reach:
-    """What the round's weights over its own cohort leave; table n [M], labels [M, K], T [K]."""
-    n, labels = (table[name][current.cohort] for name in ("n", "labels"))
+    """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
+    known = registered(current, table)
+    n, labels = (known[name][current.cohort] for name in ("n", "labels"))
     residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
     ess = effective_sample_size(current.weights.numpy(), n.numpy())
     total = float(n.sum())
@@ -146,14 +148,14 @@ def played_of(facts: Mapping[str, Any]) -> Played:
     )
 
 
-def told_of(current: Round, table: Params, target: Tensor, total: int) -> dict[str, Any]:
+def told_of(current: Round, table: Params, target: Tensor) -> dict[str, Any]:
     """What the event of a round says of its weights, where its cohort is not all or some are lost.
 
     Who dropped out and why, and how far from the target the others mix. Of a skipped round, why it
     was; its gap is that of those it would have been played with.
     """
     lost = bool(current.dropped or current.skipped)
-    if not lost and len(current.cohort) == total:
+    if not lost and len(current.cohort) == len(table["n"]):
         return {}
     of = reach(current, table, target)
     said: dict[str, Any] = {"gap": of.gap}

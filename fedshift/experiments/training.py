@@ -180,22 +180,22 @@ def train(
     time goes to.
     """
     _check_first_round(algorithm, federation, training, task)
-    saver = Saver(keeper, label, training.rounds)
-    done, meter, seen = saver.start(), Meter(clock=clock), None
-    listen(_begun(label, done, training.rounds))
-    began = time.perf_counter()
+    saver, meter, seen = Saver(keeper, label, training.rounds), Meter(clock=clock), None
+    done = saver.start()
+    # First: a backend that cannot train this says so before anybody hears of rounds.
     played = play(
         algorithm, federation, training.rounds,
         cohort=training.cohort, backend=meter, after=done.after,
     )  # fmt: skip
+    listen(_begun(label, done, training.rounds))
+    began = time.perf_counter()
     for current in clock.each(PLANNING, _noting(played, done)):
         seconds = time.perf_counter() - began
-        table = registered(current, federation.table)
-        told = told_of(current, table, task.target, len(federation.clients))
+        told = told_of(current, federation.table, task.target)
         listen(_played(label, current, training.rounds, seconds) | told)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         if training.draws(len(federation.clients)):
-            done.played = done.played.after(current, algorithm, table, task.target)
+            done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 seen = evaluate(algorithm, current, federation, task)
@@ -304,7 +304,7 @@ def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str
 
 
 def _metrics(current: Round, seen: Evaluation, federation: Federation, task: Task) -> Metrics:
-    left = reach(current, registered(current, federation.table), task.target)
+    left = reach(current, federation.table, task.target)
     return Metrics(
         round=current.t,
         train_loss=current.loss,

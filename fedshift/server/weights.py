@@ -40,6 +40,11 @@ class BySize:
         total = table["n"].sum()
         if not total > 0:
             raise InputError("no client of this cohort has any example; weights are undefined")
+        if not math.isfinite(total):
+            raise InputError(
+                "the clients' numbers of examples are no finite numbers, or sum to more than a "
+                f"number can hold; the largest is {float(table['n'].max()):.4g}"
+            )
         return table["n"] / total
 
 
