@@ -31,16 +31,15 @@ SMALL: dict[str, Any] = {
 }
 
 
-def recorded(**more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-    """(summary, events, clients.csv) of a small run."""
+def recorded(**more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(summary, events) of a small run."""
     config = validate({**SMALL, **more})
     heard: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         folder.mkdir()
         record(folder, config, prepare(config), heard.append)
-        said = json.loads((folder / "summary.json").read_text())
-        return said, heard, (folder / "clients.csv").read_text()
+        return json.loads((folder / "summary.json").read_text()), heard
 
 
 def loaded(text: str, *overrides: str) -> Any:
@@ -64,7 +63,8 @@ def carried(text: str, override: str, section: str, key: str) -> str:
 
 def trap_ess_of_a_cohort() -> str:
     """I draw 4 of 9 clients a round and read the ESS share in summary.json."""
-    said, heard, _ = recorded(training=SMALL["training"] | {"cohort": 4, "evaluate_every": 1})
+    training = SMALL["training"] | {"cohort": 4, "evaluate_every": 1}
+    said, heard = recorded(training=training, method={"name": "fedpals", "lam": 0.0})
     rounds = [e for e in heard if e["event"] == "evaluation"]
     # Every client has 336 examples, so a cohort has four times as many.
     played = float(np.mean([e["ess"] / (4 * 336) for e in rounds]))
@@ -75,7 +75,7 @@ def trap_ess_of_a_cohort() -> str:
 
 def trap_gap_and_shares_of_a_cohort() -> str:
     """I draw 4 of 9 clients a round and look in events.jsonl for the weights that were used."""
-    _, heard, _ = recorded(training=SMALL["training"] | {"cohort": 4})
+    _, heard = recorded(training=SMALL["training"] | {"cohort": 4})
     rounds = [e for e in heard if e["event"] == "round"]
     whole = all({"weights", "gap", "ess"} <= e.keys() for e in rounds)
     return "right" if whole else "silent: rounds say nothing of their weights"
@@ -91,12 +91,12 @@ def trap_dishonest_client() -> str:
     bound = re.search(r"dishonest client can have at most ([\d.]+) %", text)
     if bound is not None and has > float(bound[1]):
         return f"silent: at most {bound[1]} % is said, and a liar has {has:.1f} %"
-    return "right"
+    return "right" if "Only a cap" in text else "silent: no word of dishonest clients"
 
 
 def trap_ess_below_the_closest_mixtures() -> str:
-    """I ask for an ESS of 5 % where the closest mixture has more, and compare it with lambda = 0."""
-    said, _, _ = recorded(method={"name": "fedpals", "ess": 0.05})
+    """I ask for an ESS of 5 % where the closest mixture has more, and take it for a setting."""
+    said, _ = recorded(method={"name": "fedpals", "ess": 0.05})
     told = any("changes nothing" in sentence for sentence in said["why"])
     return "right" if told else f"silent: {100 * said['ess_fraction']:.0f} % and no word of it"
 
@@ -129,7 +129,7 @@ def trap_lambda_of_another_method() -> str:
     """I read `lam` of feddrm's summary.json as the lambda of its weights, as the docs say."""
     shift = {"kind": "iid", "clients": 3, "target": "clients"}
     model = {"name": "mlp-projected", "hidden": [4]}
-    said, _, _ = recorded(shift=shift, model=model, method={"name": "feddrm", "lam": 0.5})
+    said, _ = recorded(shift=shift, model=model, method={"name": "feddrm", "lam": 0.5})
     return "right" if said["lam"] is None else f"silent: lambda {said['lam']} of a loss's weight"
 
 
