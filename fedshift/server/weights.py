@@ -100,4 +100,6 @@ def _solved(
     The solver takes milliseconds, which in a small federation is as long as training.
     """
     counts = np.frombuffer(labels).reshape(shape)
-    return pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+    solved = pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
+    solved.weights.setflags(write=False)  # they are kept for whoever asks next
+    return solved
