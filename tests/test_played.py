@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ import torch
 from test_resume import CLIENTS, config_of, record_until
 
 from fedshift.engine.one_round import before_rounds
-from fedshift.experiments.load import validate
+from fedshift.experiments.folder import record
+from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.played import Played, played_of
+from fedshift.experiments.on_flower import configured_site, on_grid
+from fedshift.experiments.played import Played, Reach, played_of
 from fedshift.experiments.progress import Progress, progress_of
+from fedshift.experiments.task import prepare
+from fedshift.flower import LocalGrid, client_app
 from fedshift.report.page import page
 from fedshift.report.run_folder import read_run
 from fedshift.server.pals import effective_sample_size, pals_weights
@@ -89,6 +94,26 @@ def test_without_cohorts_weights_are_those_over_all_clients(tmp_path: Path) -> N
     assert recorded(tmp_path / "b", everybody)[0] == said
 
 
+def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
+    """Through its messages, in memory; another seed is the control."""
+    config = config_of("fedpals", **MOST)
+    said, rounds = recorded(tmp_path / "here", config)
+    app = client_app(partial(configured_site, dumps(config)))
+
+    def on_flower(config: Any, options: Any) -> Any:
+        return partial(on_grid, LocalGrid(app, 6), config)
+
+    heard: list[dict[str, Any]] = []
+    (tmp_path / "there").mkdir()
+    record(tmp_path / "there", config, prepare(config), heard.append, on_flower)
+    assert json.loads((tmp_path / "there" / "summary.json").read_text()) == said
+    there = [e for e in heard if e["event"] == "round"]
+    timeless = [{k: v for k, v in e.items() if k not in ("time", "seconds")} for e in rounds]
+    assert [{k: v for k, v in e.items() if k != "seconds"} for e in there] == timeless
+    other = recorded(tmp_path / "other", config_of("fedpals", **MOST, seeds={"cohort": 1}))[0]
+    assert other["weights"] != said["weights"]
+
+
 def test_the_report_and_the_terminal_say_what_the_numbers_are(tmp_path: Path) -> None:
     recorded(tmp_path / "run", config_of("fedpals", **MOST))
     text = page([read_run(tmp_path / "run")])
@@ -153,10 +178,14 @@ def test_skipped_rounds_have_changed_nothing() -> None:
 
 def test_what_a_checkpoint_keeps_is_all_of_it() -> None:
     """Number by number; one that an older version wrote lacks it, and two columns of metrics."""
-    known = Played(3, np.array([0.1 + 0.2, 1 / 3]), lams=(0.0, math.inf), certified=2, unneeded=1)
+    reached = Reach(math.nan, 1 / 3, 0.1 + 0.2, 5e-324)
+    known = Played(
+        3, np.array([0.1 + 0.2, 1 / 3]), reached, lams=(0.0, math.inf), certified=2, unneeded=1
+    )
     back = played_of(json.loads(json.dumps(known.facts(), allow_nan=False)))
     assert back.facts() == known.facts()
     assert back.weights == known.weights
+    assert back.reached[1:] == reached[1:]
     facts = Progress(metrics=[Metrics(1, *[0.5] * 9, 3, 17.0, 0.9, 0.1)], played=known).facts()
     assert progress_of(None, facts).metrics[0].gap == 0.1  # type: ignore[arg-type]
     del facts["played"], facts["metrics"][0]["gap"]
@@ -183,6 +212,25 @@ def test_candidates_have_the_ess_of_their_rounds(tmp_path: Path) -> None:
     own = [e["ess_fraction"] for e in rounds if e["run"] == f"run {chosen['label']}"]
     assert chosen["ess_fraction"] == pytest.approx(np.mean(own), abs=1e-12)
     assert chosen["ess_fraction"] == said["ess_fraction"]
+
+
+@pytest.mark.parametrize("cohort", [None, 10])
+def test_weight_of_a_client_without_examples_is_no_reason_to_fail(
+    cohort: int | None, tmp_path: Path
+) -> None:
+    """A plain mean gives it some: an ESS does not exist then; by size it has none."""
+    shift = {"kind": "dirichlet-per-class", "beta": 0.02, "min_size": 0, "clients": 30}
+    tables = {
+        "data": {"validation": 0.0},
+        "shift": shift | {"target": "uniform"},
+        "training": {"rounds": 1, "steps": 1} | ({"cohort": cohort} if cohort else {}),
+    }
+    said, _ = recorded(tmp_path / "mean", config_of("scaffold", **tables))
+    assert 0 in np.sum(said["label_counts"], axis=1)
+    assert (said["ess"], said["ess_fraction"]) == (None, None)
+    assert said["distance"] > 0
+    assert "–" in page([read_run(tmp_path / "mean")])
+    assert recorded(tmp_path / "size", config_of("fedavg", **tables))[0]["ess"] > 0
 
 
 def test_cohorts_of_all_are_not_draws() -> None:

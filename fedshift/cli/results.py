@@ -68,7 +68,7 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
             NAMES.get(r["method"], r["method"]),
             percent(r["target_accuracy"]),
             f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
-            f"{r['ess']:.0f}",
+            "–" if r["ess"] is None else f"{r['ess']:.0f}",
             percent(r["ess_fraction"], 0),
             f"{r['distance']:.3f}",
             f"{r['hull_distance']:.3f}",

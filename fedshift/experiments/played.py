@@ -44,12 +44,22 @@ def registered(current: Round, table: Params) -> Params:
     return told if {"n", "labels"} <= told.keys() else table
 
 
+def ess_of(weights: Floats, sizes: Floats) -> float:
+    """`effective_sample_size`; NaN where a client without examples has weight, as in a plain mean.
+
+    Then it is not defined, and no reason for a run to fail.
+    """
+    if (sizes[weights > 0] <= 0).any():
+        return math.nan
+    return effective_sample_size(weights, sizes)
+
+
 def reach(current: Round, table: Params, target: Tensor) -> Reach:
     """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
     known = registered(current, table)
     n, labels = (known[name][current.cohort] for name in ("n", "labels"))
     residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
-    ess = effective_sample_size(current.weights.numpy(), n.numpy())
+    ess = ess_of(current.weights.numpy(), n.numpy())
     total = float(n.sum())
     fraction = ess / total if total > 0 else math.nan
     return Reach(ess, fraction, float(residual.norm()), float(residual.abs().sum()))
@@ -124,11 +134,14 @@ class Played:
         return self.lams[0] if self.lams and self.lams[0] == self.lams[1] else None
 
     def facts(self) -> dict[str, Any]:
-        """All of it as values that JSON can hold, number by number the same."""
+        """All of it as values that JSON can hold, number by number the same.
+
+        As text where a number may be NaN or infinite, which JSON has no numbers for.
+        """
         return {
             "rounds": self.rounds,
             "shares": self.shares.tolist(),
-            "reached": list(self.reached),
+            "reached": [str(v) for v in self.reached],
             "lams": None if self.lams is None else [str(lam) for lam in self.lams],
             "certified": self.certified,
             "unneeded": self.unneeded,
@@ -141,7 +154,7 @@ def played_of(facts: Mapping[str, Any]) -> Played:
     return Played(
         facts["rounds"],
         np.array(facts["shares"], dtype=np.float64),
-        Reach(*facts["reached"]),
+        Reach(*(float(v) for v in facts["reached"])),
         None if low_and_high is None else (float(low_and_high[0]), float(low_and_high[1])),
         facts["certified"],
         facts["unneeded"],

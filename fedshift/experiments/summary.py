@@ -12,13 +12,12 @@ from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.own_looks import grey_note, look_names
-from fedshift.experiments.played import pals_of, unneeded
+from fedshift.experiments.played import ess_of, pals_of, unneeded
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import (
     Fidelity,
     PalsWeights,
-    effective_sample_size,
     ess_curve,
     pals_weights,
 )
@@ -181,7 +180,7 @@ def _weighed(
             "l1_distance": of.l1,
             "certified": None if played.lams is None else played.certified == played.rounds,
         }
-    ess = effective_sample_size(weights, sizes)
+    ess = ess_of(weights, sizes)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
