@@ -267,10 +267,10 @@ def _carriers(data: _Data, weights: Floats) -> tuple[Carrier, ...]:
 
 def _claim(data: _Data, solved: PalsWeights, ess: float | None) -> Claim | None:
     """The client of least weight claims as many examples as all hold, with the target's labels."""
-    held = [int(i) for i in np.flatnonzero(data.n > 0)]
-    if len(held) < 2:
+    clients = [int(i) for i in np.flatnonzero(data.n > 0)]
+    if len(clients) < 2:
         return None
-    least = min(held, key=lambda i: (solved.weights[i], -i))
+    least = min(clients, key=lambda i: (solved.weights[i], -i))
     claimed, examples = data.counts.copy(), float(data.n.sum())
     claimed[least] = examples * data.T
     lam = solved.lam if ess is None else None

@@ -40,8 +40,8 @@ def registered(current: Round, table: Params) -> Params:
     `table`, of the data that are dealt, where the method does not ask for labels, so that both
     belong together.
     """
-    told = current.server.get("table", {})
-    return told if {"n", "labels"} <= told.keys() else table
+    own = current.server.get("table", {})
+    return own if {"n", "labels"} <= own.keys() else table
 
 
 def ess_of(weights: Floats, sizes: Floats) -> float:
@@ -73,11 +73,10 @@ def pals_of(algorithm: Algorithm) -> Pals | None:
     return None if inner is None else pals_of(inner)
 
 
-def unneeded(rule: Pals | None, solved: PalsWeights | None) -> bool:
-    """Whether `ess` asks for less than the weights have at lambda = 0, and so changes nothing."""
-    if rule is None or rule.ess is None or solved is None:
-        return False
-    return solved.lam == 0 and solved.ess_fraction > rule.ess * (1 + 1e-9)
+def asks_for_less(rule: Pals, solved: PalsWeights) -> bool:
+    """Whether `ess` is below what the weights have at lambda = 0, and so changes nothing."""
+    low = rule.ess is not None and solved.ess_fraction > rule.ess * (1 + 1e-9)
+    return low and solved.lam == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ class Played:
             summed,
             lams=(min(low, solved.lam), max(high, solved.lam)),
             certified=self.certified + solved.certified,
-            unneeded=self.unneeded + unneeded(rule, solved),
+            unneeded=self.unneeded + asks_for_less(rule, solved),
         )
 
     @property
@@ -161,7 +160,7 @@ def played_of(facts: Mapping[str, Any]) -> Played:
     )
 
 
-def told_of(current: Round, table: Params, target: Tensor) -> dict[str, Any]:
+def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str, Any]:
     """What the event of a round says of its weights, where its cohort is not all or some are lost.
 
     Who dropped out and why, and how far from the target the others mix. Of a skipped round, why it

@@ -12,7 +12,7 @@ from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.own_looks import grey_note, look_names
-from fedshift.experiments.played import ess_of, pals_of, unneeded
+from fedshift.experiments.played import asks_for_less, ess_of, pals_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import (
@@ -169,7 +169,7 @@ def _weighed(
     experiment: Experiment, weights: Floats, sizes: Floats, residual: Floats
 ) -> dict[str, Any]:
     """Lambda, ESS and distances of the weights: over all clients, or as the rounds had them."""
-    played, solved = experiment.outcome.played, _solved(experiment)
+    played = experiment.outcome.played
     if played is not None:
         of = played.mean
         return {
@@ -180,7 +180,7 @@ def _weighed(
             "l1_distance": of.l1,
             "certified": None if played.lams is None else played.certified == played.rounds,
         }
-    ess = ess_of(weights, sizes)
+    ess, solved = ess_of(weights, sizes), _solved(experiment)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
@@ -207,21 +207,21 @@ def _solved(experiment: Experiment) -> PalsWeights | None:
 
 def _needless(experiment: Experiment) -> list[str]:
     """That `ess` asks for less than there is, where it does."""
-    rule, solved = pals_of(experiment.algorithm), _solved(experiment)
-    if rule is None or rule.ess is None or solved is None:
+    rule, played = pals_of(experiment.algorithm), experiment.outcome.played
+    if rule is None or rule.ess is None:
         return []
-    asked, played = f"Asked for an ESS of {100 * rule.ess:.3g} %", experiment.outcome.played
+    asked = f"Asked for an ESS of {100 * rule.ess:.3g} %"
     if played is not None:
         often = f"{played.unneeded} of {played.rounds} rounds"
-        nothing = "; there ess changes nothing."
-        so = f": in {often} the closest mixture of the cohort (lambda = 0) already has more"
-        return [asked + so + nothing] if played.unneeded else []
-    if not unneeded(rule, solved):
-        return []
+        return [
+            f"{asked}: in {often} the closest mixture of the cohort (lambda = 0) already has more; "
+            "there ess changes nothing."
+        ] * bool(played.unneeded)
+    solved = rule.solved(experiment.outcome.federation.table)
     return [
         f"{asked}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "
         "so ess changes nothing."
-    ]
+    ] * asks_for_less(rule, solved)
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> list[dict[str, float]]:

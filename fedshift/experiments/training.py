@@ -22,7 +22,7 @@ from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.played import Played, reach, registered, told_of
+from fedshift.experiments.played import Played, describe_weights, reach, registered
 from fedshift.experiments.progress import Keeper, Missed, Progress, Saver
 from fedshift.experiments.served import (
     LastRound,
@@ -191,8 +191,8 @@ def train(
     began = time.perf_counter()
     for current in clock.each(PLANNING, _noting(played, done)):
         seconds = time.perf_counter() - began
-        told = told_of(current, federation.table, task.target)
-        listen(_played(label, current, training.rounds, seconds) | told)
+        weights = describe_weights(current, federation.table, task.target)
+        listen(_played(label, current, training.rounds, seconds) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         if training.draws(len(federation.clients)):
             done.played = done.played.after(current, algorithm, federation.table, task.target)
@@ -234,14 +234,15 @@ def _outcome(
     last = done.after
     assert last is not None  # a run has at least one round
     seen = evaluate(algorithm, last, federation, task) if seen is None else seen
-    everybody = algorithm.weigh(last.server, torch.arange(len(federation.clients)))
     # None are known of rounds that a version without `Played` has played.
     played = done.played if done.played.rounds else None
+    everybody = torch.arange(len(federation.clients))
+    weights = algorithm.weigh(last.server, everybody).tolist() if played is None else played.weights
     return Outcome(
         label,
         last.server.get("params", {}),
         last.server.get("buffers", {}),
-        tuple(everybody.tolist()) if played is None else played.weights,
+        tuple(weights),
         tuple(done.metrics),
         seen.test,
         seen.clients,
