@@ -12,7 +12,7 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from fedshift.diagnosis import Carrier, CurvePoint, Diagnosis, Interval, Label
+from fedshift.diagnosis import Carrier, Claim, CurvePoint, Diagnosis, Interval, Label
 from fedshift.errors import InputError
 from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
 from fedshift.verdict import sentences
@@ -71,10 +71,12 @@ def diagnose(
         outsiders=int((data.counts[:, data.T == 0].sum(axis=1) > 0).sum()),
         labels=_labels(data, closest.weights, solved.weights),
         curve=curve,
+        asked=ess,
         chosen_by="lam" if lam is not None else "ess" if ess is not None else "rule",
         rule=RULE,
         carriers=_carriers(data, solved.weights),
         certified=bool(solved.certified and closest.certified),
+        claim=None if cap is not None else _claim(data, solved, ess),
         interval=distance_interval(data.counts, data.T, draws=bootstrap, seed=seed)
         if bootstrap
         else None,
@@ -261,6 +263,19 @@ def _carriers(data: _Data, weights: Floats) -> tuple[Carrier, ...]:
         )
         for rank, i in enumerate(order)
     )
+
+
+def _claim(data: _Data, solved: PalsWeights, ess: float | None) -> Claim | None:
+    """The client of least weight claims as many examples as all hold, with the target's labels."""
+    clients = [int(i) for i in np.flatnonzero(data.n > 0)]
+    if len(clients) < 2:
+        return None
+    least = min(clients, key=lambda i: (solved.weights[i], -i))
+    claimed, examples = data.counts.copy(), float(data.n.sum())
+    claimed[least] = examples * data.T
+    lam = solved.lam if ess is None else None
+    gained = pals_weights(claimed, data.T, lam=lam, ess=ess).weights[least]
+    return Claim(data.clients[least], float(solved.weights[least]), examples, float(gained))
 
 
 def _without(data: _Data, client: int) -> float | None:

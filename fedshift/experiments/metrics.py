@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -15,6 +16,8 @@ class Metrics:
     validation_*         on validation examples that follow T, where there are any
     source_accuracy      on the clients' pooled validation examples: what selection without a
                          target would look at
+    ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
+    gap                  ||T - S^T a||_2 of the round's weights
     """
 
     round: int
@@ -29,3 +32,6 @@ class Metrics:
     source_accuracy: float
     clients_trained: int
     ess: float
+    # After the others: rows that earlier versions kept have none.
+    ess_fraction: float = math.nan
+    gap: float = math.nan

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedshift.errors import InputError
 from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, Parts, weighted_sum
 
@@ -75,9 +76,30 @@ def combine_counters(weights: Tensor, stacked: Params) -> Params:
 
 
 def check_weights(weights: Tensor, count: int) -> None:
-    """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9."""
+    """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9.
+
+    Raises InputError for any others, with what they are.
+    """
+    if weights.shape != (count,):
+        raise InputError(
+            f"a cohort of {count} clients was given weights of shape {tuple(weights.shape)}; a "
+            f"weight rule returns one number for each, of shape ({count},)"
+        )
     total = float(weights.sum())  # not finite where one of them is not
-    if weights.shape != (count,) or not math.isfinite(total):
-        raise ValueError(f"weights of shape {tuple(weights.shape)} for {count} clients")
+    if not math.isfinite(total):
+        raise InputError(_not_finite(weights))
     if abs(total - 1.0) > 1e-9 or float(weights.min()) < 0:
-        raise ValueError(f"weights must lie on the simplex, they sum to {total!r}")
+        raise InputError(
+            f"weights must be 0 or more and sum to 1; these sum to {total!r}, and the smallest is "
+            f"{float(weights.min())!r}; divide a rule's numbers by their sum"
+        )
+
+
+def _not_finite(weights: Tensor) -> str:
+    odd = (~torch.isfinite(weights)).nonzero().flatten().tolist()
+    if odd:
+        return f"weights must be finite; that of client {odd[0]} of the cohort is {weights[odd[0]]}"
+    return (
+        f"weights are finite, up to {float(weights.abs().max()):.4g}, and their sum is not: it is "
+        "more than a number can hold; divide a rule's numbers before they are summed"
+    )

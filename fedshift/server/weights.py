@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.server.pals import Fidelity, check_setting, pals_weights
+from fedshift.server.pals import Fidelity, PalsWeights, check_setting, pals_weights
 from fedshift.tree import Params
 
 
@@ -40,6 +40,11 @@ class BySize:
         total = table["n"].sum()
         if not total > 0:
             raise InputError("no client of this cohort has any example; weights are undefined")
+        if not math.isfinite(total):
+            raise InputError(
+                "the clients' numbers of examples are no finite numbers, or sum to more than a "
+                f"number can hold; the largest is {float(table['n'].max()):.4g}"
+            )
         return table["n"] / total
 
 
@@ -76,20 +81,25 @@ class Pals:
             raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
 
     def __call__(self, table: Params) -> Tensor:
+        return torch.tensor(self.solved(table).weights.tolist(), dtype=torch.float64)
+
+    def solved(self, table: Params) -> PalsWeights:
+        """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
         rule = tuple(self.target), self.lam, self.ess, self.cap, self.fidelity
-        return torch.tensor(_solved(labels.tobytes(), labels.shape, *rule), dtype=torch.float64)
+        return _solved(labels.tobytes(), labels.shape, *rule)
 
 
 @lru_cache(maxsize=1)
 def _solved(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity,
-) -> tuple[float, ...]:  # fmt: skip
+) -> PalsWeights:  # fmt: skip
     """The weights over a table of label counts; not solved again where the same cohort comes next.
 
     The solver takes milliseconds, which in a small federation is as long as training.
     """
     counts = np.frombuffer(labels).reshape(shape)
     solved = pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
-    return tuple(solved.weights.tolist())
+    solved.weights.setflags(write=False)  # they are kept for whoever asks next
+    return solved
