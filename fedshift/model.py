@@ -36,6 +36,8 @@ class Model:
     right before one is computed after it (`fedshift.pooling`).
 
     mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
+    fixed: names of the parameters whose `requires_grad` is False, as the network is given here. They
+    stay as they are in all training, bit for bit, and no client sends them.
 
     Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
@@ -47,12 +49,14 @@ class Model:
     _pools: tuple[nn.Sequential, ...] = field(init=False, repr=False)
     _random: bool = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
+    fixed: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_pools", with_pools(self.net))
         object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
+        object.__setattr__(self, "fixed", _fixed(self.net))
         normed = any(map(_is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
         if self.freeze_norm and not normed:
@@ -65,6 +69,10 @@ class Model:
         params = {k: v.detach().clone() for k, v in self.net.named_parameters()}
         buffers = {k: v.detach().clone() for k, v in self.net.named_buffers()}
         return params, buffers
+
+    def trainable(self, params: Params) -> Params:
+        """The entries that training may move: all but those of `fixed`."""
+        return {k: v for k, v in params.items() if k not in self.fixed} if self.fixed else params
 
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Params:
         """The outputs in evaluation mode; buffers are read only."""
@@ -104,6 +112,10 @@ def _is_random(module: nn.Module) -> bool:
     rate = getattr(module, "dropout", 0.0)
     drops = isinstance(rate, float) and rate > 0
     return drops or isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def _fixed(net: nn.Module) -> frozenset[str]:
+    return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:

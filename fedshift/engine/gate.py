@@ -41,12 +41,14 @@ class Asked(NamedTuple):
     """What a round asked for: of these clients (ascending), by these messages.
 
     parts: what may leave a client of the method, by name; empty where that is not known.
+    fixed: names of parameters that are sent to clients and not back (`Model.fixed`).
     """
 
     t: int
     clients: tuple[int, ...]
     message: Callable[[int], Parts]
     parts: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
 
 
 class Admitted(NamedTuple):
@@ -126,7 +128,10 @@ class Gate:
             first[reply.client] = Came(reply, like or reply)
             usual = usual if why or like else reply
         told = [first[i] for i in sorted(first) if not bad[i]]
-        odd = misshapen(told, expected_update(asked.message, told, asked.parts)) if told else {}
+        odd: dict[int, str] = {}
+        if told:
+            like = expected_update(asked.message, told, asked.parts, asked.fixed)
+            odd = misshapen(told, like)
         for reply, _ in told:
             bad[reply.client] = odd.get(reply.client) or self._unusable(reply, asked, summed)
         good = tuple(reply for reply, _ in told if not bad[reply.client])

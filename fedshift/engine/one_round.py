@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, trained_model
 from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
@@ -100,7 +100,9 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
 def question(opened: Opened) -> Asked:
     """What the gate must know of a round: who was asked, what, and what may come back."""
     asked = tuple(opened.ids[opened.asked].tolist())
-    return Asked(opened.t, asked, opened.message, frozenset(opened.stage.reveals()))
+    model = trained_model(opened.stage)
+    fixed = frozenset[str]() if model is None else model.fixed
+    return Asked(opened.t, asked, opened.message, frozenset(opened.stage.reveals()), fixed)
 
 
 def job_of(

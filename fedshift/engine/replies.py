@@ -33,25 +33,30 @@ class Came(NamedTuple):
 
 
 def expected_update(
-    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str] = ()
-) -> Parts:
+    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str] = (),
+    fixed: Collection[str] = (),
+) -> Parts:  # fmt: skip
     """What an update must look like: the model that was sent for what mirrors it.
 
     The model that was sent, not the server's: clients may receive only rows of a layer. For all
     else, the form that most replies have, so that one odd client does not make the others look odd;
     forms that mirror what was sent, and hold none but the method's `parts` (any if left out), come
-    first, and of two equals the one with more parts. `message` gives what a client was sent.
+    first, and of two equals the one with more parts. `message` gives what a client was sent; what is
+    `fixed` of its model does not come back.
     """
-    usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts)
+    usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts, fixed)
     own = {k: v for k, v in usual.update.items() if not parts or k in parts}
-    return {**own, **_mirrors(message, usual)}
+    return {**own, **_mirrors(message, usual, fixed)}
 
 
 def _looks(came: Sequence[Came]) -> dict[int, Reply]:
     return {id(one.like): one.like for one in came}
 
 
-def _usual(message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str]) -> Reply:
+def _usual(
+    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str],
+    fixed: Collection[str],
+) -> Reply:  # fmt: skip
     looks = {k: _form(like.update) for k, like in _looks(came).items()}
     forms = [looks[id(one.like)] for one in came]
     counts = Counter(forms)
@@ -60,7 +65,7 @@ def _usual(message: Callable[[int], Parts], came: Sequence[Came], parts: Collect
         i = forms.index(form)
         reply = came[i].reply
         fits = not parts or set(reply.update) <= set(parts)
-        sent = _mirrors(message, reply).items() if fits else ()
+        sent = _mirrors(message, reply, fixed).items() if fits else ()
         fits = fits and all(same_form(reply.update[k], v) for k, v in sent)
         return fits, counts[form], len(reply.update), -i
 
@@ -72,13 +77,14 @@ def _form(update: Parts) -> Form:
     return tuple((k, tuple(v.shape), v.dtype) for k, v in sorted(flat, key=itemgetter(0)))
 
 
-def _mirrors(message: Callable[[int], Parts], reply: Reply) -> Parts:
+def _mirrors(message: Callable[[int], Parts], reply: Reply, fixed: Collection[str]) -> Parts:
     """What was sent to a client, for the parts of its update that have the same form."""
     sent = message(reply.client)
     floats, counters = split_buffers(sent.get("buffers", {}))
     # What goes out and comes back by one name has one form, as SCAFFOLD's controls.
     others = {k: v for k, v in sent.items() if k not in ("params", "buffers")}
-    mirrors = others | {"delta": sent.get("params", {}), "buffers": floats, "counters": counters}
+    delta = {k: v for k, v in sent.get("params", {}).items() if k not in fixed}
+    mirrors = others | {"delta": delta, "buffers": floats, "counters": counters}
     return {part: tree for part, tree in mirrors.items() if part in reply.update}
 
 

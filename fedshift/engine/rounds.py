@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.algorithms.base import Algorithm, Routes, trained_model
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients, largest_label
 from fedshift.engine.allocator import keep_memory
@@ -161,6 +161,20 @@ def check_router(algorithm: Algorithm, federation: Federation) -> None:
         client_logits(found, len(federation.clients))
 
 
+def check_phases(algorithm: Algorithm, params: Params, rounds: int) -> None:
+    """Raise InputError for a phase that trains no parameter, or names one that there is not.
+
+    Of the first and the last round: stages between them are seen by the clients.
+    """
+    for stage in (algorithm.at(1), algorithm.at(max(1, rounds))):
+        model = trained_model(stage)
+        if model is None:
+            continue
+        own = params if model is algorithm.model else model.init()[0]
+        for phase in stage.phases().values():
+            phase.check(model, own)
+
+
 def _first_with_examples(federation: Federation) -> ClientData | None:
     return next((c for c in federation.clients if len(c.y)), None)
 
@@ -198,6 +212,7 @@ def run(
         raise InputError(f"rounds must be 0 or more, got {rounds}")
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
+    check_phases(algorithm, federation.params, rounds)
     current = start(algorithm, federation) if after is None else after
     if rounds > current.t:
         check_schedule(algorithm, rounds)
