@@ -77,7 +77,11 @@ class Scaffold:
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         held = {k: table[k] for k in ("n", *self.combine.needs)}
-        model = {"params": params, "buffers": buffers, "optimizer": self.server.init(self.model.trainable(params))}
+        model = {
+            "params": params,
+            "buffers": buffers,
+            "optimizer": self.server.init(self.model.trainable(params)),
+        }
         population = {"weight": self.combine.weigh(held)}
         control = zeros(self.model.trainable(params))
         return model | {"control": control, "population": population, "table": held}

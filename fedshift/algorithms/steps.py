@@ -106,7 +106,9 @@ def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimize
     Parameters that nobody sends (`Model.fixed`) stay as they are.
     """
     weights, old = updates["cohort"]["weight"], server["params"]
-    moved, state = optimizer({k: v for k, v in old.items() if k in delta}, delta, server["optimizer"])
+    moved, state = optimizer(
+        {k: v for k, v in old.items() if k in delta}, delta, server["optimizer"]
+    )
     params = old | moved
     buffers = total(updates, "buffers", weights)
     counters = combine_counters(weights, updates["counters"])

@@ -75,10 +75,10 @@ def gradient_trace(
 ) -> Tensor:
     """sum_s ||g_s(theta)||^2 over the batches s of one epoch, g_s their mean gradients, [] float64.
 
-    In evaluation mode, over all parameters but `model.fixed`. Of the negative log-likelihood with batches of one
-    example it is n times the trace of the empirical Fisher information; with larger batches
-    gradients cancel within one, and the value depends on the batch size and grows with the number
-    of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors' code (clientas.py).
+    In evaluation mode, over all parameters but `model.fixed`. Of the negative log-likelihood with
+    batches of one example it is n times the trace of the empirical Fisher information; with larger
+    batches gradients cancel within one, and the value depends on the batch size and grows with the
+    number of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors' code (clientas.py).
     """
     total = torch.zeros((), dtype=torch.float64, device=data.w.device)
     moving = model.trainable(params)

@@ -174,6 +174,7 @@ class Local:
         *extra: Oracle,
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
+        model.refresh(params, buffers)
         moving, frozen = self.parts(model, params)
         if not moving:
             self.check(model, params)

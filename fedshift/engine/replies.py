@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshift.engine.backends import Reply
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import split_buffers
-from fedshift.tree import Parts, flatten, same_form, same_parts
+from fedshift.tree import Params, Parts, flatten, same_form, same_parts
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 # By how much counters (batches that running statistics have seen) may grow in one round.
@@ -41,8 +41,8 @@ def expected_update(
     The model that was sent, not the server's: clients may receive only rows of a layer. For all
     else, the form that most replies have, so that one odd client does not make the others look odd;
     forms that mirror what was sent, and hold none but the method's `parts` (any if left out), come
-    first, and of two equals the one with more parts. `message` gives what a client was sent; what is
-    `fixed` of its model does not come back.
+    first, and of two equals the one with more parts. `message` gives what a client was sent; what
+    is `fixed` of its model does not come back.
     """
     usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts, fixed)
     own = {k: v for k, v in usual.update.items() if not parts or k in parts}
@@ -149,38 +149,47 @@ def _odd_form(reply: Reply, expected: Parts) -> str:
 
 
 def check_reply(
-    reply: Reply, message: Callable[[int], Parts], summed: Collection[str] = ()
-) -> None:
+    reply: Reply, message: Callable[[int], Parts], summed: Collection[str] = (),
+    infinite: Params | None = None,
+) -> None:  # fmt: skip
     """`check_finite`, for the parts that are not `summed`, and `check_said`."""
     own = {part: tree for part, tree in reply.update.items() if part not in summed}
-    check_finite(Reply(reply.client, own, reply.changed))
+    check_finite(Reply(reply.client, own, reply.changed), infinite)
     check_said(reply, message)
 
 
-def check_finite(reply: Reply) -> None:
+def check_finite(reply: Reply, infinite: Params | None = None) -> None:
     """Raise DivergedError for non-finite numbers in what a client sends, or would keep.
+
+    But for buffers of the names and numbers of `infinite`: training has not made them.
 
     What a client keeps must be finite too: a personal model may diverge without a word of it in
     the update, and would be served.
     """
-    if odd := _not_finite(reply.update):
+    if odd := _not_finite(reply.update, infinite or {}):
         raise DivergedError(
             f'client {reply.client} sent non-finite numbers in "{odd}": its '
             "training diverged. Lower the learning rate, or look at this client's data"
         )
-    if odd := _not_finite(reply.changed):
+    if odd := _not_finite(reply.changed, infinite or {}):
         raise DivergedError(
             f'client {reply.client} would keep non-finite numbers in "{odd}": its own model '
             "diverged. Lower the learning rate, or the strength of what pulls on this model"
         )
 
 
-def _not_finite(parts: Parts) -> str:
+def not_finite(tree: Params) -> Params:
+    """The entries that hold NaN or infinity."""
+    return {name: v for name, v in tree.items() if not finite(v)}
+
+
+def _not_finite(parts: Parts, infinite: Params) -> str:
     """The first tensor that is not finite; empty if all are."""
     # What is no tree of tensors fails before any number is looked at.
     leaves = [(part, name, v) for part, tree in parts.items() for name, v in tree.items()]
     for part, name, v in leaves:
-        if not finite(v):
+        constant = name in infinite and part.endswith("buffers") and _same(v, infinite[name])
+        if not (constant or finite(v)):
             return f"{part}/{name}"
     return ""
 
@@ -199,17 +208,26 @@ def check_said(reply: Reply, message: Callable[[int], Parts]) -> None:
     counters = reply.update.get("counters", {})
     before = message(reply.client).get("buffers", {}) if counters else {}
     for name, v in counters.items():
-        most = before.get(name, torch.zeros_like(v)) + MOST_BATCHES
-        if bool((v < 0).any()) or bool((v > most).any()):
+        if name in before and _same(v, before[name]):  # a constant, whatever it is
+            continue
+        most = before.get(name, torch.zeros_like(v)).long() + MOST_BATCHES
+        if bool((v.long() < 0).any()) or bool((v.long() > most).any()):
             raise TrainingError(
                 f'client {reply.client} sent "counters/{name}" = {v.flatten()[:3].tolist()}, '
                 "which is no count of batches"
             )
 
 
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether all entries are the same, NaN like NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def finite(v: Tensor) -> bool:
     """Whether all entries are finite."""
-    if not (v.is_floating_point() or v.is_complex()):
+    if v.is_complex():
+        return bool(torch.isfinite(v).all())
+    if not v.is_floating_point():
         return True
     if v.numel() == 1 and v.dtype in PLAIN:
         return math.isfinite(v.item())

@@ -20,6 +20,7 @@ from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply, Summer
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
+from fedshift.tree import Params
 
 # Names, shapes and types of a client's update.
 Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
@@ -28,13 +29,14 @@ Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 class Terms(NamedTuple):
     """What a process must know to sum its clients' updates: part -> their weights, ascending.
 
-    parts, fixed: as in `engine.gate.Asked`
+    parts, fixed, infinite: as in `engine.gate.Asked`
     """
 
     gate: Gate
     parts: frozenset[str]
     weights: Mapping[str, tuple[float, ...]]
     fixed: frozenset[str] = frozenset()
+    infinite: Params | None = None
 
 
 @runtime_checkable
@@ -64,7 +66,7 @@ class Books:
         if not whole or len(clients) < 3 or self.fold.telling(clients) != whole:
             return None
         asked, numbers = self.asked, self.fold.numbers(clients)
-        return Terms(self.gate, asked.parts, numbers, asked.fixed)
+        return Terms(self.gate, asked.parts, numbers, asked.fixed, asked.infinite)
 
     def own(
         self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
@@ -175,7 +177,8 @@ def _good(gate: Gate, block: Block, asked: Asked) -> bool:
 def _asked(jobs: Sequence[Job], terms: Terms) -> Asked:
     messages = {job.client: job.message for job in jobs}
     clients = tuple(sorted(messages))
-    return Asked(jobs[0].t, clients, messages.__getitem__, terms.parts, terms.fixed)
+    known = terms.parts, terms.fixed, terms.infinite
+    return Asked(jobs[0].t, clients, messages.__getitem__, *known)
 
 
 def _fold(clients: tuple[int, ...], terms: Terms) -> Fold:

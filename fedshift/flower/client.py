@@ -17,7 +17,7 @@ from fedshift.data import ClientData, Examples, count, label_counts
 from fedshift.engine.backends import Reply
 from fedshift.engine.evaluate import score
 from fedshift.engine.one_round import job_of
-from fedshift.engine.replies import check_finite
+from fedshift.engine.replies import check_finite, not_finite
 from fedshift.errors import FedshiftError, InputError
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
@@ -223,6 +223,7 @@ def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     return kept or site.algorithm.init_client(*site.start, site.data)
 
 
+@torch.inference_mode(False)
 def _trained(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None
 ) -> tuple[Parts, Parts]:
@@ -231,7 +232,7 @@ def _trained(
     stage, state = site.algorithm.at(t), _state(site, context, disk)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
     update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
-    check_finite(Reply(client, update, changed))
+    check_finite(Reply(client, update, changed), not_finite(site.start[1]))
     return update, state | changed
 
 
