@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError, UnfitError
-from fedshift.examples import check_importance, check_labels
+from fedshift.examples import check_finite, check_importance, check_labels
 from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.layout import channels_last
 
@@ -98,12 +98,7 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
     if len(x) != len(y):
         raise InputError(f"client {client} has {len(x)} inputs and {len(y)} labels; give as many")
     check_labels(y, client)
-    bad = first_not_finite(x)
-    if bad is not None:
-        raise InputError(
-            f"client {client}: x[{bad}] holds NaN or infinity; leave such examples out, or fill "
-            "them in, before training"
-        )
+    check_finite(x, f"client {client}: x", "training")
     return ClientData(x, y.long(), torch.ones(len(y)), torch.tensor(int(client)))
 
 
@@ -274,12 +269,7 @@ class Examples:
     y: Tensor
 
     def __post_init__(self) -> None:
-        bad = first_not_finite(self.x)
-        if bad is not None:
-            raise InputError(
-                f"x[{bad}] of these examples holds NaN or infinity; leave such examples out, or "
-                "fill them in, before a model is scored on them"
-            )
+        check_finite(self.x, "examples: x", "a model is scored on them")
         if self.y.dtype != torch.int64 and not self.y.is_floating_point():
             object.__setattr__(self, "y", self.y.long())
 

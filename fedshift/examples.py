@@ -21,6 +21,16 @@ def first_not_finite(x: Tensor) -> int | None:
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 
 
+def check_finite(x: Tensor, what: str, until: str) -> None:
+    """Raise InputError, with the first row, where x [n, ...] holds NaN or infinity."""
+    bad = first_not_finite(x)
+    if bad is not None:
+        raise InputError(
+            f"{what}[{bad}] holds NaN or infinity; leave such examples out, or fill them in, "
+            f"before {until}"
+        )
+
+
 def check_labels(y: Tensor, client: int) -> None:
     """Raise InputError unless y [n] are whole numbers of at least 0."""
     if y.ndim != 1:

@@ -174,10 +174,7 @@ class Local:
         *extra: Oracle,
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
-        model.refresh(params, buffers)
-        moving, frozen = self.parts(model, params)
-        if not moving:
-            self.check(model, params)
+        moving, frozen = self._begun(model, params, buffers)
         if plan.dense:
             # It knows the oracles, and they know this module.
             from fedshift.client.dense import train_dense
@@ -215,6 +212,13 @@ class Local:
             raise InputError(
                 f"{' and '.join(asked)} leave no parameter of the model; there is nothing to train"
             )
+
+    def _begun(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
+        model.refresh(params, buffers)
+        moving, frozen = self.parts(model, params)
+        if not moving:
+            self.check(model, params)
+        return moving, frozen
 
     def _descent(self) -> Descent:
         return Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)

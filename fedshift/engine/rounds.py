@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from operator import is_not
 from typing import Any
 
@@ -45,7 +46,7 @@ class Federation:
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
     says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
-    are left out (`fedshift.data.without_gaps`). infinite: as in `engine.gate.Asked`.
+    are left out (`fedshift.data.without_gaps`).
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
     table of other clients.
     """
@@ -57,7 +58,6 @@ class Federation:
     seeds: Seeds
     gate: Gate = Gate()
     shelf: Shelf = Shelf()
-    infinite: Params = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_clients(self.clients)
@@ -69,11 +69,15 @@ class Federation:
                 )
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
-        object.__setattr__(self, "infinite", not_finite(self.buffers))
         if not isinstance(self.clients, Surveyed):
             whole = [_ordinary(without_gaps(c)) for c in self.clients]
             if any(map(is_not, whole, self.clients)):
                 object.__setattr__(self, "clients", tuple(whole))
+
+    @cached_property
+    def infinite(self) -> Params:
+        """Buffers that are not finite from the first, see `engine.gate.Asked`."""
+        return not_finite(self.buffers)
 
 
 def _ordinary(data: ClientData) -> ClientData:
@@ -117,7 +121,7 @@ def play_round(
     the method needs no more than their sums. Gradients are taken wherever it is called from, within
     `torch.no_grad()` too.
     """
-    opened, clients = open_round(algorithm, server, ids, t), federation.clients
+    opened, gate = open_round(algorithm, server, ids, t), federation.gate
     stage, seed = opened.stage, federation.seeds.batch
 
     def state_of(i: int) -> Parts:
@@ -126,9 +130,8 @@ def play_round(
     def keep(client: int, changed: Parts) -> None:
         draft.put(client, state_of(client) | changed)
 
-    jobs = jobs_of(opened, clients, state_of, seed)
-    gate, draft = federation.gate, federation.shelf.draft(states)
-    asked = question(opened, federation.infinite)
+    jobs = jobs_of(opened, federation.clients, state_of, seed)
+    asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
