@@ -24,8 +24,7 @@ class ClientData(NamedTuple):
 
     `w` is an example's importance in the loss, finite and 0 or more; one of 0 is left out, as if it
     were not there. Importance weighting is therefore a change of data, not of loss code.
-    What trains takes examples of importance 0 to be padding at the end; a `Federation` sees to it
-    (`without_gaps`).
+    Within a round such examples are padding at the end; a `Federation` has none (`of_importance`).
     """
 
     x: Tensor
@@ -102,15 +101,18 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
     return ClientData(x, y.long(), torch.ones(len(y)), torch.tensor(int(client)))
 
 
-def without_gaps(data: ClientData) -> ClientData:
-    """The client, without the examples of importance 0 where others follow one.
-
-    Training takes such examples to be padding at the end; where they are, the client is as it was.
-    """
-    held = data.w != 0
-    if bool(held[: int(held.sum())].all()):
-        return data
-    return ClientData(data.x[held], data.y[held], data.w[held], data.id)
+def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
+    """The clients without their examples of importance 0; the same ones where there are none."""
+    if isinstance(clients, Surveyed):
+        return clients
+    held = [c.w != 0 for c in clients]
+    if all(bool(rows.all()) for rows in held):
+        return clients
+    pairs = zip(clients, held, strict=True)
+    return tuple(
+        c if bool(rows.all()) else ClientData(c.x[rows], c.y[rows], c.w[rows], c.id)
+        for c, rows in pairs
+    )
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ MAY = {
     "holdout": CORE,
     "datasets": CORE | {"holdout"},
     "engine": CORE | {"data", "model", "client", "server", "algorithms.base"},
-    "flower": CORE | {"data", "engine", "server", "algorithms.base"},
+    "flower": CORE | {"data", "examples", "engine", "server", "algorithms.base"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "seeds"},
 }
 

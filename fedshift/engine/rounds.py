@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
-from operator import is_not
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, Routes, trained_model
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, Surveyed, check_clients, largest_label, without_gaps
+from fedshift.data import ClientData, Surveyed, check_clients, largest_label, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
@@ -46,7 +45,7 @@ class Federation:
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
     says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
-    are left out (`fedshift.data.without_gaps`).
+    are left out (`fedshift.data.of_importance`).
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
     table of other clients.
     """
@@ -69,20 +68,15 @@ class Federation:
                 )
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
-        if not isinstance(self.clients, Surveyed):
-            whole = [_ordinary(without_gaps(c)) for c in self.clients]
-            if any(map(is_not, whole, self.clients)):
-                object.__setattr__(self, "clients", tuple(whole))
+        clients = of_importance(self.clients)
+        if not isinstance(clients, Surveyed) and any(v.is_inference() for c in clients for v in c):
+            clients = tuple(ClientData(**ordinary(c._asdict())) for c in clients)
+        object.__setattr__(self, "clients", clients)
 
     @cached_property
     def infinite(self) -> Params:
         """Buffers that are not finite from the first, see `engine.gate.Asked`."""
         return not_finite(self.buffers)
-
-
-def _ordinary(data: ClientData) -> ClientData:
-    made = data._asdict()
-    return ClientData(**ordinary(made)) if any(v.is_inference() for v in data) else data
 
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
