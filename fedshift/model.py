@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedshift.errors import InputError
 from fedshift.pooling import pooled, with_pools
 from fedshift.seeds import key
-from fedshift.stateless import Modules, Places, call, changed, misfit, modules_of, places
+from fedshift.stateless import Modules, Places, alike, call, changed, misfit, modules_of, places
 from fedshift.tree import Params
 
 NOTHING = contextlib.nullcontext()
@@ -75,7 +75,7 @@ class Model:
     @torch.inference_mode(False)
     def init(self) -> tuple[Params, Params]:
         """(parameters, buffers) as the module holds them now, copied."""
-        self.__post_init__()  # parameters may have come and gone in layers that are still there
+        self._renew()
         params = {k: v.detach().clone() for k, v in self.net.named_parameters()}
         buffers = {k: v.detach().clone() for k, v in self.net.named_buffers()}
         return params, buffers
@@ -92,10 +92,16 @@ class Model:
 
     def check(self, params: Params, buffers: Params) -> None:
         """Raise InputError for tensors that the network does not have, and for such that miss."""
-        self.__post_init__()
+        self._renew()
         given = params | buffers
         if given.keys() != self._places.keys():
             raise misfit(self._places, given)
+
+    def _renew(self) -> None:
+        """Look at the network again if anything is where it was not, or fixed that was not."""
+        moved = changed(self._modules) or not alike(self._places, places(self.net))
+        if moved or self.fixed != _fixed(self.net):
+            self.__post_init__()
 
     def loaded(self, params: Params, buffers: Params) -> nn.Module:
         """A copy of the network that holds these tensors, in evaluation mode.
@@ -159,11 +165,12 @@ class Model:
                 module.eval()
         # Where there is nothing to turn, entering a block would cost as much as a small layer.
         with pooled(self._pools) if self._pools else NOTHING:
-            given = params | buffers
+            given, written = params | buffers, buffers if training else None
             if training and self._writes.get(True) is False:  # x is a batch, and nobody else's
-                out = call(self.net, self._places, given, x)
+                out = call(self.net, self._places, given, x, written=written)
             else:
-                out = self._kept(x, training, partial(call, self.net, self._places, given))
+                run = partial(call, self.net, self._places, given, written=written)
+                out = self._kept(x, training, run)
         return out if isinstance(out, dict) else {"logits": out}
 
     def _kept(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:

@@ -31,6 +31,15 @@ def places(net: nn.Module) -> Places:
     return {name: tuple(where) for name, where in found.items()}
 
 
+def alike(one: Places, other: Places) -> bool:
+    """Whether the same names are held in the same places."""
+
+    def seen(places: Places) -> dict[str, list[tuple[int, Any]]]:
+        return {name: [(id(held), key) for held, key in where] for name, where in places.items()}
+
+    return seen(one) == seen(other)
+
+
 def modules_of(net: nn.Module) -> Modules:
     """What every module of the network consists of, for `changed`."""
     return tuple(
@@ -53,11 +62,14 @@ def _held(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
         yield from ((module._flat_weights, k, v) for k, v in enumerate(module._flat_weights))
 
 
-def call(net: nn.Module, where: Places, tensors: Params, *inputs: Any) -> Any:
+def call(
+    net: nn.Module, where: Places, tensors: Params, *inputs: Any, written: Params | None = None
+) -> Any:
     """net(*inputs) with `tensors` by name; what a name has no tensor for stays the module's own.
 
     As `torch.func.functional_call`, whose checks at every call cost as much as a small layer; and
     recurrent layers use the given weights, too. What the pass writes goes to the given tensors.
+    written: some of these, in which those that the pass puts in their places are put, too.
     Raises InputError for a name that the module does not have.
     """
     try:
@@ -68,7 +80,12 @@ def call(net: nn.Module, where: Places, tensors: Params, *inputs: Any) -> Any:
         for name, tensor in tensors.items():
             for holder, key in where[name]:
                 holder[key] = tensor
-        return net(*inputs)
+        out = net(*inputs)
+        for name in written or ():
+            holder, key = where[name][0]
+            if holder[key] is not tensors[name]:
+                written[name] = holder[key]  # type: ignore[index]
+        return out
     finally:
         for holder, key, tensor in own:
             holder[key] = tensor

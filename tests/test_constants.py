@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,36 @@ def test_what_does_not_fit_is_not_loaded() -> None:
         model.loaded({**params, "head.bias": torch.zeros(2)}, buffers)
     with pytest.raises(InputError, match='"body.1.running_mean" is missing'):
         model.loaded(params, {})
+
+
+def test_a_buffer_that_the_pass_replaces_is_kept() -> None:
+    """As one that it writes to: `self.seen = self.seen + 1` and `self.seen += 1` are one."""
+
+    class Counting(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.in_place, self.head = in_place, nn.Linear(FEATURES, CLASSES)
+            self.register_buffer("seen", torch.zeros(()).long())
+            self.register_buffer("mean", torch.zeros(CLASSES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.head(x)
+            if self.training and self.in_place:
+                self.seen += 1
+                self.mean.mul_(0.9).add_(0.1 * z.detach().mean(0))
+            elif self.training:
+                self.seen = self.seen + 1
+                self.mean = self.mean * 0.9 + 0.1 * z.mean(0)
+            return z  # type: ignore[no-any-return]
+
+    for backend in (loop, Stacked()):
+        servers = []
+        for in_place in (True, False):
+            model = build(partial(Counting, in_place), seed=0)
+            algorithm, federation = METHODS["fedavg"](model), make_federation(model)
+            servers.append(last(run(algorithm, federation, 2, backend=backend)).server)
+            assert int(model.net.seen) == 0
+        one, two = (server["buffers"] for server in servers)
+        assert int(one["seen"]) == int(two["seen"]) == 10  # of the client of 40 examples
+        assert torch.allclose(one["mean"], two["mean"])
+        assert float(one["mean"].abs().max()) > 1e-3

@@ -249,25 +249,3 @@ def trap_nan_in_test_data() -> str:
         return verdict(True, f"accuracy {got.accuracy:.2f}")
 
     return said(use)
-
-
-def trap_complex_parameters() -> str:
-    """My network has complex parameters."""
-
-    class Turning(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.turn = nn.Parameter(torch.polar(torch.ones(4), torch.ones(4)))
-            self.body = net()
-
-        def forward(self, x: Tensor) -> Any:
-            return self.body((x * self.turn).real + (x * self.turn).imag)
-
-    def use() -> str:
-        model = Model(Turning())
-        after = played(model).server["params"]["turn"]
-        return verdict(
-            torch.equal(after.imag, model.init()[0]["turn"].imag), "imaginary parts never moved"
-        )
-
-    return said(use)
