@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError, UnfitError
+from fedshift.examples import check_finite, check_importance, check_labels
+from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.layout import channels_last
 
 
 class ClientData(NamedTuple):
     """One client's examples: x [n, ...], y [n] int64, w [n], id [].
 
-    `w` is an example's importance in the loss; `w = 0` marks padding at the end. Importance
-    weighting is therefore a change of data, not of loss code.
+    `w` is an example's importance in the loss, finite and 0 or more; one of 0 is left out, as if it
+    were not there. Importance weighting is therefore a change of data, not of loss code.
+    Within a round such examples are padding at the end; a `Federation` has none (`of_importance`).
     """
 
     x: Tensor
@@ -93,39 +96,23 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
             )
     if len(x) != len(y):
         raise InputError(f"client {client} has {len(x)} inputs and {len(y)} labels; give as many")
-    _check_labels(y, client)
-    bad = first_not_finite(x)
-    if bad is not None:
-        raise InputError(
-            f"client {client}: x[{bad}] holds NaN or infinity; leave such examples out, or fill "
-            "them in, before training"
-        )
+    check_labels(y, client)
+    check_finite(x, f"client {client}: x", "training")
     return ClientData(x, y.long(), torch.ones(len(y)), torch.tensor(int(client)))
 
 
-def first_not_finite(x: Tensor) -> int | None:
-    """The first row of x [n, ...] that holds NaN or infinity; None where all is finite.
-
-    Whole numbers are not looked at: bytes may be mapped from disk, and stay there.
-    """
-    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
-    # sum of finite entries that overflows is settled by the look.
-    if not (x.is_floating_point() or x.is_complex()) or bool(torch.isfinite(x.sum())):
-        return None
-    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
-    return int(bad.nonzero()[0]) if bool(bad.any()) else None
-
-
-def _check_labels(y: Tensor, client: int) -> None:
-    if y.ndim != 1:
-        raise InputError(f"client {client}: labels of shape {tuple(y.shape)}; give one per example")
-    if y.is_floating_point() or y.is_complex():
-        raise InputError(
-            f"client {client}: labels are {y.dtype}; they are class numbers 0, 1, ...: "
-            "give whole numbers, as y.long() makes them"
-        )
-    if len(y) and int(y.min()) < 0:
-        raise InputError(f"client {client} has label {int(y.min())}; labels are 0, 1, ..., K-1")
+def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
+    """The clients without their examples of importance 0; the same ones where there are none."""
+    if isinstance(clients, Surveyed):
+        return clients
+    held = [c.w != 0 for c in clients]
+    if all(bool(rows.all()) for rows in held):
+        return clients
+    pairs = zip(clients, held, strict=True)
+    return tuple(
+        c if bool(rows.all()) else ClientData(c.x[rows], c.y[rows], c.w[rows], c.id)
+        for c, rows in pairs
+    )
 
 
 @runtime_checkable
@@ -152,8 +139,8 @@ def largest_label(clients: Sequence[ClientData]) -> int:
 def check_clients(clients: Sequence[ClientData]) -> None:
     """Refuse, with InputError, clients that cannot be one federation.
 
-    There must be one at least, ids must be positions, labels class numbers in int64, and all
-    inputs of one type.
+    There must be one at least, ids must be positions, labels class numbers in int64, importances
+    finite and not negative, one per example, and all inputs of one type.
     """
     if not clients:
         raise InputError("no clients; give at least one, made by fedshift.data.client_data")
@@ -166,7 +153,8 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             "an id is the client's position, client_data(x, y, position)"
         )
     for i, c in enumerate(clients):
-        _check_labels(c.y, i)
+        check_labels(c.y, i)
+        check_importance(c.w, len(c.y), i)
         if c.y.dtype != torch.int64:
             raise InputError(f"client {i}: labels are {c.y.dtype}; client_data makes them int64")
         if c.x.dtype != clients[0].x.dtype:
@@ -273,10 +261,19 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and labels that belong to nobody's training: x [n, ...], y [n] int64."""
+    """Inputs and labels that belong to nobody's training: x [n, ...], y [n] int64.
+
+    Labels of other types of whole numbers become int64. Raises InputError for inputs that are not
+    finite: whatever a model answers to them is no answer.
+    """
 
     x: Tensor
     y: Tensor
+
+    def __post_init__(self) -> None:
+        check_finite(self.x, "examples: x", "a model is scored on them")
+        if self.y.dtype != torch.int64 and not self.y.is_floating_point():
+            object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
         return len(self.y)
@@ -332,13 +329,15 @@ class Task:
 def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     """The server's own table of the clients: n [M] and labels [M, K], float64.
 
-    Raises InputError without clients, and for a label that is not below K.
+    Raises InputError without clients, for a label that is not below K, and for importances that are
+    not one number per example, finite and 0 or more.
     """
     if not clients:
         raise InputError("no clients to register; give at least one")
     if isinstance(clients, Surveyed):
         return clients.register(classes)
     for i, c in enumerate(clients):
+        check_importance(c.w, len(c.y), i)
         if len(c.y) and int(c.y.max()) >= classes:
             raise InputError(
                 f"client {i} has label {int(c.y.max())}; with {classes} classes labels are "

@@ -48,6 +48,12 @@ def sub(a: Params, b: Params) -> Params:
     return map_(torch.sub, a, b)
 
 
+@torch.inference_mode(False)
+def ordinary(a: Params) -> Params:
+    """The same numbers in tensors that gradients can be taken of: copies of inference mode's."""
+    return {k: v.clone() if v.is_inference() else v for k, v in a.items()}
+
+
 def zeros(a: Params) -> Params:
     """Zeros of the shapes of a."""
     return map_(torch.zeros_like, a)
@@ -117,23 +123,28 @@ def _check_stackable(first: Parts, one: Parts, i: int) -> None:
 def weighted_sum(weights: Tensor, stacked: Params) -> Params:
     """sum_i w_i v_i over the first axis; weights [C], leaves [C, ...] -> [...].
 
-    Accumulated in float64 in the order of the rows and cast once. Rows of weight exactly 0 are
-    left out before multiplying, because 0 * NaN is NaN.
+    Accumulated in float64, or complex128, in the order of the rows and cast once. Rows of weight
+    exactly 0 are left out before multiplying, because 0 * NaN is NaN.
     """
     rows = torch.nonzero(weights).flatten().tolist()
     w = weights.double()
     by = [w[i] for i in rows]
 
     def total(leaf: Tensor) -> Tensor:
-        out = torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
+        out = torch.zeros(leaf.shape[1:], dtype=sum_type(leaf.dtype), device=leaf.device)
         accumulate(out, [leaf[i] for i in rows], by)
         return out.to(leaf.dtype)
 
     return map_(total, stacked)
 
 
+def sum_type(kind: torch.dtype) -> torch.dtype:
+    """What tensors of this type are summed in."""
+    return torch.complex128 if kind.is_complex else torch.float64
+
+
 def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """total [...] float64, contiguous, += w_i v_i, row after row; rows [...], weights [].
+    """total [...] of `sum_type`, contiguous, += w_i v_i, row after row; rows [...], weights [].
 
     Row by row within a block of columns: the bits are those of whole rows added in turn, and the
     block's sums are read and written once for all rows.
@@ -141,7 +152,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
     if total.numel() <= FEW and len(rows) in MANY and total.device.type == "cpu":
         # A running sum adds in turn, too (not on a GPU), in one call where rows took three each.
         by = torch.stack(list(weights)).view(-1, *[1] * total.dim())
-        products = torch.stack(list(rows)).double().mul_(by)
+        products = torch.stack(list(rows)).to(total.dtype).mul_(by)
         total.copy_(torch.cat([total[None], products]).cumsum(0)[-1])
         return
     if total.numel() <= COLUMNS:
@@ -149,7 +160,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
         for row, w in zip(rows, weights, strict=True):
             total.add_(product.copy_(row).mul_(w))
         return
-    scratch = torch.empty(COLUMNS, dtype=torch.float64, device=total.device)
+    scratch = torch.empty(COLUMNS, dtype=total.dtype, device=total.device)
     cut = [torch.split(row.reshape(-1), COLUMNS) for row in rows]
     for i, sums in enumerate(torch.split(total.view(-1), COLUMNS)):
         product = scratch[: len(sums)]

@@ -15,9 +15,10 @@ MAY = {
     "tree": {"errors"},
     "seeds": set(),
     "layout": {"errors"},
-    "data": CORE | {"layout"},
+    "examples": {"errors"},
+    "data": CORE | {"layout", "examples"},
     "pooling": set(),
-    "stateless": {"tree"},
+    "stateless": {"tree", "errors"},
     "randomness": {"errors"},
     "model": CORE | {"pooling", "randomness", "stateless"},
     "estimate": {"errors"},
@@ -32,7 +33,7 @@ MAY = {
     "holdout": CORE,
     "datasets": CORE | {"holdout"},
     "engine": CORE | {"data", "model", "randomness", "client", "server", "algorithms.base"},
-    "flower": CORE | {"data", "engine", "server", "algorithms.base", "randomness"},
+    "flower": CORE | {"data", "examples", "engine", "server", "algorithms.base", "randomness"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "seeds"},
 }
 

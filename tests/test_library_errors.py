@@ -142,9 +142,11 @@ def test_a_batch_of_one_says_what_to_do(normed: Model) -> None:
 
 
 def test_a_prefix_that_matches_no_parameter_is_refused(mlp: Model) -> None:
-    algorithm = FedAvg(mlp, local=Local(only=("haed.",)))
-    with pytest.raises(TrainingError, match=r"only=\('haed\.',\) matches no parameter"):
-        next(run(algorithm, make_federation(mlp), 1))
+    for name in ("only", "frozen"):
+        algorithm = FedAvg(mlp, local=Local(**{name: ("haed.",)}))
+        message = f'{name} prefix "haed." matches no parameter; .* Did you mean "head."'
+        with pytest.raises(InputError, match=message):
+            next(run(algorithm, make_federation(mlp), 1))
 
 
 @pytest.mark.parametrize(

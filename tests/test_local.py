@@ -242,7 +242,7 @@ def test_frozen_parameters_stay(mlp: Model) -> None:
     moved = {k for k in params if not torch.equal(end[k], params[k])}
     assert moved == {"body.1.weight", "body.1.bias"}
     both = replace(local, only=("body.", "head."))
-    assert set(both.parts(params)[0]) == moved
+    assert set(both.parts(mlp, params)[0]) == moved
     with pytest.raises(InputError, match=r"only=\('head.',\) and frozen=\('head.',\) leave no"):
         replace(local, only=("head.",))(mlp, CrossEntropy(), params, {}, {}, client, plan)
 

@@ -121,7 +121,7 @@ class Afl:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
             "table": {"n": table["n"]},
             # n lambda rather than lambda: it starts at the exact sizes, as FedAvg's weights do.
             "mixture": {"mass": self._by_domain(table["n"], torch.arange(len(table["n"])), table)},
@@ -158,12 +158,12 @@ class Afl:
         context = context_of(params, buffers, state, data)
         risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
         if "idle" in message:
-            idle = update_of(params, params, buffers, risk.to(data.w.dtype), data)
+            idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
             return idle | {"risk": {"loss": risk}}, {}
         end, after, loss = train_locally(
             self.model, self.objective, numbered(self.local), params, buffers, state, data, plans
         )
-        update = update_of(params, end, after, loss, data)
+        update = update_of(self.model, params, end, after, loss, data)
         return update | {"risk": {"loss": risk}}, self.objective.remember(end, after, data)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:

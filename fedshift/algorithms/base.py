@@ -93,6 +93,19 @@ class Routes(Protocol):
         """Whether the clients' ids are learned; then the network needs a column per client."""
 
 
+@runtime_checkable
+class TrainsAnother(Protocol):
+    """What a stage says besides, if what it trains is not the method's network."""
+
+    def trained_model(self) -> Model | None:
+        """The network whose parameters its messages and updates hold; None where they hold none."""
+
+
+def trained_model(stage: Algorithm) -> Model | None:
+    """The network that a round trains: the method's, unless its stage says another."""
+    return stage.trained_model() if isinstance(stage, TrainsAnother) else stage.model
+
+
 def takes_many(client_update: Update) -> Update:
     """Mark a `client_update` that takes C clients at once where it has one phase, trained densely.
 

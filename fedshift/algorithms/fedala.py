@@ -62,7 +62,7 @@ class FedAla:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -97,7 +97,7 @@ class FedAla:
         end, after, loss = train_locally(
             self.model, self.objective, numbered(self.local), start, buffers, state, data, plans
         )
-        return update_of(received, end, after, loss, data), {
+        return update_of(self.model, received, end, after, loss, data), {
             "personal": end,
             "personal_buffers": after,
             **learned,

@@ -91,7 +91,7 @@ class FedAs:
         return {
             "params": shared,
             "buffers": self._share.shared(buffers),
-            "optimizer": self.server.init(shared),
+            "optimizer": self.server.init(self.model.trainable(shared)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -128,7 +128,7 @@ class FedAs:
             self.model, self.objective, phases, start, first, state, data, plans
         )
         shared = self._share.shared
-        update = update_of(shared(received), shared(end), shared(after), loss, data)
+        update = update_of(self.model, shared(received), shared(end), shared(after), loss, data)
         if self.fisher:
             context = context_of(end, after, state, data)
             frame = (end, after, context, data, plans["pass"])

@@ -52,7 +52,7 @@ class FedAvg:
         return {
             "params": shared,
             "buffers": self.share.shared(buffers),
-            "optimizer": self.server.init(shared),
+            "optimizer": self.server.init(self.model.trainable(shared)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -91,7 +91,7 @@ class FedAvg:
         # Where clients are trained at once, what they end at was made for them (`client.dense`). It
         # is nobody else's unless a term keeps it.
         own = all(plan.rows.dim() == 3 for plan in plans.values()) and not remembered
-        update = update_of(shared(start), shared(end), shared(after), loss, data, own)
+        update = update_of(self.model, shared(start), shared(end), shared(after), loss, data, own)
         return update, {
             "private": self.share.kept(end),
             "private_buffers": self.share.kept(after),

@@ -55,13 +55,14 @@ class FedDyn:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
-            "memory": zeros(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
+            "memory": zeros(self.model.trainable(params)),
             "table": {"n": table["n"]},
         }
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return {"memory": zeros(params), **self.objective.remember(params, buffers, data)}
+        memory = zeros(self.model.trainable(params))
+        return {"memory": memory, **self.objective.remember(params, buffers, data)}
 
     def phases(self) -> Mapping[str, Local]:
         return numbered(self.local)
@@ -84,8 +85,9 @@ class FedDyn:
         end, after, loss = train_locally(
             self.model, objective, self.phases(), start, buffers, state, data, plans, pull
         )
-        update = update_of(start, end, after, loss, data)
-        memory = add(state["memory"], sub(end, start), -self.alpha)
+        update = update_of(self.model, start, end, after, loss, data)
+        ends, starts = self.model.trainable(end), self.model.trainable(start)
+        memory = add(state["memory"], sub(ends, starts), -self.alpha)
         return update, {"memory": memory, **self.objective.remember(end, after, data)}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:

@@ -67,7 +67,7 @@ class FedNova:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -94,7 +94,7 @@ class FedNova:
             self.model, self.objective, self.phases(), start, buffers, state, data, plans
         )
         norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
-        update = update_of(start, end, after, loss, data) | {"normaliser": {"a": norm}}
+        update = update_of(self.model, start, end, after, loss, data) | {"normaliser": {"a": norm}}
         return update, self.objective.remember(end, after, data)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:

@@ -123,6 +123,11 @@ class CentralTuning:
                 f"labels are known; give a LabelSets, not {type(self.inner).__name__}"
             )
         head_rows(params, self.head, server["sets"]["held"].shape[1])
+        if not self._moving(params):
+            raise InputError(
+                f"central tuning has nothing to move: all of {list(self.head)} has "
+                'requires_grad=False; give part="all", or steps=0'
+            )
         logits = dry_logits(self.model, params, buffers, self._inputs(params)[:2])
         check_columns(logits, server["sets"]["held"].shape[1])
         nothing = torch.zeros(2, dtype=torch.float64)
@@ -172,6 +177,10 @@ class CentralTuning:
         stage = self.inner.at(t)
         return self if stage is self.inner else replace(self, inner=stage)
 
+    def _moving(self, params: Params) -> Params:
+        chosen = split(params, self.head)[0] if self.part == "head" else params
+        return self.model.trainable(chosen)
+
     def _inputs(self, params: Params) -> Tensor:
         kind = next(iter(params.values())).dtype
         return self.inputs.to(kind) if self.inputs.is_floating_point() else self.inputs
@@ -193,7 +202,7 @@ class CentralTuning:
         labels, found = wire_labels(server, cohort["id"]), []
         for j, i in enumerate(cohort["id"].tolist()):
             sent = self.inner.broadcast(server | {"cohort": cohort}, i)["params"]
-            params = {k: v + updates["delta"][k][j] for k, v in sent.items()}
+            params = sent | {k: sent[k] + v[j] for k, v in updates["delta"].items()}
             buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
             # Of a client without any label nothing is masked: 0/0 would survive its weight of 0.
             empty = (labels[j] < 0) & (labels[j] >= 0).any()
@@ -222,12 +231,12 @@ class CentralTuning:
         self, params: Params, buffers: Params, told: Opinions, batches: list[Tensor]
     ) -> Params:
         """The parameters after all steps."""
-        moving, fixed = split(params, self.head) if self.part == "head" else (params, {})
+        moving = self._moving(params)
         descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
         moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
-            z = self.model(at | fixed, buffers, told.x[rows])["logits"]
+            z = self.model(params | at, buffers, told.x[rows])["logits"]
             return self._loss(z, told, rows), {}
 
         for rows in batches:

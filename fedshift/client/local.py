@@ -12,6 +12,7 @@ from torch import Tensor
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
+from fedshift.client.sharing import check_prefixes, check_tuple
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
 from fedshift.errors import InputError, unknown
@@ -111,6 +112,8 @@ class Local:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        check_tuple("only", self.only)
+        check_tuple("frozen", self.frozen)
         if self.epochs is None and self.steps is None:
             # Said once made, so that equal phases are equal however they were written.
             object.__setattr__(self, "epochs", 1)
@@ -152,9 +155,10 @@ class Local:
             steps=self.steps,
         )
 
-    def parts(self, params: Params) -> tuple[Params, Params]:
-        """(parameters that move in this phase, the others)."""
-        moving = split(params, self.only)[0] if self.only else params
+    def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
+        """(parameters that move in this phase, the others, `model.fixed` among them)."""
+        moving = model.trainable(params)
+        moving = split(moving, self.only)[0] if self.only else moving
         moving = split(moving, self.frozen)[1] if self.frozen else moving
         return moving, {k: v for k, v in params.items() if k not in moving}
 
@@ -170,7 +174,7 @@ class Local:
         *extra: Oracle,
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
-        moving, frozen = self._checked_parts(params)
+        moving, frozen = self._begun(model, params, buffers)
         if plan.dense:
             # It knows the oracles, and they know this module.
             from fedshift.client.dense import train_dense
@@ -198,15 +202,22 @@ class Local:
         nothing = next(iter(params.values())).new_zeros(())
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
 
-    def _checked_parts(self, params: Params) -> tuple[Params, Params]:
-        moving, frozen = self.parts(params)
-        if not moving:
-            # Which of the two leaves nothing: prefixes that match none, or all that they match.
-            why = "matches no parameter" if self.only and not split(params, self.only)[0] else ""
+    def check(self, model: Model, params: Params) -> None:
+        """Raise InputError for a prefix that matches no parameter, and if no parameter moves."""
+        check_prefixes("only", self.only, params)
+        check_prefixes("frozen", self.frozen, params)
+        if not self.parts(model, params)[0]:
+            asked = [f"{k}={v}" for k, v in (("only", self.only), ("frozen", self.frozen)) if v]
+            asked += ["requires_grad=False"] * bool(model.fixed)
             raise InputError(
-                f"only={self.only} {why or f'and frozen={self.frozen} leave no parameter'}; there "
-                "is nothing to train"
+                f"{' and '.join(asked)} leave no parameter of the model; there is nothing to train"
             )
+
+    def _begun(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
+        model.refresh(params, buffers)
+        moving, frozen = self.parts(model, params)
+        if not moving:
+            self.check(model, params)
         return moving, frozen
 
     def _descent(self) -> Descent:

@@ -74,6 +74,10 @@ class Term(ABC):
         """The terms that this one is a sum of, without their factors; itself if it is none."""
         return (self,)
 
+    def reads_data(self) -> bool:
+        """Whether the value depends on the client's examples; else it teaches nothing by itself."""
+        return True
+
     def __add__(self, other: Term) -> Term:
         return Sum((*_summands(self), *_summands(other)))
 
@@ -105,6 +109,9 @@ class Sum(Term):
     def summands(self) -> tuple[Term, ...]:
         return tuple(one for term in self.terms for one in term.summands())
 
+    def reads_data(self) -> bool:
+        return any(term.reads_data() for term in self.terms)
+
 
 @dataclass(frozen=True)
 class Scaled(Term):
@@ -124,6 +131,9 @@ class Scaled(Term):
 
     def summands(self) -> tuple[Term, ...]:
         return self.term.summands() if self.scale else ()
+
+    def reads_data(self) -> bool:
+        return bool(self.scale) and self.term.reads_data()
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,9 @@ class Proximal(Term):
     def __post_init__(self) -> None:
         if not 0.0 < self.mu < float("inf"):
             raise InputError(f"Proximal mu must be a positive number, got {self.mu}")
+
+    def reads_data(self) -> bool:
+        return False
 
     def __call__(self, view: View) -> Tensor:
         held = split(view.params, self.free)[1] if self.free else view.params

@@ -101,3 +101,6 @@ class OwnLabels(Term):
 
     def hear(self, server: Parts) -> Parts:
         return self.term.hear(server)
+
+    def reads_data(self) -> bool:
+        return self.term.reads_data()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, trained_model
 from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
@@ -97,10 +97,16 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
     return opened._replace(ids=ids, weights=weights, asked=torch.ones(len(ids), dtype=torch.bool))
 
 
-def question(opened: Opened) -> Asked:
-    """What the gate must know of a round: who was asked, what, and what may come back."""
+def question(opened: Opened, infinite: Params | None = None) -> Asked:
+    """What the gate must know of a round: who was asked, what, and what may come back.
+
+    infinite: as in `Asked`.
+    """
     asked = tuple(opened.ids[opened.asked].tolist())
-    return Asked(opened.t, asked, opened.message, frozenset(opened.stage.reveals()))
+    model = trained_model(opened.stage)
+    fixed = frozenset[str]() if model is None else model.fixed
+    parts = frozenset(opened.stage.reveals())
+    return Asked(opened.t, asked, opened.message, parts, fixed, infinite)
 
 
 def job_of(

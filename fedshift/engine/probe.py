@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.one_round import jobs_of, open_round
@@ -63,6 +65,7 @@ class Probed:
         )
 
 
+@torch.inference_mode(False)
 def probe(
     contenders: Mapping[str, Backend],
     algorithm: Algorithm,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.algorithms.base import Algorithm, Routes, trained_model
+from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, check_clients, largest_label
+from fedshift.data import ClientData, Surveyed, check_clients, largest_label, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
@@ -27,13 +30,14 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
+from fedshift.engine.replies import not_finite
 from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
 from fedshift.model import Model, check_columns, dry_logits, dry_pass
 from fedshift.randomness import repeatable
 from fedshift.seeds import Seeds, generator
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, ordinary
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
-    says which replies are let through, `shelf` where clients' states lie.
+    says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
+    are left out (`fedshift.data.of_importance`).
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
     table of other clients.
     """
@@ -62,6 +67,17 @@ class Federation:
                     f'{len(self.clients)} clients and {len(column)} rows of "{name}" in the '
                     "table; make it with fedshift.data.register(clients, classes)"
                 )
+        for name in ("params", "buffers", "table"):
+            object.__setattr__(self, name, ordinary(getattr(self, name)))
+        clients = of_importance(self.clients)
+        if not isinstance(clients, Surveyed) and any(v.is_inference() for c in clients for v in c):
+            clients = tuple(ClientData(**ordinary(c._asdict())) for c in clients)
+        object.__setattr__(self, "clients", clients)
+
+    @cached_property
+    def infinite(self) -> Params:
+        """Buffers that are not finite from the first, see `engine.gate.Asked`."""
+        return not_finite(self.buffers)
 
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
@@ -84,6 +100,7 @@ def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Pa
     return algorithm.init_client(federation.params, federation.buffers, data)
 
 
+@torch.inference_mode(False)
 def play_round(
     algorithm: Algorithm,
     federation: Federation,
@@ -96,8 +113,9 @@ def play_round(
     """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
 
     Where the first bad reply ends the run, replies are summed and let go as they come, as far as
-    the method needs no more than their sums. A round whose networks draw random numbers that were
-    not foreseen is played once more, with seeds (`fedshift.randomness.repeatable`).
+    the method needs no more than their sums. Gradients are taken wherever it is called from, within
+    `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
+    played once more, with seeds (`fedshift.randomness.repeatable`).
     """
     return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
 
@@ -111,7 +129,7 @@ def _play_round(
     t: int,
     backend: Backend,
 ) -> Round:
-    opened, clients = open_round(algorithm, server, ids, t), federation.clients
+    opened, gate = open_round(algorithm, server, ids, t), federation.gate
     stage, seed = opened.stage, federation.seeds.batch
 
     def state_of(i: int) -> Parts:
@@ -120,8 +138,8 @@ def _play_round(
     def keep(client: int, changed: Parts) -> None:
         draft.put(client, state_of(client) | changed)
 
-    jobs = jobs_of(opened, clients, state_of, seed)
-    gate, asked, draft = federation.gate, question(opened), federation.shelf.draft(states)
+    jobs = jobs_of(opened, federation.clients, state_of, seed)
+    asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
@@ -144,6 +162,7 @@ def _play_round(
     return played._replace(states=draft.whole())
 
 
+@torch.inference_mode(False)
 def check_model(model: Model, federation: Federation) -> None:
     """Try the network on two examples: InputError unless it has an output for every class.
 
@@ -168,6 +187,7 @@ def check_model(model: Model, federation: Federation) -> None:
         )
 
 
+@torch.inference_mode(False)
 def check_router(algorithm: Algorithm, federation: Federation) -> None:
     """Try the network: InputError unless it has N client logits, where the method learns them."""
     if not (isinstance(algorithm, Routes) and algorithm.trains_router()):
@@ -178,10 +198,42 @@ def check_router(algorithm: Algorithm, federation: Federation) -> None:
         client_logits(found, len(federation.clients))
 
 
+def check_method(algorithm: Algorithm, params: Params, rounds: int) -> None:
+    """Raise InputError for a loss that no example takes part in, and for a phase that trains no
+    parameter or names such as there are not.
+
+    Phases are those of the first and the last round: stages between them are seen by the clients.
+    """
+    for term in _objectives(algorithm):
+        if not term.reads_data():
+            raise InputError(
+                f"the objective {term} does not depend on the clients' examples, so nothing would "
+                f"be learned; add a loss, CrossEntropy() + {term}"
+            )
+    for stage in (algorithm.at(1), algorithm.at(max(1, rounds))):
+        model = trained_model(stage)
+        if model is None:
+            continue
+        own = params if model is algorithm.model else model.init()[0]
+        for phase in stage.phases().values():
+            phase.check(model, own)
+
+
+def _objectives(method: Any) -> Iterator[Term]:
+    """The losses of a method and of those within it."""
+    for one in fields(method) if is_dataclass(method) else ():
+        value = getattr(method, one.name)
+        if isinstance(value, Term):
+            yield value
+        elif hasattr(value, "client_update"):
+            yield from _objectives(value)
+
+
 def _first_with_examples(federation: Federation) -> ClientData | None:
     return next((c for c in federation.clients if len(c.y)), None)
 
 
+@torch.inference_mode(False)
 def start(algorithm: Algorithm, federation: Federation) -> Round:
     """Round 0: the state before any training."""
     return before_rounds(algorithm.init(federation.params, federation.buffers, federation.table))
@@ -215,6 +267,7 @@ def run(
         raise InputError(f"rounds must be 0 or more, got {rounds}")
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
+    check_method(algorithm, federation.params, rounds)
     current = start(algorithm, federation) if after is None else after
     if rounds > current.t:
         check_schedule(algorithm, rounds)

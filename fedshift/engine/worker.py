@@ -55,7 +55,8 @@ def serve(
     keep_memory()
     task: Any = None
     message: Parts = {}
-    with contextlib.suppress(EOFError, OSError):
+    # A process inherits what it was forked in, `torch.no_grad()` too.
+    with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         while True:
             if task is not None:
                 heard((connection,), None, task.patience)

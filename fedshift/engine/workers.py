@@ -25,7 +25,7 @@ from multiprocessing.context import ForkProcess
 from typing import cast
 
 from fedshift.client.products import faster
-from fedshift.data import ClientData
+from fedshift.data import ClientData, of_importance
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
 from fedshift.engine.parcels import (
     Jobs,
@@ -178,7 +178,7 @@ def workers(
         )
     if "fork" not in multiprocessing.get_all_start_methods():
         raise InputError("workers need a system that can fork processes; leave them out")
-    team = Team(clients, [], deadline, retries)
+    team = Team(of_importance(clients), [], deadline, retries)  # as a federation has them
     faster()  # asked here, all processes answer alike
     try:
         for _ in range(count):

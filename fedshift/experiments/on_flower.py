@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round, check_model
+from fedshift.engine.rounds import Federation, Round, check_method, check_model
 from fedshift.engine.traffic import Meter
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Method
@@ -61,6 +61,7 @@ def _play(
             "in-process"
         )
     check_model(algorithm.model, federation)
+    check_method(algorithm, federation.params, rounds)
     asks = config.shift.target == "clients"
     with quiet():
         # Not before: Flower reads its environment when it is imported.

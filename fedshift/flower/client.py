@@ -13,12 +13,13 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.data import ClientData, Examples, count, label_counts
+from fedshift.data import ClientData, Examples, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
 from fedshift.engine.evaluate import score
 from fedshift.engine.one_round import job_of
-from fedshift.engine.replies import check_finite
+from fedshift.engine.replies import check_finite, not_finite
 from fedshift.errors import FedshiftError, InputError
+from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.randomness import repeatable
@@ -37,6 +38,8 @@ class Site:
     seed        the run's `seeds.batch`, the same on all clients
     validation  examples to score models on, for federated evaluation
     first       the first (parameters, buffers); the network's own if left out
+
+    Raises InputError for importances that are not one number per example, finite and 0 or more.
     """
 
     algorithm: Algorithm
@@ -44,6 +47,10 @@ class Site:
     seed: int = 0
     validation: Examples | None = None
     first: tuple[Params, Params] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_importance(self.data.w, len(self.data.y), int(self.data.id))
+        object.__setattr__(self, "data", of_importance((self.data,))[0])
 
     @property
     def start(self) -> tuple[Params, Params]:
@@ -224,6 +231,7 @@ def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     return kept or site.algorithm.init_client(*site.start, site.data)
 
 
+@torch.inference_mode(False)
 def _trained(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None
 ) -> tuple[Parts, Parts]:
@@ -234,7 +242,7 @@ def _trained(
     update, changed = repeatable(
         lambda: stage.client_update(job.message, job.state, job.data, job.plans)
     )
-    check_finite(Reply(client, update, changed))
+    check_finite(Reply(client, update, changed), not_finite(site.start[1]))
     return update, state | changed
 
 

@@ -24,7 +24,8 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
-from fedshift.engine.rounds import draw_cohort
+from fedshift.engine.replies import not_finite
+from fedshift.engine.rounds import check_method, draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.flower.arriving import arrived
@@ -121,7 +122,9 @@ class AlgorithmStrategy(Strategy):
         self.scores: dict[int, Score] = {}
         self.traffic = Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
+        check_method(algorithm, self.params, 1)
 
+    @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
         """Meet the clients, unless that is done, and set up the server's state."""
         if self.current is not None and self.met is not None:
@@ -164,6 +167,7 @@ class AlgorithmStrategy(Strategy):
             for i, records in to_shared_records(sent).items()
         ]
 
+    @torch.inference_mode(False)
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -268,7 +272,7 @@ class AlgorithmStrategy(Strategy):
     def _admitted(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """What the gate lets through, with the reasons for the rest."""
         came = arrived(messages, self._client, self.gate.max_bytes)
-        admitted = self.gate.admit(came.replies, question(opened))
+        admitted = self.gate.admit(came.replies, question(opened, not_finite(self.buffers)))
         unread = dict(came.unread)
         bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
         return admitted._replace(bad=tuple(bad))

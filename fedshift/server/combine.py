@@ -15,6 +15,7 @@ from fedshift.tree import Params, Parts, weighted_sum
 
 # Of the updates: by which weights a part was summed while replies came in, part -> [C].
 SUMMED = "summed"
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class Combine(Protocol):
@@ -72,7 +73,12 @@ def combined(combine: Combine, updates: Parts, seed: int) -> Params:
 def combine_counters(weights: Tensor, stacked: Params) -> Params:
     """The largest value among clients of positive weight; counters [C, ...] are never averaged."""
     held = weights > 0
-    return {k: v[held].amax(0) for k, v in stacked.items()}
+
+    def largest(v: Tensor) -> Tensor:
+        # torch compares no unsigned numbers of more than a byte.
+        return (v.long() if v.dtype in UNSIGNED else v)[held].amax(0).to(v.dtype)
+
+    return {k: largest(v) for k, v in stacked.items()}
 
 
 def check_weights(weights: Tensor, count: int) -> None:
