@@ -64,8 +64,22 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
     return Spectrum(kept, kept.size < sizes.size - 1)
 
 
+def span_part(rows: Floats, x: Floats) -> Floats:
+    """The part of x [K] in the span of centred rows [M, K], as far as it is above rounding."""
+    if rows.shape[0] > rows.shape[1]:
+        rows = np.linalg.qr(rows, mode="r")
+    _, values, basis = np.linalg.svd(rows, full_matrices=False)
+    basis = basis[values > RANK_TOLERANCE]
+    part: Floats = (basis @ x) @ basis
+    return part
+
+
 def rounding_error(
-    problem: Problem, lam: float, solution: Solution, distance: float | None = None
+    problem: Problem,
+    lam: float,
+    solution: Solution,
+    distance: float | None = None,
+    shifted: float = 0.0,
 ) -> float:
     """A bound on the L1 change of the optimum that rounding of the rows and the target can cause.
 
@@ -77,16 +91,19 @@ def rounding_error(
     or with the clients about to meet or leave a bound. Whatever the face, no term exceeds the one
     with s^2 = 0 and max s/(s^2 + x) = 1/sqrt(x), which is tried first. `distance` is that of the
     hull to the target where `problem` has its nearest point in the target's place; if T is outside,
-    the rows of all clients decide where that point is.
+    the rows of all clients decide where that point is. `shifted` is how far from there it may be,
+    and counts as a target off by as much does.
     """
     missed = float(np.linalg.norm(residual(problem, solution.weights)))
     length = missed if distance is None else max(distance, missed)
     if lam > 0.0:
         ridge = lam / problem.total
-        anywhere = ROUNDING * (length / ridge + _spread(problem, solution) / math.sqrt(ridge))
+        moved = shifted + ROUNDING * _spread(problem, solution)
+        anywhere = ROUNDING * length / ridge + moved / math.sqrt(ridge)
         if anywhere <= NEGLIGIBLE:
             return anywhere
         missed = 0.0
+    missed += shifted
     charge = max(
         _on_face(problem, lam, solution, face, missed, length)
         for face in _reachable(problem, lam, solution, missed, length)
