@@ -66,8 +66,9 @@ def project(problem: Problem) -> Floats:
     if (problem.upper >= 1.0).all():
         try:
             near = _project_by_columns(problem.rows)
-            # Beside the one that stands for sum a = 1, it loses clients that differ by little.
-            if _reach(problem, near) >= APART or _distance_gap(problem, near) <= _exact_gap(problem, near):
+            # Beside the one that stands for sum a = 1, it loses how clients differ by little.
+            far = _reach(problem, near) >= APART
+            if far or _distance_gap(problem, near) <= _exact_gap(problem, near):
                 return near
         except RuntimeError:
             pass  # Lawson-Hanson ran out of iterations: use the general method
@@ -210,10 +211,29 @@ def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
     size = max(mass, tiny)
     # A mixture of the free rows, and not v less the held part, which would cancel.
     shift = nearest[free] @ problem.rows[free] / max(float(nearest[free].sum()), tiny)
-    part = Problem(problem.rows[free] - shift, problem.sizes[free], problem.upper[free] / size)
+    part = Problem(
+        problem.rows[free] - shift,
+        problem.sizes[free],
+        problem.upper[free] / size,
+        None if problem.counts is None else problem.counts[free],
+    )
     distance = float(np.linalg.norm(nearest @ problem.rows)) / size
     missed, astray = _projection_error(problem, nearest, status, barred)
+    astray += _let_in(problem, nearest, barred, missed)
     return _Face(status, fixed, mass, shift, part, distance, missed / size, astray)
+
+
+def _let_in(problem: Problem, nearest: Floats, barred: Flags, missed: float) -> float:
+    """The L1 of weights that barred clients could have after all, if v misses v* by so much.
+
+    Of a label of which v* has v_k, a client with the share s_k has at most the weight v_k / s_k.
+    """
+    if problem.counts is None or not barred.any():
+        return 0.0
+    shares = problem.counts / problem.counts.sum(axis=1, keepdims=True)
+    inside, theirs = nearest @ shares + missed, shares[barred]
+    most = np.divide(inside, theirs, out=np.full_like(theirs, np.inf), where=theirs > 0.0)
+    return 2.0 * float(most.min(axis=1).sum())
 
 
 def _projection_error(

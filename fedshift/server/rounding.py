@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedshift.server.rank import rank
 from fedshift.server.simplex import Flags, Floats, Problem, Solution, residual
 
 # Rounding of a row S_i - T and of a residual: a few units in the last place of 1.
@@ -20,6 +21,8 @@ ROUNDING = 4e-16
 RANK_TOLERANCE = 1e-15
 # A residual up to this is rounding: the weights mix to the target.
 ON_TARGET = 2e-15
+# Stands for a singular value that is not zero and drowns in rounding.
+HIDDEN = 1e-100
 # A charge that needs no closer look.
 NEGLIGIBLE = 1e-9
 
@@ -61,14 +64,25 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
         x = np.linalg.qr(x, mode="r")
     values = np.linalg.svd(x, compute_uv=False)
     kept = values[values > RANK_TOLERANCE]
+    if _nearly_dependent(problem, face, kept.size):
+        kept = np.append(kept, HIDDEN)
     return Spectrum(kept, kept.size < sizes.size - 1)
+
+
+def _nearly_dependent(problem: Problem, face: Flags, seen: int) -> bool:
+    """Whether the counts tell apart what rounding makes dependent: more of rank than is `seen`."""
+    if problem.counts is None:
+        return False
+    rows, counts = problem.rows[face], problem.counts[face]
+    # Centred rows sum to zero, and a label that none of these clients holds adds nothing.
+    most = min(len(rows) - 1, int((counts > 0.0).any(axis=0).sum()) - 1)
+    return seen < most and seen < rank(counts) - 1
 
 
 def span_part(rows: Floats, x: Floats) -> Floats:
     """The part of x [K] in the span of centred rows [M, K], as far as it is above rounding."""
-    if rows.shape[0] > rows.shape[1]:
-        rows = np.linalg.qr(rows, mode="r")
-    _, values, basis = np.linalg.svd(rows, full_matrices=False)
+    square = np.linalg.qr(rows, mode="r") if rows.shape[0] > rows.shape[1] else rows
+    _, values, basis = np.linalg.svd(square, full_matrices=False)
     basis = basis[values > RANK_TOLERANCE]
     part: Floats = (basis @ x) @ basis
     return part
