@@ -71,12 +71,20 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
 
 def _nearly_dependent(problem: Problem, face: Flags, seen: int) -> bool:
     """Whether the counts tell apart what rounding makes dependent: more of rank than is `seen`."""
-    if problem.counts is None:
+    if problem.counts is None or seen >= _most_modes(problem, face):
         return False
-    rows, counts = problem.rows[face], problem.counts[face]
-    # Centred rows sum to zero, and a label that none of these clients holds adds nothing.
-    most = min(len(rows) - 1, int((counts > 0.0).any(axis=0).sum()) - 1)
-    return seen < most and seen < rank(counts) - 1
+    return seen < rank(problem.counts[face]) - 1
+
+
+def _most_modes(problem: Problem, face: Flags) -> int:
+    """How many singular values above 0 a face can have.
+
+    Centred rows sum to zero, and a label that none of these clients holds adds nothing.
+    """
+    labels = problem.rows.shape[1]
+    if problem.counts is not None:
+        labels = int((problem.counts[face] > 0.0).any(axis=0).sum())
+    return min(int(np.count_nonzero(face)), labels) - 1
 
 
 def span_part(rows: Floats, x: Floats) -> Floats:
@@ -118,10 +126,12 @@ def rounding_error(
             return anywhere
         missed = 0.0
     missed += shifted
-    charge = max(
-        _on_face(problem, lam, solution, face, missed, length)
-        for face in _reachable(problem, lam, solution, missed, length)
-    )
+    free = (solution.weights > 0.0) & (solution.weights < problem.upper)
+    modes = spectrum(problem, free)
+    charge = _on_face(problem, lam, solution, free, modes, missed, length)
+    for face in _reachable(problem, lam, solution, free, modes, charge, length):
+        more = _on_face(problem, lam, solution, face, spectrum(problem, face), missed, length)
+        charge = max(charge, more)
     return charge if lam == 0.0 else min(charge, anywhere)
 
 
@@ -131,34 +141,50 @@ def _spread(problem: Problem, solution: Solution) -> float:
 
 
 def _on_face(
-    problem: Problem, lam: float, solution: Solution, face: Flags, missed: float, length: float
+    problem: Problem,
+    lam: float,
+    solution: Solution,
+    face: Flags,
+    modes: Spectrum,
+    missed: float,
+    length: float,
 ) -> float:
     if not face.any():
         return 0.0
-    modes, ridge = spectrum(problem, face), lam / float(problem.sizes[face].sum())
+    ridge = lam / float(problem.sizes[face].sum())
     moved = (missed + ROUNDING * _spread(problem, solution)) * modes.inward(ridge)
     return moved + ROUNDING * length * modes.sideways(ridge)
 
 
 def _reachable(
-    problem: Problem, lam: float, solution: Solution, missed: float, length: float
+    problem: Problem,
+    lam: float,
+    solution: Solution,
+    free: Flags,
+    modes: Spectrum,
+    charge: float,
+    length: float,
 ) -> list[Flags]:
-    """The free clients, and these without or with those that the charge could bring to a bound."""
+    """The free clients without or with those that the charge could bring to a bound.
+
+    At lam = 0 all clients, too, where T is outside, or where the free ones span less than all do: a
+    target that rounding moves off that span can only be met by others.
+    """
     a, upper, n = solution.weights, problem.upper, problem.sizes
-    free = (a > 0.0) & (a < upper)
     total = float(n[free].sum()) or problem.total
-    charge = _on_face(problem, lam, solution, free, missed, length)
     slack = np.minimum(a, upper - a)
     leaving = free & (slack <= np.sqrt(n / total) * charge)
     wanted = problem.rows @ solution.w + solution.theta
     margin = np.where(a >= upper, wanted - upper / n, -wanted)
-    near = charge * (1.0 + 1.0 / spectrum(problem, free).least)
+    near = charge * (1.0 + 1.0 / modes.least)
     joining = ~free & (total * margin <= near + total * ROUNDING * np.linalg.norm(solution.w))
-    faces = [free]
+    faces = []
     if leaving.any():
         faces.append(free & ~leaving)
     if joining.any():
         faces.append(free | joining)
-    if length > ON_TARGET and lam == 0.0:
-        faces.append(np.ones_like(free))
+    everyone = np.ones_like(free)
+    short = modes.values.size < _most_modes(problem, everyone)
+    if lam == 0.0 and (length > ON_TARGET or short):
+        faces.append(everyone)
     return faces
