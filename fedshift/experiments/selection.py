@@ -14,7 +14,8 @@ from fedshift.data import Task
 from fedshift.errors import InputError
 from fedshift.experiments.config import Selection
 from fedshift.experiments.training import Outcome
-from fedshift.server.pals import Fidelity, PalsWeights, pals_weights
+from fedshift.server.pals import PalsWeights, pals_weights
+from fedshift.server.pals_input import Fidelity
 
 
 @dataclass(frozen=True, eq=False)

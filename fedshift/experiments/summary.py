@@ -16,11 +16,11 @@ from fedshift.experiments.played import asks_for_less, ess_of, pals_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import (
-    Fidelity,
     PalsWeights,
     ess_curve,
     pals_weights,
 )
+from fedshift.server.pals_input import Fidelity
 from fedshift.tree import size_in_bytes
 
 Floats = NDArray[np.float64]

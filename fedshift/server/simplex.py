@@ -27,11 +27,13 @@ class Problem:
     """Clients of positive size, seen from the target.
 
     `rows` [M, K] holds S_i - T, `sizes` [M] the n_i, `upper` [M] the caps (`NO_CAP` for none).
+    `counts` [M, K] are what the rows were rounded from, each up to a factor; None if not known.
     """
 
     rows: Floats
     sizes: Floats
     upper: Floats
+    counts: Floats | None = None
 
     @property
     def total(self) -> float:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.server.pals import Fidelity, PalsWeights, check_setting, pals_weights
+from fedshift.real import number, numbers
+from fedshift.server.pals import PalsWeights, pals_weights
+from fedshift.server.pals_input import Fidelity, check_setting
 from fedshift.tree import Params
 
 
@@ -75,10 +77,16 @@ class Pals:
 
     def __post_init__(self) -> None:
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
-        if any(not 0.0 <= t <= 1.0 for t in self.target):
+        try:
+            target = numbers(self.target)
+        except ValueError as error:
+            raise InputError(f"target must be a list of shares; {error}") from error
+        if target.ndim != 1:
+            raise InputError(f"target must be a list of shares; got shape {target.shape}")
+        if not ((target >= 0.0) & (target <= 1.0)).all():
             raise InputError(f"the target must hold shares from 0 to 1, got {self.target}")
-        if not math.isclose(sum(self.target), 1.0, abs_tol=1e-6):
-            raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
+        if not math.isclose(sum(target.tolist()), 1.0, abs_tol=1e-6):
+            raise InputError(f"the target must sum to 1, it sums to {sum(target.tolist()):.6g}")
 
     def __call__(self, table: Params) -> Tensor:
         return torch.tensor(self.solved(table).weights.tolist(), dtype=torch.float64)
@@ -86,7 +94,10 @@ class Pals:
     def solved(self, table: Params) -> PalsWeights:
         """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
-        rule = tuple(self.target), self.lam, self.ess, self.cap, self.fidelity
+        lam, ess, cap = (
+            None if given is None else number(given) for given in (self.lam, self.ess, self.cap)
+        )
+        rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity
         return _solved(labels.tobytes(), labels.shape, *rule)
 
 
