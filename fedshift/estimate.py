@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedshift.errors import InputError
+from fedshift.sketch import sketched
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class AccuracyEstimate:
     """Estimated target accuracy, its standard error, recalls [K] (NaN where no client holds the

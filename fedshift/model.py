@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from fedshift.arguments import called, check_fields
 from fedshift.errors import InputError
 from fedshift.pooling import pooled, with_pools
 from fedshift.seeds import key
+from fedshift.sketch import sketched
 from fedshift.stateless import Places, call, places
 from fedshift.tree import Params
 
@@ -19,6 +22,7 @@ NOTHING = contextlib.nullcontext()
 Augment = Callable[[Tensor, int], Tensor]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Model:
     """An `nn.Module` seen as (parameters, buffers, x) -> {"logits", maybe "features", ...}.
@@ -49,6 +53,8 @@ class Model:
     mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_network(self.net)
+        check_fields(self)
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_pools", with_pools(self.net))
@@ -97,6 +103,21 @@ class Model:
         with pooled(self._pools) if self._pools else NOTHING:
             out = call(self.net, self._places, params | buffers, x)
         return out if isinstance(out, dict) else {"logits": out}
+
+
+def check_network(net: object) -> None:
+    """Raise InputError unless it is a network whose tensors are there."""
+    if isinstance(net, Model):
+        raise InputError("Model(net) is given a Model; use that one as it is")
+    if not isinstance(net, nn.Module):
+        cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
+        raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
+    for name, v in (*net.named_parameters(), *net.named_buffers()):
+        if is_lazy(v):
+            raise InputError(
+                f'the network\'s "{name}" has no shape yet (lazy layers): call net(x[:2]) once, '
+                "before Model(net)"
+            )
 
 
 def _is_random(module: nn.Module) -> bool:

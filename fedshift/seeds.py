@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedshift.arguments import check_fields
+
 Part = int | str
 
 
@@ -49,6 +51,9 @@ class Seeds:
     init: int = 0
     cohort: int = 0
     batch: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def of(cls, seed: int) -> Seeds:

@@ -14,6 +14,7 @@ from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.steps import fold
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.slots import (
     OwnLabels,
@@ -87,6 +88,7 @@ class LabelSets:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.mode not in ("private", "public", "holders"):
             raise unknown("mode of label sets", str(self.mode), ("private", "public", "holders"))
         if self.slots is not None and not isinstance(self.slots, Integral):

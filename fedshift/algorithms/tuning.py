@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import check_fields
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
 from fedshift.client.slopes import slope
@@ -94,6 +95,7 @@ class CentralTuning:
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for what, given, allowed in (
             ("loss of central tuning", self.loss, ("mse", "pairwise")),
             ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),

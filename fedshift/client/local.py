@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields, check_number
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
@@ -17,12 +18,14 @@ from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.seeds import key
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
 
 
+@sketched
 class Gradient(NamedTuple):
     """The gradient at a point, the buffers after the pass that gave it, and the loss there []."""
 
@@ -40,6 +43,7 @@ class Oracle(Protocol):
     def __call__(self, gradient: GradFn) -> GradFn: ...
 
 
+@sketched
 class Trained(NamedTuple):
     """What a phase leaves: parameters, buffers, and the mean loss over its steps []."""
 
@@ -111,6 +115,7 @@ class Local:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.epochs is None and self.steps is None:
             # Said once made, so that equal phases are equal however they were written.
             object.__setattr__(self, "epochs", 1)
@@ -138,8 +143,17 @@ class Local:
             raise unknown("local precision", str(self.precision), get_args(Precision))
 
     def rate(self, t: int) -> float:
-        """The learning rate of round t."""
-        return self.lr(t) if callable(self.lr) else self.lr
+        """The learning rate of round t. Raises InputError for what a schedule may not give."""
+        if not callable(self.lr):
+            return self.lr
+        rate = self.lr(t)
+        check_number(f"the learning rate of round {t}", rate)
+        if not 0.0 <= rate < float("inf"):
+            raise InputError(
+                f"the learning rate of round {t} must be 0 or more, and finite; the schedule of "
+                f"Local(lr=...) gives {rate}"
+            )
+        return rate
 
     def plan(self, n: int, t: int, source: torch.Generator) -> Plan:
         """Draw this phase's batches for a client of n examples in round t."""

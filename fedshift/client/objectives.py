@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.arguments import check_fields
 from fedshift.data import Batch, ClientData, label_counts
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, split, sq_norm, sub
 
 
+@sketched
 class View(NamedTuple):
     """All that a loss term may look at.
 
@@ -91,6 +94,9 @@ class Sum(Term):
 
     terms: tuple[Term, ...]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __call__(self, view: View) -> Tensor:
         return torch.stack([term(view) for term in self.terms]).sum()
 
@@ -112,6 +118,9 @@ class Scaled(Term):
 
     scale: float
     term: Term
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, view: View) -> Tensor:
         return self.scale * self.term(view)
@@ -154,6 +163,7 @@ class Proximal(Term):
     free: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.mu < float("inf"):
             raise InputError(f"Proximal mu must be a positive number, got {self.mu}")
 
@@ -186,6 +196,7 @@ class RestrictedSoftmax(Term):
     mode: Restriction = "indicator"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.alpha < 1.0:
             raise InputError(
                 f"RestrictedSoftmax alpha must be in [0, 1), got {self.alpha}; "
@@ -233,6 +244,7 @@ class Contrastive(Term):
     tau: float = 0.5
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, v in (("mu", self.mu), ("tau", self.tau)):
             if not 0.0 < v < float("inf"):
                 raise InputError(f"Contrastive {name} must be a positive number, got {v}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError, nearest
 from fedshift.tree import Params, split
 
@@ -21,6 +22,7 @@ class Share:
                 f'private is the text "{self.private}"; it must be a tuple of name prefixes: '
                 f'private=("{self.private}",)'
             )
+        check_fields(self)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InputError for a prefix that matches no name, or when nothing is left to share."""

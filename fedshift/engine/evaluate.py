@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 # Input values of one block: 1,000 colour images of 96 pixels. A ResNet-50 keeps some hundred bytes
@@ -18,6 +19,7 @@ from fedshift.tree import Params
 LARGEST = 1000 * 3 * 96 * 96
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Score:
     """What a model got right, label by label, and the summed cross-entropy. Scores add.

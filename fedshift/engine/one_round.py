@@ -18,6 +18,7 @@ from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshape
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, stack
 
 States = Mapping[int, Parts]
@@ -25,6 +26,7 @@ States = Mapping[int, Parts]
 AHEAD = 16
 
 
+@sketched
 class Round(NamedTuple):
     """The state after round t (1-based), and who was drawn, who trained, with which weights.
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.arguments import check_kind
 from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, check_clients, largest_label
+from fedshift.data import ClientData, largest_label
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
+from fedshift.engine.door import TABLE, check_federation, check_fit, check_run
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
 from fedshift.engine.one_round import Round as Round
@@ -34,6 +36,8 @@ from fedshift.model import Model, check_columns, dry_logits, dry_pass
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params, Parts
 
+FEDERATION = "give Federation(clients, *model.init(), register(clients, K), Seeds.of(0))"
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -41,8 +45,8 @@ class Federation:
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
     says which replies are let through, `shelf` where clients' states lie.
-    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
-    table of other clients.
+    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
+    of other clients, and what else `fedshift.engine.door` refuses.
     """
 
     clients: Sequence[ClientData]
@@ -54,13 +58,21 @@ class Federation:
     shelf: Shelf = Shelf()
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
-        for name, column in self.table.items():
-            if len(column) != len(self.clients):
-                raise InputError(
-                    f'{len(self.clients)} clients and {len(column)} rows of "{name}" in the '
-                    "table; make it with fedshift.data.register(clients, classes)"
-                )
+        check_federation(self)
+
+    def __repr__(self) -> str:
+        sizes = self.table["n"]
+        labels = f"{self.table['labels'].shape[1]} labels, " if "labels" in self.table else ""
+        return (
+            f"Federation({len(self.clients)} clients, {int(sizes.sum()):,} examples, {labels}"
+            f"{sum(v.numel() for v in self.params.values()):,} parameters, {self.seeds})"
+        )
+
+
+def check_size(clients: int, size: int) -> None:
+    """Raise InputError for a cohort of less than one client, or of more than there are."""
+    if not 1 <= size <= clients:
+        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
 
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
@@ -69,8 +81,7 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     Client i has the i-th of N uniform numbers of the round, and the smallest are drawn. Thus one
     client more, at the end, leaves the draw as it is unless it is drawn itself.
     """
-    if not 1 <= size <= clients:
-        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
+    check_size(clients, size)
     if size == clients:
         return torch.arange(clients)
     numbers = torch.rand(clients, generator=generator(seed, "cohort", t), dtype=torch.float64)
@@ -166,14 +177,22 @@ def _first_with_examples(federation: Federation) -> ClientData | None:
 
 
 def start(algorithm: Algorithm, federation: Federation) -> Round:
-    """Round 0: the state before any training."""
-    return before_rounds(algorithm.init(federation.params, federation.buffers, federation.table))
+    """Round 0: the state before any training. InputError for a column that the table lacks."""
+    params, buffers, table = federation.params, federation.buffers, federation.table
+    try:
+        return before_rounds(algorithm.init(params, buffers, table))
+    except KeyError as e:
+        if (name := e.args[0]) in table or name not in ("n", "labels"):
+            raise
+        raise InputError(f'the method needs the table\'s "{name}", which it lacks; {TABLE}') from e
 
 
-def check_schedule(algorithm: Algorithm, rounds: int) -> None:
-    """A schedule of rates that ends too early says so now, not after days."""
-    for phase in algorithm.at(rounds).phases().values():
-        phase.rate(rounds)
+def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
+    """A schedule of rates that ends too early, or falls below 0, says so now, not after days."""
+    # The last round first: a schedule that knows its end says what it was made for.
+    for t in range(last, first - 1, -1):
+        for phase in algorithm.at(t).phases().values():
+            phase.rate(t)
 
 
 def run(
@@ -187,20 +206,34 @@ def run(
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and a
-    network that does not fit the clients' examples or a schedule without a rate for the last round,
-    all before the first round, and TrainingError when a client's update cannot be used.
+    cohort: clients drawn per round; None means all. Raises InputError, when it is called, for what
+    cannot be run: other things than those named here, impossible sizes, a network that does not fit
+    the clients' examples or the first model, and a schedule without a rate for one of the rounds.
+    The iterator raises TrainingError when a client's update cannot be used.
     """
-    keep_memory()
+    check_run(algorithm, rounds, cohort, backend, after, Round)
+    check_kind("federation", federation, Federation, FEDERATION)
     total = len(federation.clients)
     size = total if cohort is None else cohort
-    if rounds < 0:
-        raise InputError(f"rounds must be 0 or more, got {rounds}")
+    check_size(total, size)
+    check_fit(algorithm.model, federation.params, federation.buffers)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
     current = start(algorithm, federation) if after is None else after
-    if rounds > current.t:
-        check_schedule(algorithm, rounds)
+    check_schedule(algorithm, current.t + 1, rounds)
+    return _rounds(algorithm, federation, current, rounds, size, backend)
+
+
+def _rounds(
+    algorithm: Algorithm,
+    federation: Federation,
+    current: Round,
+    rounds: int,
+    size: int,
+    backend: Backend,
+) -> Iterator[Round]:
+    keep_memory()
+    total = len(federation.clients)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         before = current

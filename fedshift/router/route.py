@@ -22,12 +22,14 @@ from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_thresholds, finite_logits, outputs
 from fedshift.router.refit import refit_locally
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 ABSTAIN = -1
 Mode = Literal["hard", "mixture"] | int
 
 
+@sketched
 class Routed(NamedTuple):
     """clients [B, k], best first, and their posterior probabilities [B, k] among all clients.
 
@@ -44,6 +46,7 @@ def best(score: Tensor, k: int) -> Tensor:
     return score.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Router:
     """Client models, and the scores that say which of them should answer. Frozen; `of` builds it.

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, Parts, weighted_sum
 
@@ -34,6 +35,9 @@ class Mean:
     """sum_i a_i v_i with a from a weight rule."""
 
     weights: Weights = BySize()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedshift.arguments import check_number
 from fedshift.errors import InputError, unknown
 from fedshift.server.mixture import (
     Mixture,
@@ -27,6 +28,7 @@ from fedshift.server.mixture import (
 )
 from fedshift.server.norm_form import at_lam_norm, norm_evidence
 from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
+from fedshift.sketch import sketched
 
 Fidelity = Literal["squared", "norm"]
 
@@ -37,6 +39,7 @@ SUM_TOLERANCE = 1e-12
 L1_TOLERANCE = 1e-6
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class PalsWeights:
     """Weights and the evidence for them.
@@ -286,12 +289,25 @@ def check_setting(lam: float | None, ess: float | None, cap: float | None, fidel
     if (lam is None) == (ess is None):
         given = "neither" if lam is None else f"both (lam={lam!r}, ess={ess!r})"
         raise InputError(f"give exactly one of lam and ess; got {given}")
+    _check_numbers(lam, ess, cap)
     if lam is not None and not lam >= 0.0:
         raise InputError(f"lam must be a number >= 0, inf allowed; got {lam!r}")
     if ess is not None and not 0.0 < ess <= 1.0:
         raise InputError(f"ess is a fraction of the examples, 0 < ess <= 1; got {ess!r}")
     if cap is not None and not 0.0 < cap <= 1.0:
         raise InputError(f"cap must be a weight, 0 < cap <= 1; got {cap!r}")
+
+
+def _check_numbers(lam: object, ess: object, cap: object) -> None:
+    if ess == "auto" and isinstance(ess, str):
+        raise InputError(
+            'ess="auto" is a setting of experiment files: in Python, train once for each of some '
+            "fractions, as 0.3, 0.5 and 0.8, and keep the run with the largest "
+            "estimate_target_accuracy(correct, total, target); see docs/selection.md"
+        )
+    for name, given in (("lam", lam), ("ess", ess), ("cap", cap)):
+        if given is not None:
+            check_number(name, given)
 
 
 def _check_cap(cap: float, active: int) -> None:

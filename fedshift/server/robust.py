@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.server.weights import Uniform, Weights
 from fedshift.tree import Params, map_, weighted_sum
@@ -49,6 +50,7 @@ class Trimmed:
     needs = Uniform.needs
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.share < 0.5:
             raise InputError(f"share must be at least 0 and less than 0.5, got {self.share}")
 
@@ -76,6 +78,7 @@ class Krum:
     needs = Uniform.needs
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.byzantine < 0 or self.keep < 1:
             raise InputError(
                 f"byzantine={self.byzantine}, keep={self.keep}; allowed: byzantine >= 0, keep >= 1"
@@ -127,6 +130,7 @@ class Geometric:
     tolerance: float = 1e-9
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (self.floor > 0 and self.steps >= 1 and self.tolerance >= 0):
             raise InputError(
                 f"floor={self.floor}, steps={self.steps}, tolerance={self.tolerance}; allowed: "

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.server.pals import Fidelity, check_setting, pals_weights
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 
@@ -53,6 +55,7 @@ class Uniform:
         return torch.full_like(table["n"], 1.0 / len(table["n"]))
 
 
+@sketched
 @dataclass(frozen=True)
 class Pals:
     """FedPALS: argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i.
@@ -70,6 +73,7 @@ class Pals:
 
     def __post_init__(self) -> None:
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
+        check_fields(self)
         if any(not 0.0 <= t <= 1.0 for t in self.target):
             raise InputError(f"the target must hold shares from 0 to 1, got {self.target}")
         if not math.isclose(sum(self.target), 1.0, abs_tol=1e-6):
