@@ -23,13 +23,20 @@ EXAMPLES = {
     "Local": "Local(lr=0.1)",
     "Mean": "Mean(BySize())",
     "Model": "Model(net)",
+    "Path": "Path(...) of it",
     "Seeds": "Seeds.of(0)",
     "ServerOptimizer": "Sgd() of fedshift.server.optimizers",
     "Share": 'Share(("head.",))',
     "Shelf": "Shelf()",
+    "Tensor": "torch.as_tensor(...) of it",
     "Term": "CrossEntropy() of fedshift.client.objectives",
     "Weights": "BySize()",
 }
+FILES_ONLY = (
+    '; "auto" is a word of experiment files, where each of several numbers is tried: in Python '
+    "train once with each, and keep the run of the best estimate_target_accuracy(correct, total, "
+    "target), as docs/selection.md says"
+)
 WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text"}
 
 
@@ -108,16 +115,33 @@ def check_fields(made: Any) -> None:
     """
     for name, hint in _hints(made.__class__):
         given = getattr(made, name)
-        if _fits(given, hint):
-            continue
-        listed = given.tolist() if hasattr(given, "tolist") else given
-        if isinstance(listed, list) and _fits(tuple(listed), hint):
-            object.__setattr__(made, name, tuple(listed))
-            continue
-        raise InputError(
-            f"{type(made).__name__} {name} must be {_said(hint)}, got {called(given)}"
-            f"{_cure(given, hint)}"
-        )
+        value = settled(f"{type(made).__name__} {name}", given, hint)
+        if value is not given:
+            object.__setattr__(made, name, value)
+
+
+def settled(name: str, given: Any, hint: Any) -> Any:
+    """What was given, as its annotation asks for it. Raises InputError as `check_fields` does."""
+    if _fits(given, hint):
+        return given
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, list) and _fits(tuple(listed), hint):
+        return tuple(listed)
+    raise InputError(
+        f"{name} must be {_said(hint)}, got {_misfit(given, hint)}{_cure(given, hint)}"
+    )
+
+
+def _misfit(given: Any, hint: Any) -> str:
+    """What does not fit; within a tuple, its first entry that does not."""
+    each = [get_args(one)[0] for one in _alternatives(hint) if get_origin(one) is tuple]
+    if each and isinstance(given, tuple | list):
+        return f"{called(given)} with {called(next(v for v in given if not _fits(v, each[0])))}"
+    return called(given)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 @cache
@@ -172,7 +196,7 @@ def _said(hint: Any) -> str:
 
 def _cure(given: object, hint: Any) -> str:
     """What to do, from what was given and what may be; empty where the message says enough."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = _alternatives(hint)
     if isinstance(given, type) and any(_fits_class(given, kind) for kind in kinds):
         return f"; give an object of it, {given.__name__}(...)"
     for kind in kinds:
@@ -180,7 +204,7 @@ def _cure(given: object, hint: Any) -> str:
             if cure := _number(given, kind):
                 return cure
         elif get_origin(kind) is tuple:
-            if isinstance(given, str):
+            if isinstance(given, str) and get_args(kind)[0] is str:
                 return f'; give ("{shown(given)}",)'
         elif name := getattr(kind, "__name__", ""):
             # A rule that says who counts how much is no way to combine; a mean by it is one.
@@ -202,6 +226,8 @@ def _fits_class(given: type, kind: Any) -> bool:
 
 def _number(given: object, kind: type[int] | type[float]) -> str:
     """How it becomes such a number, where that is sure: `; give 20` for 20.0 and for "20"."""
+    if isinstance(given, str) and given == "auto":
+        return FILES_ONLY
     try:
         number = float(given) if isinstance(given, str) or is_number(given) else math.nan  # type: ignore[arg-type]
     except ValueError:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields, check_listed, check_whole, is_whole
-from fedshift.errors import InputError, UnfitError
+from fedshift.errors import InputError, UnfitError, shown
 from fedshift.layout import channels_last
 from fedshift.sketch import sketched
 
@@ -91,7 +91,9 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
     finite, and an id that is not a whole number of at least 0.
     """
     if not is_whole(client) or client < 0:
-        raise InputError(f"client id {client!r}: must be a whole number, 0 for the first client")
+        raise InputError(
+            f"client id {shown(repr(client))}: must be a whole number, 0 for the first client"
+        )
     for name, v in (("x", x), ("y", y)):
         if not isinstance(v, Tensor):
             raise InputError(
@@ -192,14 +194,9 @@ def label_counts(data: ClientData, classes: int) -> Tensor:
 
 
 def plan_phase(
-    n: int,
-    *,
-    batch: int,
-    lr: float,
-    generator: torch.Generator,
-    epochs: int | None = None,
-    steps: int | None = None,
-) -> Plan:
+    n: int, *, batch: int, lr: float, generator: torch.Generator,
+    epochs: int | None = None, steps: int | None = None,
+) -> Plan:  # fmt: skip
     """Draw the batches of a phase: whole epochs, or a fixed number of steps over fresh epochs.
 
     An epoch is a permutation of the n rows, cut every `batch` rows.
@@ -282,6 +279,11 @@ class Examples:
 
     x: Tensor
     y: Tensor
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len(self.x) != len(self.y):
+            raise InputError(f"{len(self.x)} inputs and {len(self.y)} labels; give as many")
 
     def __len__(self) -> int:
         return len(self.y)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.sketch import sketched
 
@@ -50,7 +51,7 @@ def estimate_target_accuracy(
     and a target that is not a distribution.
     """
     right, seen = _pooled(correct, "correct"), _pooled(total, "total")
-    t = np.asarray(target, dtype=np.float64)
+    t = _numbers(target, "target")
     if not right.shape == seen.shape == t.shape:
         raise InputError(
             f"correct, total and target must have the same number of labels, got "
@@ -74,8 +75,17 @@ def estimate_target_accuracy(
     )
 
 
+def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as e:
+        raise InputError(
+            f"{name} must be numbers in rows of one length, got {called(given)}"
+        ) from e
+
+
 def _pooled(counts: ArrayLike, name: str) -> NDArray[np.float64]:
-    array = np.asarray(counts, dtype=np.float64)
+    array = _numbers(counts, name)
     if array.ndim not in (1, 2):
         raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
     if not np.isfinite(array).all() or (array < 0).any():

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fedshift.errors import InputError
+from fedshift.arguments import called
+from fedshift.errors import InputError, shown
 
 Params = dict[str, Tensor]
 Parts = dict[str, Params]
@@ -159,7 +160,12 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
 
 def flatten(parts: Parts) -> Params:
     """`{part: {name: v}}` to `{"part/name": v}`, the layout of a safetensors file."""
-    return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+    try:
+        return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+    except AttributeError:
+        raise InputError(
+            f'flatten takes parts, as {{"params": params, "buffers": buffers}}, got {called(parts)}'
+        ) from None
 
 
 def size_in_bytes(parts: Parts) -> int:
@@ -169,8 +175,12 @@ def size_in_bytes(parts: Parts) -> int:
 
 def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
     """The inverse of `flatten`; `parts` names those that must exist even when empty."""
+    if isinstance(parts, str):
+        raise InputError(f'the names of parts are the text "{parts}"; give ("{parts}",)')
     tree: Parts = {part: {} for part in parts}
     for path, v in flat.items():
-        part, _, name = path.partition("/")
+        part, slash, name = path.partition("/")
+        if not slash:
+            raise InputError(f'"{shown(path)}" is no "part/name", as `flatten` writes them')
         tree.setdefault(part, {})[name] = v
     return tree

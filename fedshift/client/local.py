@@ -15,7 +15,7 @@ from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
-from fedshift.errors import InputError, unknown
+from fedshift.errors import FedshiftError, InputError, unknown
 from fedshift.model import Model
 from fedshift.seeds import key
 from fedshift.sketch import sketched
@@ -146,7 +146,15 @@ class Local:
         """The learning rate of round t. Raises InputError for what a schedule may not give."""
         if not callable(self.lr):
             return self.lr
-        rate = self.lr(t)
+        try:
+            rate = self.lr(t)
+        except FedshiftError:
+            raise
+        except Exception as e:
+            raise InputError(
+                f"the schedule of Local(lr=...) fails for round {t}: {e}; it must be a function of "
+                "the round, 1 for the first one"
+            ) from e
         check_number(f"the learning rate of round {t}", rate)
         if not 0.0 <= rate < float("inf"):
             raise InputError(

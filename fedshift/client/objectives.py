@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_kind, check_number
 from fedshift.data import Batch, ClientData, label_counts
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
@@ -78,10 +79,16 @@ class Term(ABC):
         return (self,)
 
     def __add__(self, other: Term) -> Term:
+        check_kind("what is added to a Term", other, Term, "give one, such as Proximal(0.1)")
         return Sum((*_summands(self), *_summands(other)))
 
     def __rmul__(self, scale: float) -> Term:
+        check_number("the factor of a Term", scale)
+        if not math.isfinite(scale):
+            raise InputError(f"the factor of a Term must be finite, got {scale}")
         return Scaled(float(scale), self)
+
+    __mul__ = __rmul__
 
 
 def _summands(term: Term) -> tuple[Term, ...]:

@@ -6,13 +6,13 @@ import contextlib
 import multiprocessing
 from collections.abc import Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
-from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole, members
+from fedshift.algorithms.base import check_method
+from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
 from fedshift.data import ClientData, check_clients
 from fedshift.engine.gate import Gate
 from fedshift.engine.shelf import Shelf
@@ -30,8 +30,12 @@ MADE = {
     "workers": "write `with workers(federation.clients, 2) as team:` (fedshift.engine.workers) and "
     "give backend=team",
     "stacked": "give backend=Stacked() (fedshift.engine.stacked)",
-    "dense": "give backend=dense(Stacked(dense=True))",
+    "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacked)",
+    "channels-last": "give backend=channels_last(loop) (fedshift.engine.levers)",
+    "winograd": "give backend=winograd(loop) (fedshift.engine.levers)",
     "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
+    "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
+    "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
 }
 TABLE = "make it with fedshift.data.register(clients, classes)"
 
@@ -84,6 +88,12 @@ def check_table(table: object, clients: int) -> None:
             raise InputError(
                 f'{clients} clients and {count} rows of "{name}" in the table; {TABLE}'
             )
+        form = 1 if name == "n" else 2 if name == "labels" else column.ndim
+        if column.ndim != form or column.dtype != torch.float64:
+            raise InputError(
+                f'the table\'s "{name}" is {column.dtype} {tuple(column.shape)}; "n" is float64 '
+                f'[N], "labels" float64 [N, K]: {TABLE}'
+            )
         if not bool(torch.isfinite(column).all()) or bool((column < 0).any()):
             raise InputError(
                 f'the table\'s "{name}" holds a number that is negative or not finite; {TABLE}'
@@ -105,31 +115,10 @@ def check_run(
         check_kind("after", after, kind, "give a Round, as `run` yields them")
 
 
-def check_method(algorithm: Any) -> None:
-    """Raise InputError unless it has what a method must have, and a `Model`."""
-    lacking = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
-    if isinstance(algorithm, type):
-        raise InputError(
-            f"algorithm is {called(algorithm)}; give an object of it, {algorithm.__name__}(model)"
-        )
-    if isinstance(algorithm, Model) or len(lacking) > 2:
-        raise InputError(
-            f"algorithm is {called(algorithm)}; give a method, as FedAvg(model): "
-            "run(algorithm, federation, rounds)"
-        )
-    if lacking:
-        raise InputError(
-            f"algorithm is {called(algorithm)}, which lacks {lacking[0]}; a method has all that "
-            "fedshift.algorithms.base.Algorithm names"
-        )
-    check_kind("the algorithm's model", algorithm.model, Model, "give Model(net)")
-
-
 def check_backend(backend: object) -> None:
     """Raise InputError for a backend's name or class, and for workers outside of their block."""
     if isinstance(backend, str):
-        name = backend.partition("+")[0]
-        cure = MADE.get(name) or f"known are {', '.join(MADE)}.{nearest(backend, MADE)}"
+        cure = MADE.get(backend, f"leave it out, or give one.{nearest(backend, MADE)}")
         raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
     if isinstance(backend, type):
         raise InputError(

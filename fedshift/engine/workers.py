@@ -27,7 +27,7 @@ from typing import cast
 from fedshift.client.products import faster
 from fedshift.data import ClientData
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
-from fedshift.engine.door import check_workers
+from fedshift.engine.door import check_backend, check_workers
 from fedshift.engine.parcels import (
     Jobs,
     by_themselves,
@@ -101,6 +101,7 @@ class Team:
         would wait for a core before it could read what they answer. Not where there is a deadline,
         for it cannot end itself, nor where there is one process alone.
         """
+        check_backend(within)
         return _Blocks(self, within)
 
     def hire(self) -> _Worker:

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import called, check_fields
+from fedshift.errors import InputError
 from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, Parts, weighted_sum
 
@@ -38,6 +39,11 @@ class Mean:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if hasattr(self.weights, "weigh"):
+            raise InputError(
+                f"Mean weights must be a rule for weights, got {called(self.weights)}, which "
+                "combines already; give BySize()"
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedshift.arguments import check_number
+from fedshift.arguments import called, check_kind, check_number
 from fedshift.errors import InputError, unknown
 from fedshift.server.mixture import (
     Mixture,
@@ -110,6 +110,7 @@ def pals_weights(
     which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
     """
     check_setting(lam, ess, cap, fidelity)
+    check_kind("normalise_target", normalise_target, bool, "give True or False")
     clients = _prepare(label_counts, target, cap, normalise_target)
     if ess is not None:
         return _with_ess(clients, float(ess), fidelity)
@@ -125,6 +126,8 @@ def ess_curve(
     fidelity: Fidelity = "squared",
 ) -> tuple[PalsWeights, ...]:
     """`pals_weights` at each ESS fraction, in the order given; the hull is searched only once."""
+    if isinstance(fractions, str) or not hasattr(fractions, "__iter__"):
+        raise InputError(f"fractions must be a list of numbers, got {called(fractions)}")
     for fraction in fractions:
         check_setting(None, fraction, cap, fidelity)
     clients = _prepare(label_counts, target, cap, False)
@@ -289,25 +292,15 @@ def check_setting(lam: float | None, ess: float | None, cap: float | None, fidel
     if (lam is None) == (ess is None):
         given = "neither" if lam is None else f"both (lam={lam!r}, ess={ess!r})"
         raise InputError(f"give exactly one of lam and ess; got {given}")
-    _check_numbers(lam, ess, cap)
+    for name, given_number in (("lam", lam), ("ess", ess), ("cap", cap)):
+        if given_number is not None:
+            check_number(name, given_number)
     if lam is not None and not lam >= 0.0:
         raise InputError(f"lam must be a number >= 0, inf allowed; got {lam!r}")
     if ess is not None and not 0.0 < ess <= 1.0:
         raise InputError(f"ess is a fraction of the examples, 0 < ess <= 1; got {ess!r}")
     if cap is not None and not 0.0 < cap <= 1.0:
         raise InputError(f"cap must be a weight, 0 < cap <= 1; got {cap!r}")
-
-
-def _check_numbers(lam: object, ess: object, cap: object) -> None:
-    if ess == "auto" and isinstance(ess, str):
-        raise InputError(
-            'ess="auto" is a setting of experiment files: in Python, train once for each of some '
-            "fractions, as 0.3, 0.5 and 0.8, and keep the run with the largest "
-            "estimate_target_accuracy(correct, total, target); see docs/selection.md"
-        )
-    for name, given in (("lam", lam), ("ess", ess), ("cap", cap)):
-        if given is not None:
-            check_number(name, given)
 
 
 def _check_cap(cap: float, active: int) -> None:
