@@ -99,9 +99,9 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
             raise InputError(
                 f"client {client}: {name} is a {type(v).__name__}; give torch.as_tensor({name})"
             )
-    inputs, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
-    if inputs != labels:
-        raise InputError(f"client {client} has {inputs} inputs and {labels} labels; give as many")
+    n, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
+    if n != labels:
+        raise InputError(f"client {client} has {n} inputs and {labels} labels; give as many")
     _check_labels(y, client)
     bad = first_not_finite(x)
     if bad is not None:

@@ -182,9 +182,13 @@ def test_phases_that_take_one_client_say_so(setting: Setting) -> None:
 
 def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
     """The mean over phases would be one over clients, too."""
-    two = replace(setting, local=(setting.local, replace(setting.local, lr=0.01)))  # type: ignore[arg-type]
+    phases = (setting.local, replace(setting.local, lr=0.01))
+
+    def make(one: Setting) -> FedAvg:
+        return FedAvg(one.model, local=phases)
+
     federation = make_federation(setting.model)
-    assert gap(recipes.fedavg, two, double(federation), Stacked(dense=True)) < 1e-12
+    assert gap(make, setting, double(federation), Stacked(dense=True)) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,6 @@ class LabelSets:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
         if self.mode not in ("private", "public", "holders"):
             raise unknown("mode of label sets", str(self.mode), ("private", "public", "holders"))
         if self.slots is not None and not isinstance(self.slots, Integral):
@@ -98,6 +97,7 @@ class LabelSets:
                 f'slots = {self.slots} and mode = "{self.mode}": whole models travel; drop slots'
             )
         method = self._shared
+        check_fields(self)
         if not isinstance(method.combine, Mean):
             raise InputError(
                 f"rows are averaged over those who hold them: give a Mean, not {method.combine}"

@@ -19,7 +19,6 @@ from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
 from fedshift.seeds import Seeds
-from fedshift.tree import Params
 
 if TYPE_CHECKING:
     from fedshift.engine.rounds import Federation
@@ -137,12 +136,13 @@ def check_backend(backend: object) -> None:
         )
 
 
-def check_fit(model: Model, params: Params, buffers: Params) -> None:
-    """Raise InputError unless parameters and buffers are the network's by name, shape and kind.
+def check_fit(model: Model, federation: Federation) -> None:
+    """Raise InputError unless the first model is the network's by name, shape, kind and place.
 
-    Their type may be another one, as long as it is a number of the same kind: a float64 model of a
+    Its type may be another one, as long as its numbers are of the same kind: a float64 model of a
     float32 network computes in float64.
     """
+    params, buffers = federation.params, federation.buffers
     for what, given, own in (
         ("params", params, dict[str, Tensor](model.net.named_parameters())),
         ("buffers", buffers, dict[str, Tensor](model.net.named_buffers())),
@@ -150,11 +150,12 @@ def check_fit(model: Model, params: Params, buffers: Params) -> None:
         _check_names(what, given, own)
         for name, v in given.items():
             _check_like(f'{what}["{name}"]', v, own[name])
-    places = {str(v.device) for v in (*params.values(), *buffers.values())}
+    tensors = (federation.clients[0].x, *params.values(), *buffers.values())
+    places = sorted({str(v.device) for v in tensors})
     if len(places) > 1:
         raise InputError(
-            f"params and buffers lie on {' and '.join(sorted(places))}; move them to one device, "
-            "as v.cpu() does"
+            f"clients, params and buffers lie on {' and '.join(places)}; have all on one device, "
+            "as v.cpu() does, and let a backend move them: on(device, backend)"
         )
 
 
@@ -167,9 +168,11 @@ def _check_names(what: str, given: Mapping[str, Tensor], known: Mapping[str, Ten
             f"{nearest(unknown[0], known)} Give *model.init(), or a model trained with this network"
         )
     if missing:
+        names = ", ".join(f'"{name}"' for name in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InputError(
-            f'{what} lacks the network\'s "{missing[0]}" (and {len(missing) - 1} more); give '
-            "*model.init(), or a model trained with this network"
+            f"{what} lacks the network's {names}{more}; give *model.init(), or a model trained "
+            "with this network"
         )
 
 
@@ -190,13 +193,13 @@ def _check_like(what: str, given: Tensor, own: Tensor) -> None:
 
 def check_workers(clients: object, count: int, deadline: float | None, retries: int) -> None:
     """Raise InputError for what no processes can be made of, and where none can be made."""
-    check_listed("clients", clients, ClientData, "give federation.clients")
     check_whole("the number of workers", count)
     check_whole("retries", retries)
     if deadline is not None:
         check_number("deadline", deadline)
     if count < 1:
         raise InputError(f"{count} workers; give 1 or more")
+    check_listed("clients", clients, ClientData, "give federation.clients")
     if retries < 0 or not (deadline is None or deadline > 0):
         raise InputError(
             f"deadline={deadline}, retries={retries}; allowed: deadline > 0, retries >= 0"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.arguments import check_kind
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
@@ -89,6 +90,7 @@ def score(
     batch: int = 1000,
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones."""
+    check_kind("model", model, Model, "give Model(net)")
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
     correct, predicted = torch.zeros(2, classes, dtype=torch.int64)

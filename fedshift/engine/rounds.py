@@ -216,7 +216,7 @@ def run(
     total = len(federation.clients)
     size = total if cohort is None else cohort
     check_size(total, size)
-    check_fit(algorithm.model, federation.params, federation.buffers)
+    check_fit(algorithm.model, federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
     current = start(algorithm, federation) if after is None else after

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.algorithms.base import Algorithm, Routes, check_method
+from fedshift.arguments import check_kind
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
@@ -92,6 +93,8 @@ class Router:
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
         """
+        check_method(algorithm)
+        check_kind("server", server, dict, "give the round's, played.server")
         if not untrained and not (isinstance(algorithm, Routes) and algorithm.trains_router()):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
