@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import recipes
+from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client import dense as module
 from fedshift.client.chains import layers_of
 from fedshift.client.local import Local

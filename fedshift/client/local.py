@@ -159,7 +159,7 @@ class Local:
         if not 0.0 <= rate < float("inf"):
             raise InputError(
                 f"the learning rate of round {t} must be 0 or more, and finite; the schedule of "
-                f"Local(lr=...) gives {rate}"
+                f"Local(lr=...) gives {rate}: give max(0.0, ...) of it"
             )
         return rate
 

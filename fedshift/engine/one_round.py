@@ -198,7 +198,7 @@ def settle(
         if odd := astray(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
-                "the learning rates, or set training.max_norm"
+                "the learning rates, or set max_norm"
             )
         if odd := reshaped(after, server):
             raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')
