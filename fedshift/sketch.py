@@ -35,7 +35,7 @@ def sketch(value: Any) -> str:
     if hasattr(value, "named_parameters"):
         return f"{type(value).__name__} of {_counted(list(value.parameters()))}"
     if isinstance(value, Mapping):
-        return f"{{{_counted(list(value.values()))}}}"
+        return _mapping(value)
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return _sequence(value)
     text = repr(value)
@@ -66,13 +66,25 @@ def _numbers(value: Any) -> int:
     return count
 
 
+def _mapping(value: Mapping[Any, Any]) -> str:
+    """Parts by name; of tensors and of many things, how many there are."""
+    values = list(value.values())
+    if len(values) <= FEW and values and all(isinstance(v, Mapping) for v in values):
+        return "{" + ", ".join(f"{name}: {sketch(v)}" for name, v in value.items()) + "}"
+    return f"{{{_counted(values)}}}"
+
+
 def _sequence(value: Sequence[Any]) -> str:
     """Short ones entry by entry; of long ones the first entries, or how many of what they are."""
-    if any(hasattr(one, "shape") or hasattr(one, "_fields") for one in value):
+    long = len(value) > FEW
+    if any(hasattr(v, "shape") or hasattr(v, "_fields") for v in value) or (
+        long and any(hasattr(v, "__dataclass_fields__") for v in value)
+    ):
         return f"({_counted(value)})"
     ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-    more = f", ... {len(value) - FEW} more" if len(value) > FEW else ""
-    return ends[0] + ", ".join(map(sketch, value[:FEW])) + more + ends[1]
+    shown = [sketch(_rounded(v) if long else v) for v in value[:FEW]]
+    more = f", ... {len(value) - FEW} more" if long else ""
+    return ends[0] + ", ".join(shown) + more + ends[1]
 
 
 def _counted(values: Sequence[Any]) -> str:

@@ -157,9 +157,10 @@ class Local:
             ) from e
         check_number(f"the learning rate of round {t}", rate)
         if not 0.0 <= rate < float("inf"):
+            cure = "; give max(0.0, ...) of it" if rate < 0.0 else ""
             raise InputError(
                 f"the learning rate of round {t} must be 0 or more, and finite; the schedule of "
-                f"Local(lr=...) gives {rate}: give max(0.0, ...) of it"
+                f"Local(lr=...) gives {rate}{cure}"
             )
         return rate
 
