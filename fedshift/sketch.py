@@ -90,6 +90,7 @@ def _sequence(value: Sequence[Any]) -> str:
 def _counted(values: Sequence[Any]) -> str:
     """`6 tensors, 1,234 numbers`, or `3 ClientData`."""
     if values and all(hasattr(v, "shape") for v in values):
-        return f"{len(values)} tensors, {sum(map(_numbers, values)):,} numbers"
+        several = "s" if len(values) > 1 else ""
+        return f"{len(values)} tensor{several}, {sum(map(_numbers, values)):,} numbers"
     kinds = {type(v).__name__ for v in values}
     return f"{len(values)} {kinds.pop() if len(kinds) == 1 else 'entries'}"

@@ -212,7 +212,7 @@ def test_what_a_federation_says_of_itself(wide: dict[str, Any]) -> None:
         ((1,), "(1,)"),
         (tuple(range(20)), "(0, 1, 2, 3, 4, 5, ... 14 more)"),
         ([], "[]"),
-        ({"a": {"x": torch.zeros(3)}, "b": {}}, "{a: {1 tensors, 3 numbers}, b: {0 entries}}"),
+        ({"a": {"x": torch.zeros(3)}, "b": {}}, "{a: {1 tensor, 3 numbers}, b: {0 entries}}"),
         ((0.1 / 3,) * 7, "(0.03333, 0.03333, 0.03333, 0.03333, 0.03333, 0.03333, ... 1 more)"),
         ({"a": torch.zeros(3), "b": torch.zeros(4)}, "{2 tensors, 7 numbers}"),
         ("x" * 200, f"'{'x' * 156}..."),
