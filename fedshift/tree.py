@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import called
-from fedshift.errors import InputError, shown
+from fedshift.errors import InputError
 
 Params = dict[str, Tensor]
 Parts = dict[str, Params]
@@ -179,8 +179,6 @@ def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
         raise InputError(f'the names of parts are the text "{parts}"; give ("{parts}",)')
     tree: Parts = {part: {} for part in parts}
     for path, v in flat.items():
-        part, slash, name = path.partition("/")
-        if not slash:
-            raise InputError(f'"{shown(path)}" is no "part/name", as `flatten` writes them')
+        part, _, name = path.partition("/")
         tree.setdefault(part, {})[name] = v
     return tree

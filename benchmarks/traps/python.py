@@ -160,15 +160,6 @@ def trap_one_name_for_a_list_of_names() -> str:
     return _answer(use)
 
 
-def trap_parameters_for_a_flattened_model() -> str:
-    """unflatten(model.state_dict())."""
-
-    def use() -> str:
-        return f"silent: parts {sorted(unflatten(dict(nn.Linear(2, 2).state_dict())))}"
-
-    return _answer(use)
-
-
 def trap_control_of_a_right_use() -> str:
     """A run as it should be."""
     return _answer(lambda: "right" if len(_rounds(cohort=2, backend=loop)) == 3 else "silent: lost")

@@ -95,6 +95,7 @@ class CentralTuning:
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
+        _check_inputs(self.inputs)
         check_fields(self)
         for what, given, allowed in (
             ("loss of central tuning", self.loss, ("mse", "pairwise")),
@@ -110,7 +111,6 @@ class CentralTuning:
             )
         if not 0.0 < self.lr < float("inf"):
             raise InputError(f"tuning lr must be a positive number, got {self.lr}")
-        _check_inputs(self.inputs)
 
     @property
     def model(self) -> Model:
