@@ -157,6 +157,8 @@ def _fits(given: object, hint: Any) -> bool:
         return is_whole(given)
     if hint is float:
         return is_number(given)
+    if hint is bool:
+        return isinstance(given, bool) or getattr(given, "dtype", None) == bool  # numpy's
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(given, one) for one in get_args(hint))

@@ -89,6 +89,28 @@ def test_a_first_model_in_another_precision_is_none_of_another_network(mlp: Mode
         run(FedAvg(mlp), replace(federation, params=turned), 1)
 
 
+class Unfinished:
+    """A method of one's own, all but what its clients reveal."""
+
+    reveals: Any
+
+    def __init__(self, inner: FedAvg) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "reveals":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def test_a_method_of_ones_own_is_told_what_it_lacks(mlp: Model) -> None:
+    own: Any = Unfinished(FedAvg(mlp))
+    with pytest.raises(InputError, match="an Unfinished, which lacks reveals; a method has all"):
+        run(own, make_federation(mlp), 1)
+    own.reveals = FedAvg(mlp).reveals
+    assert next(run(own, make_federation(mlp), 1)).t == 1
+
+
 class Counted(Pooled):
     """Clients of a pool, and how many of them were made."""
 

@@ -131,6 +131,7 @@ def test_there_are_more_cases_than_were_counted() -> None:
         "2 * CrossEntropy() + CrossEntropy() * np.float64(0.5)",
         "ran(rounds=np.int64(2), cohort=np.int64(2), backend=loop)",
         "ran(rounds=0)",
+        "Model(NET, freeze_norm=np.bool_(False))",
         "ran(backend=on('cpu', channels_last(loop)))",
         "ran(federation=made(params=NET.state_dict()))",
         "ran(federation=made(clients=tuple(CLIENTS), seeds=Seeds.of(np.int64(7))))",

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedshift.arguments import called, check_kind, check_number
+from fedshift.arguments import called, check_number, settled
 from fedshift.errors import InputError, unknown
 from fedshift.server.mixture import (
     Mixture,
@@ -110,7 +110,7 @@ def pals_weights(
     which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
     """
     check_setting(lam, ess, cap, fidelity)
-    check_kind("normalise_target", normalise_target, bool, "give True or False")
+    settled("normalise_target", normalise_target, bool)
     clients = _prepare(label_counts, target, cap, normalise_target)
     if ess is not None:
         return _with_ess(clients, float(ess), fidelity)
