@@ -158,7 +158,7 @@ def _fits(given: object, hint: Any) -> bool:
     if hint is float:
         return is_number(given)
     if hint is bool:
-        return isinstance(given, bool) or getattr(given, "dtype", None) == bool  # numpy's
+        return isinstance(given, bool) or str(getattr(given, "dtype", "")) == "bool"  # numpy's
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(given, one) for one in get_args(hint))
