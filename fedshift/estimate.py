@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.real import numbers
+from fedshift.sketch import sketched
 
 # Counts outside of these are none, and their sums or quotients could overflow.
 LEAST, MOST = 1e-12, 1e18
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class AccuracyEstimate:
     """Estimated target accuracy, its standard error, recalls [K] (NaN where no client holds the
@@ -94,4 +97,6 @@ def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
     try:
         return numbers(given)
     except ValueError as error:
-        raise InputError(f"{name} must hold numbers; {error}") from error
+        raise InputError(
+            f"{name} must be numbers in rows of one length, got {called(given)}"
+        ) from error

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from fedshift.arguments import called, check_fields
 from fedshift.errors import InputError
 from fedshift.pooling import pooled, with_pools
 from fedshift.randomness import SOURCES, Source, noted, own_generators, seeded, watched, watching
 from fedshift.seeds import key
+from fedshift.sketch import sketched
 from fedshift.stateless import Modules, Places, alike, call, changed, misfit, modules_of, places
 from fedshift.tree import Params
 
@@ -24,6 +27,7 @@ NOTHING = contextlib.nullcontext()
 Augment = Callable[[Tensor, int], Tensor]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Model:
     """An `nn.Module` seen as (parameters, buffers, x) -> {"logits", maybe "features", ...}.
@@ -61,6 +65,8 @@ class Model:
     fixed: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_network(self.net)
+        check_fields(self)
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_modules", modules_of(self.net))
@@ -246,6 +252,21 @@ class Model:
         return out
 
 
+def check_network(net: object) -> None:
+    """Raise InputError unless it is a network whose tensors are there."""
+    if isinstance(net, Model):
+        raise InputError("Model(net) is given a Model; use that one as it is")
+    if not isinstance(net, nn.Module):
+        cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
+        raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
+    for name, v in (*net.named_parameters(), *net.named_buffers()):
+        if is_lazy(v):
+            raise InputError(
+                f'the network\'s "{name}" has no shape yet (lazy layers): call net(x[:2]) once, '
+                "before Model(net)"
+            )
+
+
 def _is_random(module: nn.Module) -> bool:
     """Torch's dropout layers, and those of its layers that drop by a number (RNNs, attention)."""
     rate = getattr(module, "dropout", 0.0)
@@ -292,59 +313,3 @@ def split_buffers(buffers: Params) -> tuple[Params, Params]:
         {k: v for k, v in buffers.items() if not is_counter(v)},
         {k: v for k, v in buffers.items() if is_counter(v)},
     )
-
-
-def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
-    """The outputs of a pass that leaves no trace: evaluation mode, random state put back.
-
-    Raises InputError for a model without parameters and one that fails on x.
-    """
-    if not params:
-        raise InputError("the model has no parameters; there is nothing to train")
-    model.check(params, buffers)
-    held = {k: v.clone() for k, v in buffers.items()}
-    try:
-        with torch.no_grad():
-            return model(params, held, x)
-    except Exception as e:
-        own = next(iter(params.values())).dtype
-        hint = f" (its parameters are {own}: give it x.to({own}))" if x.dtype != own else ""
-        raise InputError(f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e}{hint}") from e
-
-
-def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
-    """Logits [n, C] of `dry_pass`.
-
-    Raises InputError as `dry_pass`, and for a model that returns anything but logits with a row
-    per input.
-    """
-    out = dry_pass(model, params, buffers, x)
-    if "logits" not in out:
-        raise InputError(f'the model returns {sorted(out)}; it must return "logits" [n, K]')
-    logits = out["logits"]
-    if not isinstance(logits, Tensor):
-        raise InputError(
-            f"the model's logits are a {type(logits).__name__}; its forward must return a tensor "
-            '[n, K], or a dictionary {"logits": ...}'
-        )
-    if logits.ndim != 2 or len(logits) != len(x):
-        raise InputError(
-            f"the model gives logits {tuple(logits.shape)} for {len(x)} inputs; they must be "
-            f"({len(x)}, K), a row per input and a column per class"
-        )
-    return logits
-
-
-def check_classes(model: Model, x: Tensor, classes: int) -> None:
-    """Refuse a model whose logits are not [n, classes] on a few inputs, before any training."""
-    check_columns(dry_logits(model, *model.init(), x), classes)
-
-
-def check_columns(logits: Tensor, classes: int) -> None:
-    """Raise InputError unless logits [n, C] have a column for each of K classes, and no other."""
-    n, columns = logits.shape
-    if columns != classes:
-        raise InputError(
-            f"the model gives logits ({n}, {columns}) for {n} inputs; "
-            f"the task has {classes} classes, so they must be ({n}, {classes})"
-        )

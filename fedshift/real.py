@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ def number(given: object) -> float:
 
 
 def is_whole(given: object) -> bool:
-    """Whether this is an integer, as Python or numpy writes one."""
-    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+    """Whether it is an integer, numpy's included. True and False are none."""
+    return isinstance(given, Integral) and not isinstance(given, bool)
 
 
 def described(given: object) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedshift.arguments import check_fields
+
 Part = int | str
 
 
@@ -50,6 +52,9 @@ class Seeds:
     init: int = 0
     cohort: int = 0
     batch: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def of(cls, seed: int) -> Seeds:

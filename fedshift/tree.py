@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called
 from fedshift.errors import InputError
 
 Params = dict[str, Tensor]
@@ -170,7 +171,12 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
 
 def flatten(parts: Parts) -> Params:
     """`{part: {name: v}}` to `{"part/name": v}`, the layout of a safetensors file."""
-    return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+    try:
+        return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+    except AttributeError:
+        raise InputError(
+            f'flatten takes parts, as {{"params": params, "buffers": buffers}}, got {called(parts)}'
+        ) from None
 
 
 def size_in_bytes(parts: Parts) -> int:
@@ -180,6 +186,8 @@ def size_in_bytes(parts: Parts) -> int:
 
 def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
     """The inverse of `flatten`; `parts` names those that must exist even when empty."""
+    if isinstance(parts, str):
+        raise InputError(f'the names of parts are the text "{parts}"; give ("{parts}",)')
     tree: Parts = {part: {} for part in parts}
     for path, v in flat.items():
         part, _, name = path.partition("/")

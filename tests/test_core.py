@@ -231,7 +231,7 @@ def test_tasks_that_do_not_fit_are_refused() -> None:
         return Task(**(fields | changed))  # type: ignore[arg-type]
 
     assert task().table()["labels"].tolist() == [[2, 3, 1]]
-    with pytest.raises(InputError, match="at least one training client"):
+    with pytest.raises(InputError, match="no clients; give at least one"):
         task(clients=(), validation=())
     with pytest.raises(InputError, match="1 clients and 2 validation sets"):
         task(validation=(held, held))

@@ -19,11 +19,13 @@ from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.rounds import Federation, check_model, run
+from fedshift.engine.rounds import Federation, run
+from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
 from fedshift.experiments.load import load_config
 from fedshift.experiments.metrics import Metrics
-from fedshift.model import Model, dry_logits
+from fedshift.model import Model
+from fedshift.outputs import dry_logits
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.seeds import Seeds
 
@@ -202,7 +204,7 @@ def test_federations_that_do_not_fit_are_refused() -> None:
 def test_registration_refuses() -> None:
     with pytest.raises(InputError, match=r"client 1 has label 2; with 2 classes labels are 0\.\.1"):
         register([client_data(X[:2], Y[:2], 0), client_data(X, Y, 1)], 2)
-    with pytest.raises(InputError, match="no clients to register; give at least one"):
+    with pytest.raises(InputError, match="no clients; give at least one"):
         register([], 3)
 
 

@@ -15,9 +15,10 @@ from fedshift.client.local import GradFn, Gradient, Local, Trained, gradient_of,
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
 from fedshift.data import Batch, Plan, client_data, take
 from fedshift.errors import InputError
-from fedshift.model import Model, build, check_classes
+from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
+from fedshift.outputs import check_classes
 from fedshift.tree import add, sq_norm, sub
 
 

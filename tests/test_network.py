@@ -24,8 +24,9 @@ from fedshift.engine.rounds import Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError
-from fedshift.model import Model, build, dry_logits
+from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
+from fedshift.outputs import dry_logits
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from fedshift.tree import Parts, flatten
@@ -241,5 +242,5 @@ def test_names_that_are_not_the_networks() -> None:
         model(params, {}, x)
     less = {k: v for k, v in params.items() if k != "head.bias"}
     federation = replace(make_federation(model), params=less)
-    with pytest.raises(InputError, match='"head.bias" is missing among'):
+    with pytest.raises(InputError, match='params lacks the network.s "head.bias"'):
         next(run(FedAvg(model, local=Local(batch=7)), federation, 1))

@@ -19,6 +19,7 @@ from fedshift.algorithms.steps import (
     train_locally,
     update_of,
 )
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
@@ -28,6 +29,7 @@ from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.simplex import NO_CAP, allocate
 from fedshift.server.weights import BySize
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 # Rows per pass when losses are measured; large, because no gradient is kept.
@@ -75,6 +77,7 @@ def mean_risk(
     return total / plan.weight.sum().double().clamp(min=1.0)
 
 
+@sketched
 @dataclass(frozen=True)
 class Afl:
     """min_theta max_lambda sum_d lambda_d F_d(theta), lambda on the simplex over D domains.
@@ -111,6 +114,7 @@ class Afl:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.gamma < math.inf:
             raise InputError(f"gamma must be 0 or more, got {self.gamma}")
         held = set(self.domains or (0,))

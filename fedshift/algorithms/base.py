@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from fedshift.arguments import called, check_kind, members
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
@@ -104,6 +106,26 @@ class TrainsAnother(Protocol):
 def trained_model(stage: Algorithm) -> Model | None:
     """The network that a round trains: the method's, unless its stage says another."""
     return stage.trained_model() if isinstance(stage, TrainsAnother) else stage.model
+
+
+def check_method(algorithm: Any) -> None:
+    """Raise InputError unless it has what a method must have, and a `Model`."""
+    lacking = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
+    if isinstance(algorithm, type):
+        raise InputError(
+            f"algorithm is {called(algorithm)}; give an object of it, {algorithm.__name__}(model)"
+        )
+    if isinstance(algorithm, Model) or len(lacking) > 2:
+        raise InputError(
+            f"algorithm is {called(algorithm)}; give a method, as FedAvg(model): "
+            "run(algorithm, federation, rounds)"
+        )
+    if lacking:
+        raise InputError(
+            f"algorithm is {called(algorithm)}, which lacks {lacking[0]}; a method has all that "
+            "fedshift.algorithms.base.Algorithm names"
+        )
+    check_kind("the algorithm's model", algorithm.model, Model, "give Model(net)")
 
 
 def takes_many(client_update: Update) -> Update:

@@ -17,6 +17,7 @@ from fedshift.algorithms.steps import (
     train_locally,
     update_of,
 )
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.mixing import Mix, leading, mixed, top
 from fedshift.client.objectives import CrossEntropy, Term
@@ -56,6 +57,9 @@ class FedAla:
     local: Local = Local()
     combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         self._top()

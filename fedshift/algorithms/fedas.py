@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.gradients import gradient_trace
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -72,6 +73,7 @@ class FedAs:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.match not in ("classes", "examples"):
             raise unknown("match of FedAS", str(self.match), ("classes", "examples"))
         if self.align is not None and (self.align.only or self.align.frozen):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows, takes_many
 from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import ClientEntropy
@@ -45,6 +46,9 @@ class FedAvg:
     share: Share = Share()
     combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         self.share.check([*params, *buffers])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Shift
@@ -48,6 +49,7 @@ class FedDyn:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.alpha < float("inf"):
             raise InputError(f"FedDyn alpha must be a positive number, got {self.alpha}")
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.gradients import steps_taken
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -57,6 +58,7 @@ class FedNova:
     def __post_init__(self) -> None:
         if not isinstance(self.local, Local):
             raise InputError("FedNova counts the steps of one local phase; give one Local")
+        check_fields(self)
         if self.local.optimizer != "sgd":
             raise InputError(
                 "FedNova divides by how far unit gradients carry a client, which is known for SGD "

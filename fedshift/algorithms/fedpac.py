@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.prototypes import (
@@ -71,6 +72,7 @@ class FedPac:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.lam < float("inf"):
             raise InputError(f"FedPAC lam must be 0 or more, got {self.lam}")
         for phase in (self.fit, self.local):

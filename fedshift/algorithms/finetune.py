@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Routes, numbered
 from fedshift.algorithms.steps import train_locally
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.data import ClientData, Plan
@@ -41,6 +42,7 @@ class FineTune:
     objective: Term = CrossEntropy()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.after < 0:
             raise InputError(f"fine-tuning after round {self.after}; give 0 or more rounds")
 

@@ -17,6 +17,7 @@ from fedshift.algorithms.steps import (
     train_locally,
     update_of,
 )
+from fedshift.arguments import check_fields
 from fedshift.client.gradients import pass_gradient, travelled_gradient
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -66,6 +67,7 @@ class Scaffold:
             raise InputError("a SCAFFOLD control belongs to one local phase; give one Local")
         if not isinstance(self.combine, Mean):
             raise InputError(f"SCAFFOLD's c is a weighted mean; give a Mean, not {self.combine}")
+        check_fields(self)
         momentum = f"momentum {self.local.momentum}" if self.local.momentum else ""
         other = "Adam" if self.local.optimizer == "adam" else momentum
         if self.option == "II" and other:

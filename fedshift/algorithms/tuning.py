@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import check_fields
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
 from fedshift.client.slopes import slope
 from fedshift.data import ClientData, Plan, first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, unknown
-from fedshift.model import Model, check_columns, dry_logits
+from fedshift.model import Model
+from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
 from fedshift.server.agreement import Disagreement, disagreement, seen_by
 from fedshift.server.rows import head_rows, wire_labels
@@ -94,6 +96,8 @@ class CentralTuning:
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
+        _check_inputs(self.inputs)
+        check_fields(self)
         for what, given, allowed in (
             ("loss of central tuning", self.loss, ("mse", "pairwise")),
             ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
@@ -108,7 +112,6 @@ class CentralTuning:
             )
         if not 0.0 < self.lr < float("inf"):
             raise InputError(f"tuning lr must be a positive number, got {self.lr}")
-        _check_inputs(self.inputs)
 
     @property
     def model(self) -> Model:

@@ -9,21 +9,24 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields, check_number
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
 from fedshift.client.sharing import check_prefixes, check_tuple
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
-from fedshift.errors import InputError, unknown
+from fedshift.errors import FedshiftError, InputError, unknown
 from fedshift.model import Model
 from fedshift.seeds import key
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
 
 
+@sketched
 class Gradient(NamedTuple):
     """The gradient at a point, the buffers after the pass that gave it, and the loss there []."""
 
@@ -41,6 +44,7 @@ class Oracle(Protocol):
     def __call__(self, gradient: GradFn) -> GradFn: ...
 
 
+@sketched
 class Trained(NamedTuple):
     """What a phase leaves: parameters, buffers, and the mean loss over its steps []."""
 
@@ -114,6 +118,7 @@ class Local:
     def __post_init__(self) -> None:
         check_tuple("only", self.only)
         check_tuple("frozen", self.frozen)
+        check_fields(self)
         if self.epochs is None and self.steps is None:
             # Said once made, so that equal phases are equal however they were written.
             object.__setattr__(self, "epochs", 1)
@@ -141,8 +146,26 @@ class Local:
             raise unknown("local precision", str(self.precision), get_args(Precision))
 
     def rate(self, t: int) -> float:
-        """The learning rate of round t."""
-        return self.lr(t) if callable(self.lr) else self.lr
+        """The learning rate of round t. Raises InputError for what a schedule may not give."""
+        if not callable(self.lr):
+            return self.lr
+        try:
+            rate = self.lr(t)
+        except FedshiftError:
+            raise
+        except Exception as e:
+            raise InputError(
+                f"the schedule of Local(lr=...) fails for round {t}: {e}; it must be a function of "
+                "the round, 1 for the first one"
+            ) from e
+        check_number(f"the learning rate of round {t}", rate)
+        if not 0.0 <= rate < float("inf"):
+            cure = "; give max(0.0, ...) of it" if rate < 0.0 else ""
+            raise InputError(
+                f"the learning rate of round {t} must be 0 or more, and finite; the schedule of "
+                f"Local(lr=...) gives {rate}{cure}"
+            )
+        return rate
 
     def plan(self, n: int, t: int, source: torch.Generator) -> Plan:
         """Draw this phase's batches for a client of n examples in round t."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError, nearest
 from fedshift.tree import Params, split
 
@@ -39,6 +40,7 @@ class Share:
 
     def __post_init__(self) -> None:
         check_tuple("private", self.private)
+        check_fields(self)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InputError for a prefix that matches no name, or when nothing is left to share."""

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import DataError, InputError, shown
+from fedshift.sketch import sketched
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Labelled examples: `x[j]` has label `y[j]`.
@@ -50,6 +52,7 @@ class Samples:
         return Samples(self.x[index], self.y[index])
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set with its own division in training and test examples.

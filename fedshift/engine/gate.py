@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.engine.backends import Block, Reply, failure
 from fedshift.engine.replies import (
     Came,
@@ -97,6 +98,7 @@ class Gate:
     max_skips: int = 10
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.on_bad not in get_args(OnBad):
             raise unknown("on_bad", str(self.on_bad), get_args(OnBad))
         if not (self.max_norm > 0 and self.max_gap >= 0):

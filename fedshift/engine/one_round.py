@@ -18,6 +18,7 @@ from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshape
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, stack
 
 States = Mapping[int, Parts]
@@ -25,6 +26,7 @@ States = Mapping[int, Parts]
 AHEAD = 16
 
 
+@sketched
 class Round(NamedTuple):
     """The state after round t (1-based), and who was drawn, who trained, with which weights.
 
@@ -202,7 +204,7 @@ def settle(
         if odd := astray(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
-                "the learning rates, or set training.max_norm"
+                "the learning rates, or set max_norm"
             )
         if odd := reshaped(after, server):
             raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')

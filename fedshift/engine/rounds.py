@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes, trained_model
-from fedshift.client.objectives import Term
-from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, Surveyed, check_clients, largest_label, of_importance
+from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import check_kind
+from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
+from fedshift.engine.door import TABLE, check_federation, check_fit, check_run
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
 from fedshift.engine.one_round import Round as Round
@@ -33,11 +32,13 @@ from fedshift.engine.one_round import (
 from fedshift.engine.replies import not_finite
 from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
+from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
 from fedshift.errors import InputError
-from fedshift.model import Model, check_columns, dry_logits, dry_pass
 from fedshift.randomness import repeatable
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params, Parts, ordinary
+
+FEDERATION = "give Federation(clients, *model.init(), register(clients, K), Seeds.of(0))"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class Federation:
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
     says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
     are left out (`fedshift.data.of_importance`).
-    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
-    table of other clients.
+    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
+    of other clients, and what else `fedshift.engine.door` refuses.
     """
 
     clients: Sequence[ClientData]
@@ -60,13 +61,7 @@ class Federation:
     shelf: Shelf = Shelf()
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
-        for name, column in self.table.items():
-            if len(column) != len(self.clients):
-                raise InputError(
-                    f'{len(self.clients)} clients and {len(column)} rows of "{name}" in the '
-                    "table; make it with fedshift.data.register(clients, classes)"
-                )
+        check_federation(self)
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
         clients = of_importance(self.clients)
@@ -79,6 +74,20 @@ class Federation:
         """Buffers that are not finite from the first, see `engine.gate.Asked`."""
         return not_finite(self.buffers)
 
+    def __repr__(self) -> str:
+        sizes = self.table["n"]
+        labels = f"{self.table['labels'].shape[1]} labels, " if "labels" in self.table else ""
+        return (
+            f"Federation({len(self.clients)} clients, {int(sizes.sum()):,} examples, {labels}"
+            f"{sum(v.numel() for v in self.params.values()):,} parameters, {self.seeds})"
+        )
+
+
+def check_size(clients: int, size: int) -> None:
+    """Raise InputError for a cohort of less than one client, or of more than there are."""
+    if not 1 <= size <= clients:
+        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
+
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N.
@@ -86,8 +95,7 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     Client i has the i-th of N uniform numbers of the round, and the smallest are drawn. Thus one
     client more, at the end, leaves the draw as it is unless it is drawn itself.
     """
-    if not 1 <= size <= clients:
-        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
+    check_size(clients, size)
     if size == clients:
         return torch.arange(clients)
     numbers = torch.rand(clients, generator=generator(seed, "cohort", t), dtype=torch.float64)
@@ -163,86 +171,15 @@ def _play_round(
 
 
 @torch.inference_mode(False)
-def check_model(model: Model, federation: Federation) -> None:
-    """Try the network on two examples: InputError unless it has an output for every class.
-
-    K is the table's where it has labels [N, K]; else the largest label says how many outputs there
-    must be at least. A network of one output is let through where all labels are 0: then they are
-    no classes, and the objective is not a classifier's.
-    """
-    held = _first_with_examples(federation)
-    if held is None:
-        return
-    logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
-    # BatchNorm needs two examples in training.
-    pair = held.x[:2] if len(held.x) > 1 else torch.cat([held.x, held.x])
-    model.look(federation.params, federation.buffers, pair)
-    largest, columns = largest_label(federation.clients), logits.shape[1]
-    if "labels" in federation.table and (largest or columns > 1):
-        check_columns(logits, federation.table["labels"].shape[1])
-    if columns <= largest:
-        raise InputError(
-            f"the model has {columns} outputs, and clients hold label {largest}; "
-            f"give it one output per class, at least {largest + 1}"
-        )
-
-
-@torch.inference_mode(False)
-def check_router(algorithm: Algorithm, federation: Federation) -> None:
-    """Try the network: InputError unless it has N client logits, where the method learns them."""
-    if not (isinstance(algorithm, Routes) and algorithm.trains_router()):
-        return
-    held = _first_with_examples(federation)
-    if held is not None:
-        found = dry_pass(algorithm.model, federation.params, federation.buffers, held.x[:2])
-        client_logits(found, len(federation.clients))
-
-
-def check_method(algorithm: Algorithm, params: Params, rounds: int) -> None:
-    """Raise InputError for a loss that no example takes part in, and for a phase that trains no
-    parameter or names such as there are not.
-
-    Phases are those of the first and the last round: stages between them are seen by the clients.
-    """
-    for term in _objectives(algorithm):
-        if not term.reads_data():
-            raise InputError(
-                f"the objective {term} does not depend on the clients' examples, so nothing would "
-                f"be learned; add a loss, CrossEntropy() + {term}"
-            )
-    for stage in (algorithm.at(1), algorithm.at(max(1, rounds))):
-        model = trained_model(stage)
-        if model is None:
-            continue
-        own = params if model is algorithm.model else model.init()[0]
-        for phase in stage.phases().values():
-            phase.check(model, own)
-
-
-def _objectives(method: Any) -> Iterator[Term]:
-    """The losses of a method and of those within it."""
-    for one in fields(method) if is_dataclass(method) else ():
-        value = getattr(method, one.name)
-        if isinstance(value, Term):
-            yield value
-        elif hasattr(value, "client_update"):
-            yield from _objectives(value)
-
-
-def _first_with_examples(federation: Federation) -> ClientData | None:
-    return next((c for c in federation.clients if len(c.y)), None)
-
-
-@torch.inference_mode(False)
 def start(algorithm: Algorithm, federation: Federation) -> Round:
-    """Round 0: the state before any training."""
-    return before_rounds(algorithm.init(federation.params, federation.buffers, federation.table))
-
-
-def check_schedule(algorithm: Algorithm, rounds: int) -> None:
-    """A schedule of rates that ends too early says so now, not after days."""
-    for phase in algorithm.at(rounds).phases().values():
-        phase.rate(rounds)
+    """Round 0: the state before any training. InputError for a column that the table lacks."""
+    params, buffers, table = federation.params, federation.buffers, federation.table
+    try:
+        return before_rounds(algorithm.init(params, buffers, table))
+    except KeyError as e:
+        if (name := e.args[0]) in table or name not in ("n", "labels"):
+            raise
+        raise InputError(f'the method needs the table\'s "{name}", which it lacks; {TABLE}') from e
 
 
 def run(
@@ -256,21 +193,35 @@ def run(
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and a
-    network that does not fit the clients' examples or a schedule without a rate for the last round,
-    all before the first round, and TrainingError when a client's update cannot be used.
+    cohort: clients drawn per round; None means all. Raises InputError, when it is called, for what
+    cannot be run: other things than those named here, impossible sizes, a network that does not fit
+    the clients' examples or the first model, and a schedule without a rate for one of the rounds.
+    The iterator raises TrainingError when a client's update cannot be used.
     """
-    keep_memory()
+    check_run(algorithm, rounds, cohort, backend, after, Round)
+    check_kind("federation", federation, Federation, FEDERATION)
     total = len(federation.clients)
     size = total if cohort is None else cohort
-    if rounds < 0:
-        raise InputError(f"rounds must be 0 or more, got {rounds}")
+    check_size(total, size)
+    check_fit(algorithm.model, federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
-    check_method(algorithm, federation.params, rounds)
+    check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation) if after is None else after
-    if rounds > current.t:
-        check_schedule(algorithm, rounds)
+    check_schedule(algorithm, current.t + 1, rounds)
+    return _rounds(algorithm, federation, current, rounds, size, backend)
+
+
+def _rounds(
+    algorithm: Algorithm,
+    federation: Federation,
+    current: Round,
+    rounds: int,
+    size: int,
+    backend: Backend,
+) -> Iterator[Round]:
+    keep_memory()
+    total = len(federation.clients)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         before = current

@@ -23,6 +23,7 @@ from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
 from fedshift.randomness import repeatable
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 LOG = logging.getLogger("fedshift.flower")
@@ -30,6 +31,7 @@ STATE, DONE = "state.", "done"
 Handler = Callable[[Message, Context], Message]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Site:
     """All that one client has: the method, its examples, the seed of its batches.

@@ -25,8 +25,9 @@ from fedshift.engine.one_round import (
     settle,
 )
 from fedshift.engine.replies import not_finite
-from fedshift.engine.rounds import check_method, draw_cohort
+from fedshift.engine.rounds import draw_cohort
 from fedshift.engine.traffic import Traffic
+from fedshift.engine.trial import check_training
 from fedshift.errors import DataError, InputError
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
@@ -122,7 +123,7 @@ class AlgorithmStrategy(Strategy):
         self.scores: dict[int, Score] = {}
         self.traffic = Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
-        check_method(algorithm, self.params, 1)
+        check_training(algorithm, self.params, 1)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:

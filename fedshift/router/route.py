@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.algorithms.base import Algorithm, Routes, check_method
+from fedshift.arguments import check_kind
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
@@ -22,12 +23,14 @@ from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_thresholds, finite_logits, outputs
 from fedshift.router.refit import refit_locally
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 ABSTAIN = -1
 Mode = Literal["hard", "mixture"] | int
 
 
+@sketched
 class Routed(NamedTuple):
     """clients [B, k], best first, and their posterior probabilities [B, k] among all clients.
 
@@ -44,6 +47,7 @@ def best(score: Tensor, k: int) -> Tensor:
     return score.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Router:
     """Client models, and the scores that say which of them should answer. Frozen; `of` builds it.
@@ -89,6 +93,8 @@ class Router:
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
         """
+        check_method(algorithm)
+        check_kind("server", server, dict, "give the round's, played.server")
         if not untrained and not (isinstance(algorithm, Routes) and algorithm.trains_router()):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called, check_fields
 from fedshift.errors import InputError
 from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, Parts, weighted_sum
@@ -36,6 +37,14 @@ class Mean:
     """sum_i a_i v_i with a from a weight rule."""
 
     weights: Weights = BySize()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if hasattr(self.weights, "weigh"):
+            raise InputError(
+                f"Mean weights must be a rule for weights, got {called(self.weights)}, which "
+                "combines already; give BySize()"
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:

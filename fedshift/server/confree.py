@@ -17,6 +17,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError, unknown
 from fedshift.real import described, number
 from fedshift.seeds import numpy_generator
@@ -140,6 +141,7 @@ class ConFree:
     needs = ("n",)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= number(self.alpha) < math.inf:
             raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
         if self.scope not in ("tensor", "model"):

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.real import described, number
 from fedshift.tree import Params, add, map_, zeros
@@ -32,6 +33,7 @@ class Sgd:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < number(self.lr) < float("inf"):
             raise InputError(f"server lr must be a positive number, got {described(self.lr)}")
         if not 0.0 <= number(self.momentum) < 1.0:
@@ -65,6 +67,7 @@ class Adam:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_moments(self.lr, self.beta1, self.beta2, self.tau)
 
     def init(self, params: Params) -> Params:
@@ -91,6 +94,7 @@ class Yogi:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_moments(self.lr, self.beta1, self.beta2, self.tau)
 
     def init(self, params: Params) -> Params:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedshift.arguments import settled
 from fedshift.errors import InputError
 from fedshift.real import described, number, numbers
 from fedshift.server.mixture import (
@@ -35,6 +36,7 @@ from fedshift.server.pals_input import (
     checked_target,
 )
 from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
+from fedshift.sketch import sketched
 
 # Gap at which an answer counts as exact, and the proven L1 error that goes with it. The gap's own
 # rounding is about 1e-16 |f|; the bound on the error is of second order in rounding.
@@ -42,6 +44,7 @@ GAP_TOLERANCE = 1e-12
 L1_TOLERANCE = 1e-6
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class PalsWeights:
     """Weights and the evidence for them.
@@ -121,6 +124,7 @@ def pals_weights(
     which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
     """
     check_setting(lam, ess, cap, fidelity)
+    settled("normalise_target", normalise_target, bool)
     clients = _prepare(label_counts, target, cap, normalise_target)
     if ess is not None:
         return _with_ess(clients, number(ess), fidelity)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedshift.arguments import check_number
 from fedshift.errors import InputError, unknown
 from fedshift.real import described, number, numbers
 from fedshift.server.simplex import Floats
@@ -108,6 +109,9 @@ def check_setting(
     if (lam is None) == (ess is None):
         given = "neither" if lam is None else f"both (lam={described(lam)}, ess={described(ess)})"
         raise InputError(f"give exactly one of lam and ess; got {given}")
+    for name, value in (("lam", lam), ("ess", ess), ("cap", cap)):
+        if value is not None and math.isnan(number(value)):
+            check_number(name, value)  # NaN itself is left to the ranges
     if lam is not None:
         _check_lam(lam)
     if ess is not None and not 0.0 < number(ess) <= 1.0:

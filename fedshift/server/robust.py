@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
-from fedshift.real import described, is_whole, number
+from fedshift.real import described, number
 from fedshift.server.weights import Uniform, Weights
 from fedshift.tree import Params, map_, weighted_sum
 
@@ -51,6 +52,7 @@ class Trimmed:
     needs = Uniform.needs
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= number(self.share) < 0.5:
             raise InputError(
                 f"share must be at least 0 and less than 0.5, got {described(self.share)}"
@@ -80,8 +82,8 @@ class Krum:
     needs = Uniform.needs
 
     def __post_init__(self) -> None:
-        whole = is_whole(self.byzantine) and is_whole(self.keep)
-        if not whole or self.byzantine < 0 or self.keep < 1:
+        check_fields(self)
+        if self.byzantine < 0 or self.keep < 1:
             raise InputError(
                 f"byzantine={described(self.byzantine)}, keep={described(self.keep)}; allowed: "
                 "whole numbers, byzantine >= 0, keep >= 1"
@@ -133,8 +135,8 @@ class Geometric:
     tolerance: float = 1e-9
 
     def __post_init__(self) -> None:
-        whole = is_whole(self.steps) and self.steps >= 1
-        if not (whole and 0 < number(self.floor) < math.inf and number(self.tolerance) >= 0):
+        check_fields(self)
+        if not (0 < self.floor < math.inf and self.steps >= 1 and self.tolerance >= 0):
             raise InputError(
                 f"floor={described(self.floor)}, steps={described(self.steps)}, "
                 f"tolerance={described(self.tolerance)}; allowed: floor > 0, steps >= 1 and whole, "

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.real import number, numbers
 from fedshift.server.pals import PalsWeights, pals_weights
 from fedshift.server.pals_input import Fidelity, check_setting
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 
@@ -60,6 +62,7 @@ class Uniform:
         return torch.full_like(table["n"], 1.0 / len(table["n"]))
 
 
+@sketched
 @dataclass(frozen=True)
 class Pals:
     """FedPALS: argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i.
@@ -77,6 +80,7 @@ class Pals:
 
     def __post_init__(self) -> None:
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
+        check_fields(self)
         try:
             target = numbers(self.target)
         except ValueError as error:
