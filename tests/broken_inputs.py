@@ -333,4 +333,16 @@ CASES = (
         "training.batchsize=3",
         '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
+    config(
+        "under a header with a comment",
+        "[training]\nrounds = 1",
+        '[training]  # local work\nrounds = "two"',
+        'f.toml:10: training.rounds = "two": must be a whole number',
+    ),
+    config(
+        "in an inline table",
+        'name = "good"',
+        'name = "good"\nserver = { validation = 1, unlabeled = -1 }',
+        "f.toml:2: server.unlabeled = -1: must be at least 0",
+    ),
 )
