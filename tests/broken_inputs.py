@@ -346,4 +346,16 @@ CASES = (
         toml=GOOD.replace('"fedavg"', '"fedprox"\nmu = 0.1'),
         args=("-c", "method.name=moon"),
     ),
+    config(
+        "under a header with a comment",
+        "[training]\nrounds = 1",
+        '[training]  # local work\nrounds = "two"',
+        'f.toml:10: training.rounds = "two": must be a whole number',
+    ),
+    config(
+        "in an inline table",
+        'name = "good"',
+        'name = "good"\nserver = { validation = 1, unlabeled = -1 }',
+        "f.toml:2: server.unlabeled = -1: must be at least 0",
+    ),
 )

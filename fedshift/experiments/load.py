@@ -15,6 +15,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.meanings import check_carried, name_in
 from fedshift.experiments.method_fit import Problem, misfits
+from fedshift.experiments.toml_lines import lines_of
 
 Tables = dict[str, Any]
 MOST, MOST_TOLD = 1_000_000, 20
@@ -243,18 +244,9 @@ def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...
 
 def line_of(text: str, key: tuple[str, ...]) -> int | None:
     """The 1-based line where `key` (or else its section) is written, None where it is not."""
-    section: tuple[str, ...] = ()
-    header = None
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.strip()
-        if line.startswith("["):
-            section = tuple(part.strip(" \"'") for part in line.strip("[] ").split("."))
-            header = number if section == key[: len(section)] else header
-        elif "=" in line and not line.startswith("#"):
-            name = tuple(part.strip(" \"'") for part in line.partition("=")[0].split("."))
-            if section + name == key or (section + name == key[:-1] and key[-1].isdigit()):
-                return number
-    return header
+    lines = lines_of(text)
+    written = (key[:length] for length in range(len(key), 0, -1) if key[:length] in lines)
+    return next((lines[part] for part in written), None)
 
 
 def _method_problems(config: Config) -> list[Problem]:
