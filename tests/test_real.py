@@ -43,7 +43,7 @@ def test_what_is_a_number(given: Any) -> None:
 
 
 def test_integers_that_python_does_not_write_are_described() -> None:
-    assert described(10**6000) == "a int beyond all bounds"
+    assert described(10**6000) == "a number beyond all bounds"
 
 
 @pytest.mark.parametrize(
