@@ -69,20 +69,23 @@ class Exact:
         """
 
         def above(mu: Fraction) -> bool:
-            return 2 * lam * root(self.distance2(self.optimum(mu, near))) <= mu
+            nonlocal near
+            a = self.optimum(mu, near)
+            near = [float(x) for x in a]
+            return 2 * lam * root(self.distance2(a)) <= mu
 
         low = self.nothing
         if above(low):
             return self.optimum(low, near)
-        high = low + 2 * lam * root(self.distance2([Fraction(x) for x in near]))
+        high = low + 2 * lam * root(self.distance2([Fraction(x) for x in near]), 60)
         while not above(high):
             low, high = high, 4 * high
         step = Fraction(2)
         while high / step > low and above(high / step):
             high, step = high / step, step**2
         low = max(low, high / step)
-        while high > low * (1 + Fraction(1, 10**20)):
-            mid = root(low * high)
+        while high > low * (1 + Fraction(1, 10**14)):
+            mid = root(low * high, 60)
             low, high = (low, mid) if above(mid) else (mid, high)
         return self.optimum(high, near)
 
@@ -97,12 +100,16 @@ class Exact:
     def _pivots(self, lam: Fraction, near: Sequence[float]) -> Iterator[tuple[int, ...]]:
         bound = float(self.upper)
         status = tuple(-1 if x <= 1e-13 else 1 if x >= bound * (1 - 1e-13) else 0 for x in near)
-        for _ in range(30):
+        for count in range(150):
             yield status
             a, slopes = self._on_face(lam, status)
             if a is None:
                 return
-            status = self._following(status, a, slopes) or status
+            following = self._following(status, a, slopes) or status
+            if count >= 10:  # all violators at once may cycle: the first of them alone
+                first = [s != t for s, t in zip(status, following, strict=True)].index(True)
+                following = (*status[:first], following[first], *status[first + 1 :])
+            status = following
 
     def _on_face(
         self, lam: Fraction, status: tuple[int, ...]
@@ -162,11 +169,11 @@ def _gauss(system: list[list[Fraction]]) -> list[Fraction]:
     return [row[-1] for row in system]
 
 
-def root(x: Fraction) -> Fraction:
-    """sqrt(x) to about 200 binary digits."""
+def root(x: Fraction, digits: int = 200) -> Fraction:
+    """sqrt(x) to so many binary digits."""
     if x == 0:
         return x
-    shift = 2 * (200 - (x.numerator.bit_length() - x.denominator.bit_length()) // 2)
+    shift = 2 * (digits - (x.numerator.bit_length() - x.denominator.bit_length()) // 2)
     scaled = x * Fraction(2) ** shift
     return Fraction(math.isqrt(scaled.numerator // scaled.denominator)) / Fraction(2) ** (
         shift // 2

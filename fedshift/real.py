@@ -51,7 +51,7 @@ def described(given: object) -> str:
     try:
         return shown(repr(given))
     except ValueError:  # Python writes no integer of more than some 4,300 digits
-        return f"a {type(given).__name__} beyond all bounds"
+        return "a number beyond all bounds"
 
 
 def numbers(given: ArrayLike) -> NDArray[np.float64]:

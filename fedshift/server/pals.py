@@ -53,8 +53,9 @@ class PalsWeights:
     `distance` is ||T - S^T a0||, a0 the answer at lam = 0: how far T lies outside what the clients
     can mix (under the cap); `residual` [K] = T - S^T a; `gap` is the Frank-Wolfe gap, a bound on
     f(a) - f*; `l1_bound` = sqrt(N gap / lam) bounds ||a - a*||_1 (inf at lam = 0). `certified`: the
-    gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and the duality gap of the
-    active set proves ||a - a*||_1 <= 1e-6, at lam = 0 with a* the max-ESS minimiser.
+    gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and ||a - a*||_1 <= 1e-6 by the
+    duality gap of the active set and a charge for rounding and for the projection at lam = 0. a* is
+    the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser.
     """
 
     weights: Floats
@@ -117,8 +118,9 @@ def pals_weights(
     weight. `fidelity="norm"` minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is
     solved as alpha_norm(lam) = alpha_squared(2 r lam) with r = ||T - S^T a|| at the solution.
 
-    Raises InputError for counts or a target that are no such tables, for lam and ess both or
-    neither or out of range, and for a cap or an ess that cannot be met.
+    Raises InputError for counts or a target that are no such tables, for clients of less than 1e-12
+    or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
+    1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
     which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.

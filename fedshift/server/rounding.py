@@ -81,7 +81,7 @@ def _most_modes(problem: Problem, face: Flags) -> int:
 
     Centred rows sum to zero, and a label that none of these clients holds adds nothing.
     """
-    labels = int(problem.rows.shape[1])
+    labels: int = problem.rows.shape[1]
     if problem.counts is not None:
         labels = int((problem.counts[face] > 0.0).any(axis=0).sum())
     return min(int(np.count_nonzero(face)), labels) - 1
