@@ -135,7 +135,6 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
         "b/truth": torch.tensor([True, False]),
         "b/count": torch.tensor(2**40),
         "b/pixel": torch.tensor([65535], dtype=torch.uint16),
-        "b/turn": torch.polar(torch.ones(3), torch.arange(3.0)),
     }
     places = write_tensors(tmp_path / "x", named.items).places
     assert all(p.start % 64 == 0 for p in places)
