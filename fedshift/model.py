@@ -103,7 +103,7 @@ class Model:
             raise misfit(self._places, params | buffers)
 
     def check(self, params: Params, buffers: Params) -> None:
-        """Raise InputError for tensors that the network does not have, and for such that miss."""
+        """Raise InputError for tensors that the network does not have, and for missing ones."""
         self._renew()
         given = params | buffers
         if given.keys() != self._places.keys():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
-from routing import routed_federation, routed_model, routed_setting
+from routing import routed_federation, routed_model, routed_setting, trained_router
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
@@ -148,6 +148,19 @@ def test_it_trains_wherever_it_is_called(where: Callable[[], Any], kind: str) ->
     made = [*flatten(there.server).values()]
     made += [v for state in there.states.values() for v in flatten(state).values()]
     assert not any(v.is_inference() or v.requires_grad for v in made)
+
+
+def test_routers_are_refitted_wherever_it_is_called() -> None:
+    plain = trained_router()
+    with torch.inference_mode():
+        there = trained_router()
+        fitted = [there.refitted(make_clients()), there.from_moments(make_clients())]
+    right = [plain.refitted(make_clients()), plain.from_moments(make_clients())]
+    x = make_clients()[0].x
+    for one, two in zip(fitted, right, strict=True):
+        assert torch.equal(one.route(x).probabilities, two.route(x).probabilities)
+        assert one.head is not None
+        assert not one.head.xi.is_inference()
 
 
 def test_a_generator_leaves_the_modes_of_its_reader() -> None:

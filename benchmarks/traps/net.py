@@ -249,3 +249,23 @@ def trap_nan_in_test_data() -> str:
         return verdict(True, f"accuracy {got.accuracy:.2f}")
 
     return said(use)
+
+
+def trap_buffer_replaced() -> str:
+    """My network counts its batches by self.seen = self.seen + 1."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = net()
+            self.register_buffer("seen", torch.zeros(()).long())
+
+        def forward(self, x: Tensor) -> Any:
+            self.seen = self.seen + self.training
+            return self.body(x)
+
+    def use() -> str:
+        count = int(played(Model(Counting())).server["buffers"]["seen"])
+        return verdict(count != 6, f"{count} batches counted of 6")
+
+    return said(use)

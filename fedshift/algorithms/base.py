@@ -30,6 +30,7 @@ class Algorithm(Protocol):
     5. `updates` arrive stacked, leaves [C, ...], in ascending client id, with the server's own part
        "cohort": id [C] and weight [C] (float64, on the simplex); see `Summing` for sums instead.
     6. Branch on hyper-parameters; do not multiply by zero.
+    7. A change, "delta", has the names of the "params" that were sent but those of `model.fixed`.
 
     `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
     before round 1 (n [N], labels [N, K]), and weights come from it, never from a reply.

@@ -100,7 +100,8 @@ class Local:
                round, as the FedPALS authors' code does, and momentum must be 0
     precision  "bfloat16": the network's matrix products and convolutions, forward and backward, in
                bfloat16, by `torch.autocast`; all else, the objective included, stays float32
-    Raises InputError for values outside these ranges.
+    Raises InputError for values outside these ranges; prefixes are held against the network's names
+    before round 1 (`check`).
     """
 
     lr: float | Schedule = 0.1

@@ -211,6 +211,7 @@ class Router:
             known = replace(known, sizes=left)
         return replace(self, sizes=sizes, gaussians=known)
 
+    @torch.inference_mode(False)
     def refitted(
         self,
         clients: Sequence[ClientData],
@@ -227,11 +228,13 @@ class Router:
         found = refit_locally(features, penalty=penalty, tolerance=tolerance, rounds=rounds)
         return replace(self, head=found.head, sizes=self._counted(features))
 
+    @torch.inference_mode(False)
     def with_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
         """With the clients' feature moments, for novelty; the client head stays."""
         sent = [moments(h) for h in self._features_of(clients)]
         return replace(self, gaussians=pooled(sent, loading))
 
+    @torch.inference_mode(False)
     def from_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
         """With the moments and, from them, a client head in closed form: `Gaussians.head`."""
         features = self._features_of(clients)
