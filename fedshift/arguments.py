@@ -132,7 +132,8 @@ def _misfit(given: Any, hint: Any) -> str:
     """What does not fit; within a tuple, its first entry that does not."""
     each = [get_args(one)[0] for one in _alternatives(hint) if get_origin(one) is tuple]
     if each and isinstance(given, tuple | list):
-        return f"{called(given)} with {called(next(v for v in given if not _fits(v, each[0])))}"
+        odd = [called(v) for v in given if not _fits(v, each[0])]
+        return f"{called(given)} with {odd[0]}" if odd else called(given)
     return called(given)
 
 
@@ -159,8 +160,12 @@ def _fits(given: object, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(_fits(given, one) for one in get_args(hint))
     if origin is tuple:
-        each = get_args(hint)[0]
-        return isinstance(given, tuple) and all(_fits(one, each) for one in given)
+        if not isinstance(given, tuple):
+            return False
+        each = get_args(hint)
+        if each[-1] is Ellipsis:
+            return all(_fits(one, each[0]) for one in given)
+        return len(given) == len(each) and all(map(_fits, given, each))
     if origin is abc.Callable:
         return callable(given) and not isinstance(given, type)
     if origin is not None or not isinstance(hint, type):
@@ -183,7 +188,10 @@ def _said(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_said(one) for one in get_args(hint))
     if origin is tuple:
-        return f"a tuple, each {_said(get_args(hint)[0])}"
+        each = get_args(hint)
+        if each[-1] is not Ellipsis:
+            return f"a tuple of {len(each)}"
+        return f"a tuple, each {_said(each[0])}"
     if origin is Literal:
         return " or ".join(f'"{one}"' for one in get_args(hint))
     if origin is abc.Callable:

@@ -117,10 +117,7 @@ def check_method(algorithm: Any) -> None:
             f"algorithm is {called(algorithm)}; give an object of it, {algorithm.__name__}(model)"
         )
     if isinstance(algorithm, Model) or len(lacking) > 2:
-        raise InputError(
-            f"algorithm is {called(algorithm)}; give a method, as FedAvg(model): "
-            "run(algorithm, federation, rounds)"
-        )
+        raise InputError(f"algorithm is {called(algorithm)}; give a method, as FedAvg(model)")
     if lacking:
         raise InputError(
             f"algorithm is {called(algorithm)}, which lacks {lacking[0]}; a method has all that "

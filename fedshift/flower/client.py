@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import called, check_fields
 from fedshift.data import ClientData, Examples, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
 from fedshift.engine.evaluate import score
@@ -51,6 +52,7 @@ class Site:
     first: tuple[Params, Params] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_importance(self.data.w, len(self.data.y), int(self.data.id))
         object.__setattr__(self, "data", of_importance((self.data,))[0])
 
@@ -102,8 +104,14 @@ def client_app(
                  (`AlgorithmStrategy`), which go on when the server was killed; None: it ends with
                  Flower's run
 
-    A client that fails, or whose training diverges, keeps what it had before the round.
+    A client that fails, or whose training diverges, keeps what it had before the round. Raises
+    InputError where `site` is no function.
     """
+    if not callable(site):
+        raise InputError(
+            f"site is {called(site)}; give a function from the client's number to its Site, as "
+            "`lambda i: Site(method, clients[i])`"
+        )
     return app_of(lambda context: site(partition(context)), threads, open_states, keep)
 
 

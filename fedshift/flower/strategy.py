@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, check_method
+from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.evaluate import Score
 from fedshift.engine.gate import Admitted, Dropped, Gate
 from fedshift.engine.one_round import (
@@ -54,6 +55,23 @@ def apart(a: Params, b: Params) -> str:
 
 def silent(played: Round) -> None:
     """A listener that hears nothing."""
+
+
+def _check_limits(timeout: float, retries: int) -> None:
+    check_number("timeout", timeout)
+    check_whole("retries", retries)
+    if retries < 0 or not timeout > 0:
+        raise InputError(
+            f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
+        )
+
+
+def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:
+    check_method(algorithm)
+    check_kind("seeds", seeds, Seeds, "give Seeds.of(0)")
+    check_kind("gate", gate, Gate, "give Gate()")
+    for what, given in whole.items():
+        check_whole(what, given)
 
 
 class AlgorithmStrategy(Strategy):
@@ -103,12 +121,11 @@ class AlgorithmStrategy(Strategy):
         after: Round | None = None,
         name: str = "",
     ) -> None:
-        if retries < 0 or not timeout > 0:
-            raise InputError(
-                f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
-            )
+        size = clients if cohort is None else cohort
+        _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
+        _check_limits(timeout, retries)
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
-        self.cohort = clients if cohort is None else cohort
+        self.cohort = size
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.gate = evaluates, listen, gate
