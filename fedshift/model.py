@@ -248,7 +248,8 @@ class Model:
         # Within vmap neither versions nor values can be looked at.
         if writes is None and not within_vmap(own):
             written = counts and own._version != before
-            self._writes[training] = written or not torch.equal(own, x)
+            # A tensor of the device "meta" has no values at all.
+            self._writes[training] = written or not (own.is_meta or torch.equal(own, x))
         return out
 
 
