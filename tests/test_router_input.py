@@ -312,9 +312,16 @@ def test_shares_are_refused_as_heads_are() -> None:
         Share(("clasifier.",)).check(OWN.init()[0])
 
 
-@pytest.mark.parametrize("lam", [None, "0.5"])
-def test_a_lam_that_is_no_number_is_refused(lam: Any) -> None:
-    with pytest.raises(InputError, match=rf"lam must be in \[0, 1\], got {lam}; it weighs"):
+@pytest.mark.parametrize(
+    ("lam", "message"),
+    [
+        (None, "feddrm lam must be a number, got None"),
+        ("0.5", 'feddrm lam must be a number, got the text "0.5"; give 0.5'),
+        (1.5, r"lam must be in \[0, 1\], got 1.5; it weighs"),
+    ],
+)
+def test_a_lam_that_is_no_number_is_refused(lam: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         recipes.feddrm(routed_setting(MODEL), lam=lam)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from numbers import Integral
 from typing import Literal
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
@@ -57,10 +56,9 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs:
 def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
     """InputError, by the option's name, for counts and widths that are not 1, 2, ..."""
     for name, v in counts.items():
-        if not isinstance(v, Integral) or v < 1:
+        if v < 1:
             raise InputError(f"{name} must be a whole number of 1 or more, got {v!r}")
-    widths = hidden if isinstance(hidden, Sequence) else (None,)
-    if not all(isinstance(v, Integral) and v >= 1 for v in widths):
+    if not all(v >= 1 for v in hidden):
         raise InputError(
             "hidden must be widths of layers, whole numbers of 1 or more, such as (500,); "
             f"got {hidden!r}"

@@ -15,7 +15,7 @@ __all__ = ["feddrm", "feddrm_shared_head"]
 
 def _objective(lam: float) -> Term:
     """lam class entropy + (1 - lam) client entropy; a term of weight 0 is left out."""
-    if not isinstance(lam, int | float) or not 0.0 <= lam <= 1.0:
+    if not 0.0 <= lam <= 1.0:
         raise InputError(
             f"lam must be in [0, 1], got {lam}; it weighs the class loss, 1 - lam the client loss"
         )
