@@ -173,7 +173,7 @@ def _names(what: str, names: Sequence[str] | None, count: int) -> tuple[str, ...
         raise InputError(f"{what}: {len(names)} names for {count} {what} in label_counts")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise InputError(f'{what}: names must differ; "{name}" is given {times} times')
+        raise InputError(f'{what}: names must differ; "{shown(name)}" is given {times} times')
     return tuple(names)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ class FedshiftError(Exception):
     """A failure with a message for the user; the command line prints it without a traceback."""
 
     exit_code = 70
+
+    def __str__(self) -> str:
+        """The message; what names in it bring along is shown, not obeyed by whoever prints it."""
+        return visible(super().__str__(), keep="\n")
 
 
 class InputError(FedshiftError, ValueError):
@@ -50,10 +55,23 @@ class NetworkError(FedshiftError, OSError):
     exit_code = 5
 
 
+def visible(text: str, keep: str = "") -> str:
+    """Text with what a terminal would obey made visible, as in \\x1b: names come from elsewhere.
+
+    Control characters, ends of lines, and marks that turn the direction of writing or take no
+    room; those in `keep` stay as they are.
+    """
+    return "".join(c if _harmless(c) or c in keep else repr(c)[1:-1] for c in text)
+
+
+def _harmless(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
 def shown(text: str, most: int = 60) -> str:
     """What was given, for a message: in one line without control characters, cut where longer."""
     text = text if len(text) <= most else f"{text[: most - 3]}..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return visible(text)
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -141,8 +141,9 @@ def seeded(
     is torch's besides the processor's.
     """
     number = seed % 2**64
-    on_cpu = device is None or device.type == "cpu" or "torch" not in sources
-    gpu = None if on_cpu else torch.get_device_module(device)
+    # Tensors on "meta" have no numbers, and so need no generator.
+    no_gpu = device is None or device.type in ("cpu", "meta") or "torch" not in sources
+    gpu = None if no_gpu else torch.get_device_module(device)
     with _Shared.lock:
         by_torch = (torch.default_generator,) if "torch" in sources else ()
         before = [(g, g.get_state()) for g in (*own, *by_torch)]

@@ -48,7 +48,7 @@ Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this i
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"fedshift {fedshift.__version__}")
+        console.put(f"fedshift {fedshift.__version__}")
         raise typer.Exit
 
 
@@ -155,7 +155,8 @@ def report(
     if format is Format.json:
         console.show_json({"report": str(page), "figures": drawn})
     else:
-        print("\n".join([str(page), *drawn]))
+        for path in (str(page), *drawn):
+            console.put(path)
 
 
 @app.command()

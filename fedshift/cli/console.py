@@ -16,8 +16,9 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, visible
 from fedshift.report.tables import Table as ReportTable
 from fedshift.report.tables import shown
 
@@ -34,11 +35,16 @@ def width() -> int:
     return max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
+def put(text: str) -> None:
+    """A line on stdout."""
+    print(visible(text))
+
+
 def say(text: str, indent: int = 2) -> None:
     """A paragraph on stdout, wrapped; all lines but the first are indented."""
     print(
         textwrap.fill(
-            text, width(), subsequent_indent=" " * indent,
+            visible(text), width(), subsequent_indent=" " * indent,
             break_long_words=False, break_on_hyphens=False,
         )
     )  # fmt: skip
@@ -49,7 +55,7 @@ def warn_of_data_folders() -> None:
     named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
     lost = [part for part in named if part.strip() and not Path(part).expanduser().is_dir()]
     if lost:
-        print(f"warning: $FEDSHIFT_DATA: no such folder: {', '.join(lost)}", file=sys.stderr)
+        tell(f"warning: $FEDSHIFT_DATA: no such folder: {', '.join(lost)}")
 
 
 def show_json(value: Any) -> None:
@@ -59,15 +65,20 @@ def show_json(value: Any) -> None:
 
 def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout; columns after the first are right-aligned."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=Text(visible(title), style="bold"), title_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(_cell(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_cell, row))
     console = Console(width=width())
     with console.capture() as drawn:
         console.print(table)
     print(drawn.get(), end="")
+
+
+def _cell(text: str) -> Text:
+    """Text as it is: rich would read "[red]" as a colour, and ":cat:" as a picture."""
+    return Text(visible(text))
 
 
 def show_report_table(table: ReportTable) -> None:
@@ -78,7 +89,7 @@ def show_report_table(table: ReportTable) -> None:
 def tell(text: str) -> None:
     """A line on stderr: progress, or what is not a result."""
     with _heard_or_not(sys.stderr):
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -125,7 +136,8 @@ def show_error(error: FedshiftError, as_json: bool) -> None:
     if as_json:
         tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
     else:
-        tell(f"error: {error}")
+        for line in f"error: {error}".split("\n"):
+            tell(line)
 
 
 class PlainProgress:
@@ -165,11 +177,11 @@ class LiveProgress:
         drawn_on = console or for_bars()
         self.bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description:<16}"),
+            TextColumn("{task.description:<16}", markup=False),
             BarColumn(bar_width=max(6, min(24, drawn_on.width - 72))),
             TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[scores]}"),
+            TextColumn("{task.fields[scores]}", markup=False),
             console=drawn_on,
         )
         self.tasks: dict[str, Any] = {}
@@ -177,7 +189,7 @@ class LiveProgress:
     def __call__(self, event: dict[str, Any]) -> None:
         run = event["run"]
         if event["event"] == "start":
-            self.tasks[run] = self.bars.add_task(run, total=event["rounds"], scores="")
+            self.tasks[run] = self.bars.add_task(visible(run), total=event["rounds"], scores="")
         elif event["event"] == "round":
             self.bars.update(self.tasks[run], completed=event["round"])
         elif event["event"] == "evaluation":

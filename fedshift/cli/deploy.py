@@ -24,11 +24,14 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     make_place(folder, text, clients, names)
-    print(f"{folder}: certificates for {', '.join(names)}")
-    print(f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it")
-    print("holds that client's private key. ca.key and server.key never leave this machine.")
-    print(f"Then: fedshift deploy server {folder}, and on each client's machine")
-    print("      fedshift deploy client client-I --server HOST:PORT")
+    for line in (
+        f"{folder}: certificates for {', '.join(names)}",
+        f"Give {folder}/clients/client-I to client I of {clients}, by a way that you trust: it",
+        "holds that client's private key. ca.key and server.key never leave this machine.",
+        f"Then: fedshift deploy server {folder}, and on each client's machine",
+        "      fedshift deploy client client-I --server HOST:PORT",
+    ):
+        console.put(line)
 
 
 def server(
@@ -87,6 +90,6 @@ def client(place: Path, address: str, patience: float) -> None:
     check_flower()
     from fedshift.deploy.joining import join
 
-    print(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
+    console.put(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
     sys.stdout.flush()
-    join(place, address, patience=patience, say=lambda t: print(t, file=sys.stderr, flush=True))
+    join(place, address, patience=patience, say=lambda t: console.tell(t))

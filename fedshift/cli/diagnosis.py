@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from fedshift.cli.console import say, show_json, show_report_table
+from fedshift.cli.console import put, say, show_json, show_report_table, tell
 from fedshift.diagnose import diagnose
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError
@@ -50,7 +49,7 @@ def diagnose_files(
     )
     if found.missing:
         named = ", ".join(f'"{name}"' for name in found.missing)
-        print(f"warning: no client holds {named}; no weights can cover the target", file=sys.stderr)
+        tell(f"warning: no client holds {named}; no weights can cover the target")
     if page is not None:
         write(page, diagnosis_page(found, title=f"{counts.name} for {target.name}"))
     if as_json:
@@ -73,14 +72,14 @@ def _print(found: Diagnosis, page: Path | None) -> None:
     _plot(found)
     show_report_table(carrier_table(found))
     if page is not None:
-        print(f"Page: {page}")
+        put(f"Page: {page}")
 
 
 def _plot(found: Diagnosis) -> None:
     """The ESS-gap curve as bars: how much label mass each setting leaves misplaced."""
     largest = max(point.l1 for point in found.curve) or 1.0
-    print("Misplaced label mass (half the L1 gap) by share of the sample size kept:")
+    put("Misplaced label mass (half the L1 gap) by share of the sample size kept:")
     for point in found.curve:
         bar = "█" * round(BAR * point.l1 / largest)
         mark = "  <- chosen" if point.chosen else ""
-        print(f"  {100 * point.ess_fraction:5.1f} %  {bar:<{BAR}} {50 * point.l1:5.1f} %{mark}")
+        put(f"  {100 * point.ess_fraction:5.1f} %  {bar:<{BAR}} {50 * point.l1:5.1f} %{mark}")

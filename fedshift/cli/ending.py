@@ -18,7 +18,7 @@ import typer
 
 from fedshift.cli.console import show_error, tell
 from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
-from fedshift.errors import FedshiftError, InputError
+from fedshift.errors import FedshiftError, InputError, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -88,6 +88,7 @@ def _usage(error: Any, as_json: bool) -> int:
     # Recent clicks add what was perhaps meant to what typer has added already.
     if "Did you mean" in getattr(error, "message", ""):
         error.possibilities = None
+    error.message = visible(getattr(error, "message", ""))
     if as_json:
         return _error(InputError(error.format_message()), as_json)
     error.show()

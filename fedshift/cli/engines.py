@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
+from fedshift.cli.console import tell
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Engine, in_process
 
@@ -26,8 +25,4 @@ def engine_of(
         return in_process
     from fedshift.experiments.side_by_side import backend_of
 
-    return backend_of(backend or "workers", workers, _say)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return backend_of(backend or "workers", workers, tell)

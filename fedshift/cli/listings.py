@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from fedshift import datasets
-from fedshift.cli.console import for_bars, say, show_json
+from fedshift.cli.console import for_bars, put, say, show_json
+from fedshift.errors import visible
 
 HANG = len("    licence  ")
 
@@ -22,7 +23,7 @@ def datasets_listed(*, as_json: bool) -> None:
     for r in rows:
         place = f"found in {r.found}" if r.found else ("generated" if r.available else "not found")
         say(f"{r.name}: {r.summary}")
-        print(f"    {place}")
+        put(f"    {place}")
         say(f"    size     {r.size}; {len(r.classes)} classes", HANG)
         say(f"    licence  {r.licence}", HANG)
         if not r.available:
@@ -31,10 +32,11 @@ def datasets_listed(*, as_json: bool) -> None:
 
 def fetch_dataset(name: str, folder: Path | None, *, as_json: bool) -> None:
     """Download a data set with progress on stderr, and print where it is."""
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=for_bars(), disable=not sys.stderr.isatty()) as bars:
-        task = bars.add_task(name, total=None)
+        task = bars.add_task(escape(visible(name)), total=None)
 
         def progress(done: int, total: int | None) -> None:
             bars.update(task, completed=done, total=total)
@@ -43,4 +45,4 @@ def fetch_dataset(name: str, folder: Path | None, *, as_json: bool) -> None:
     if as_json:
         show_json({"name": name, "folder": str(place)})
     else:
-        print(f"{name}: {place}")
+        put(f"{name}: {place}")

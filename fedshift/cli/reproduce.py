@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.cli.console import counted, for_bars, say, show_json, show_report_table, tell
+from fedshift.cli.console import counted, for_bars, put, say, show_json, show_report_table, tell
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
 from fedshift.experiments.reproduce.catalogue import studies
@@ -74,7 +74,7 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
         show_json([_described(s) for s in found.values()])
         return
     for study in found.values():
-        print(f"{study.name}: {study.title}")
+        put(f"{study.name}: {study.title}")
         for extra, said in ((False, ""), (True, ", not in the paper")):
             for dataset, splits in _splits(study, extra).items():
                 say(f"  {dataset}{said}: {', '.join(splits)}", indent=4)
@@ -120,8 +120,8 @@ def show(done: Reproduced, as_json: bool) -> None:
     if outcome.plan.overrides:
         say(f"Changed from the protocol: {', '.join(outcome.plan.overrides)}.", indent=0)
     trained = counted(len(done.report.trained), "run")
-    print(f"{trained} trained now. Chosen, tuned and changed: see the page.")
-    print(f"Page: {done.page}")
+    put(f"{trained} trained now. Chosen, tuned and changed: see the page.")
+    put(f"Page: {done.page}")
 
 
 def leave(done: Reproduced) -> None:
@@ -175,7 +175,7 @@ class LiveRuns:
 
     def __init__(self) -> None:
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedshift.cli.console import percent, say, show_table
+from fedshift.cli.console import percent, put, say, show_table
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Experiment
 from fedshift.experiments.folder import PROFILE, summary_of
@@ -115,21 +115,19 @@ def show_choice(choice: Choice | None) -> None:
     ]
     header = ("candidate", "ESS %", "estim.", "valid.", "source", "target", "picked by")
     show_table("How much sample size to give up: one model per candidate", header, rows)
-    print("* the rule in use.")
+    put("* the rule in use.")
 
 
 def show_demo(done: Done, page_path: Path) -> None:
     """The demo's table, the selectors, why, and where the page is."""
     task = done[0][1].prepared.task
-    print(
-        f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images"
-    )
+    put(f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images")
     show_comparison("Accuracy where the model will be used", [f for f, _ in done])
     folder, pals = next(d for d in done if d[1].config.method.name not in ("fedavg", "oracle"))
     show_choice(pals.choice)
     for sentence in summary_of(folder)["why"]:
         say(f"Why: {sentence}", indent=5)
-    print(f"Report: {page_path}")
+    put(f"Report: {page_path}")
 
 
 def show_served(title: str, last: dict[str, Any]) -> None:
@@ -153,8 +151,8 @@ def show_run(folder: Path, page_path: Path, *, choice: Choice | None = None) -> 
     show_choice(choice)
     for sentence in whole["why"]:
         say(f"Why: {sentence}", indent=5)
-    print(f"Run folder: {folder}")
-    print(f"Report: {page_path}")
+    put(f"Run folder: {folder}")
+    put(f"Report: {page_path}")
 
 
 def show_profile(folder: Path) -> None:

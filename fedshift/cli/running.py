@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +60,7 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
     prepared = prepare(config)
     grey = grey_note(config, prepared.task.clients[0].x)
     if grey is not None:
-        print(f"note: {grey}", file=sys.stderr)
+        console.tell(f"note: {grey}")
     with _folder(asked, config, prepared, engine) as folder, console.progress() as listen:
         if keeps:
             with asked_to_stop() as stop, shelf_in(folder, asked.state_memory) as shelf:
@@ -106,5 +105,5 @@ def _folder(asked: Asked, config: Config, prepared: Prepared, engine: Engine) ->
     else:
         with reopened(asked.resume, config, prepared, trained_by(engine)) as (folder, moved):
             if moved:
-                print(f"note: {moved}", file=sys.stderr)
+                console.tell(f"note: {moved}")
             yield folder

@@ -150,8 +150,8 @@ def _linked(path: Path, members: Mapping[str, Place], links: Mapping[str, str]) 
     """What the links of an archive stand for."""
     places = {posixpath.normpath(name): place for name, place in members.items()}
     reached: dict[str, Place] = {}
-    for name, target in links.items():
-        place = places.get(posixpath.normpath(target))
+    for name, target in ((name, posixpath.normpath(to)) for name, to in links.items()):
+        place = places.get(target)
         if place is not None:
             reached[name] = places[posixpath.normpath(name)] = place
         elif not _hidden(name):

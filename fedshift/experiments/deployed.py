@@ -100,10 +100,15 @@ def _play(
 ) -> Iterator[Round]:
     check_model(algorithm.model, federation)
     check_training(algorithm, federation.params, rounds)
-    return on_grid(
-        grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend, after=after,
-        name=name_of(folder), **waits,
-    )  # fmt: skip
+
+    def played() -> Iterator[Round]:
+        # Not before a round is asked for: by then the run's first event is on disk.
+        yield from on_grid(
+            grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend,
+            after=after, name=name_of(folder), **waits,
+        )  # fmt: skip
+
+    return played()
 
 
 def site_of(context: Context) -> Site:

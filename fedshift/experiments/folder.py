@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 
 from fedshift.engine.clock import OTHER, Clock, Idle, Stopwatch
-from fedshift.errors import DataError, FedshiftError, InputError, UnfitError
+from fedshift.errors import DataError, FedshiftError, InputError, UnfitError, visible
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import (
     Engine,
@@ -297,8 +297,14 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:
-        writer.writerow(["" if isinstance(v, float) and math.isnan(v) else v for v in row])
+        writer.writerow(map(_cell, row))
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _model(outcome: Outcome) -> dict[str, dict[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, visible
 from fedshift.tree import Params, Parts
 
 FAILURE = "failure"
@@ -94,9 +94,9 @@ def failure_of(message: Message) -> str | None:
     """
     if not message.has_error():
         told = message.content.config_records.get(FAILURE)
-        return None if told is None else str(told.get("reason", "it did not say why"))
+        return None if told is None else visible(str(told.get("reason", "it did not say why")))
     said = " ".join((message.error.reason or f"error {message.error.code}").split())
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
         if found := re.findall(frame, said):
-            return str(found[-1])
-    return said
+            return visible(str(found[-1]))
+    return visible(said)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedshift.errors import DataError, nearest, shown
+from fedshift.errors import DataError, nearest, shown, visible
 from fedshift.report.cohorts import Cohorts
 from fedshift.report.difference_fields import Differences, Importance, lengths
 from fedshift.report.label_set_fields import LabelSets
@@ -252,7 +252,7 @@ def _rounds(path: Path, needed: Sequence[str]) -> tuple[Round, ...]:
 def _clients(
     path: Path, classes: Sequence[str]
 ) -> tuple[tuple[Client, ...], tuple[tuple[float, ...], ...]]:
-    labels = tuple(LABEL + name for name in classes)
+    labels = tuple(visible(LABEL + name) for name in classes)
     clients, counts = [], []
     for line, row in _rows(path, CLIENT_COLUMNS + labels):
         n, weight, fedavg = (
@@ -300,7 +300,7 @@ def _rows(path: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]
         lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}; {_REDO}") from error
-    header = lines[0][1] if lines else []
+    header = list(map(visible, lines[0][1])) if lines else []
     for name in needed:
         if name not in header:
             near = nearest(name, header)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
+
+from fedshift.errors import visible
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
 INK = "#1f2933"
 
-# Characters that XML 1.0 does not allow in any form, even escaped.
-_NOT_XML = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
-
 
 def escape(text: str) -> str:
-    """Text for an XML or HTML element or attribute; what XML cannot hold becomes U+FFFD."""
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", html.escape(text))
+    """Text for an XML or HTML element or attribute, without what XML cannot hold even escaped."""
+    return html.escape(visible(text, keep="\n\t"))
 
 
 def number(value: float) -> str:

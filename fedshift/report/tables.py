@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, visible
 from fedshift.report.shapes import escape
 
 Cell = str | int | float | None
@@ -107,8 +107,8 @@ def csv_text(table: Table) -> str:
     """RFC 4180 text with full-precision numbers; a missing number is an empty cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table.header)
-    writer.writerows([_csv_cell(cell) for cell in row] for row in table.rows)
+    rows = (table.header, *table.rows)
+    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
     return out.getvalue()
 
 
@@ -143,17 +143,17 @@ def html_table(table: Table) -> str:
 
 def escape_markdown(text: str) -> str:
     """Text that a Markdown table shows literally, on one line."""
-    one_line = " ".join(text.split())
+    one_line = visible(" ".join(text.split()))
     escaped = re.sub(r"([\\`*_{}\[\]|~$#])", r"\\\1", one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def escape_latex(text: str) -> str:
     """Text that LaTeX typesets literally, on one line."""
-    return "".join(_LATEX.get(c, c) for c in " ".join(text.split()))
+    return "".join(_LATEX.get(c, c) for c in visible(" ".join(text.split())))
 
 
 def _csv_cell(cell: Cell) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
-    return cell if isinstance(cell, str) else repr(cell)
+    return visible(cell, keep="\n") if isinstance(cell, str) else repr(cell)
