@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Routes
-from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
 from fedshift.router.answers import Answers
+from fedshift.router.calibration import Calibration, Part, divided
+from fedshift.router.fits import LOADING, Way, discriminant, fit_again, penalised
 from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
-from fedshift.router.queries import BLOCK, check_queries, check_thresholds, finite_logits, outputs
-from fedshift.router.refit import refit_locally
+from fedshift.router.queries import BLOCK, check_queries, check_thresholds
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.router.sight import Sight, Told
 from fedshift.tree import Params, Parts
 
 ABSTAIN = -1
@@ -61,7 +62,7 @@ class Router:
     prior     the rule when a call names none, see `fedshift.router.score.scores`
     head      a refitted client head, used in place of the model's
     gaussians client features' moments, for novelty
-    moments   those that `head` was made from, if it was made from moments
+    calibration  how right a refit's probabilities are on held-out examples, and those before it
     """
 
     model: Model
@@ -71,7 +72,7 @@ class Router:
     prior: Prior = "posterior"
     head: ClientHead | None = field(default=None, repr=False)
     gaussians: Gaussians | None = field(default=None, repr=False)
-    moments: Gaussians | None = field(default=None, repr=False)
+    calibration: Calibration | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -126,11 +127,11 @@ class Router:
 
     def logits(self, x: Tensor) -> Tensor:
         """Client logits z [B, N], of the refitted head where there is one."""
-        return self._logits_of(outputs(self.model, self.shared, x))
+        return self._sight.logits(x)
 
     def features(self, x: Tensor) -> Tensor:
         """Client features h [B, e]; InputError for a model that does not return them."""
-        return _client_features(outputs(self.model, self.shared, x))
+        return self._sight.features(x)
 
     def scores(
         self, x: Tensor, prior: Prior | None = None, prices: Numbers | None = None
@@ -168,7 +169,7 @@ class Router:
         z, rule = self.logits(x), self._rule(prior)
         # Prices move the choice, not what is believed.
         belief = posterior(z, self.sizes, rule)
-        chosen = best(self._priced(z, rule, prices, belief), k)
+        chosen = best(self._priced(z, rule, prices), k)
         refused = torch.zeros(len(x), dtype=torch.bool, device=belief.device)
         if min_posterior is not None:
             refused |= belief.amax(1) < min_posterior
@@ -197,10 +198,10 @@ class Router:
         return torch.cat(blocks)
 
     def without(self, client: int) -> Router:
-        """The router after a client has left: it counts for nothing from here on.
+        """The router after a client has left: it counts for nothing in what is asked from here on.
 
-        The odds between the others stay as they are. A router from moments is that of the others'
-        moments, as if `from_moments` had been called after this. Raises InputError for a client
+        The odds between the others stay as they are, and novelty is what it would be if the client
+        had never been; a fit made after this does not look at it. Raises InputError for a client
         that cannot be routed to, the last one, and one that has all of the prior.
         """
         whole = isinstance(client, Integral) and not isinstance(client, bool)
@@ -211,60 +212,92 @@ class Router:
         sizes = self.sizes.clone()
         sizes[int(client)] = 0.0
         log_tilt(sizes, self.prior)
-        seen, used = (g and g.without(int(client)) for g in (self.gaussians, self.moments))
-        head = self.head if used is None else used.head()
-        return replace(self, sizes=sizes, gaussians=seen, moments=used, head=head)
+        left = self.gaussians and self.gaussians.without(int(client))
+        return replace(self, sizes=sizes, gaussians=left, calibration=None)
 
     def refitted(
         self,
         clients: Sequence[ClientData],
         *,
-        penalty: float = 1e-4,
+        held: Sequence[Tensor] | None = None,
+        penalty: float | None = None,
         tolerance: float = 1e-6,
         rounds: int = 2000,
+        seed: int = 0,
     ) -> Router:
         """With the client head fitted again on frozen features, see `fedshift.router.refit`.
 
-        clients: all, in the order of their ids, as in training. Raises InputError otherwise.
-        """
-        features = self._features_of(clients)
-        found = refit_locally(features, penalty=penalty, tolerance=tolerance, rounds=rounds)
-        return replace(self, head=found.head, moments=None, sizes=self._counted(features))
+        clients  all, in the order of their ids, as in training
+        held     inputs [n, ...] of each client that the network was not trained on; without them
+                 the clients hold out folds of their examples in turn, drawn by `seed`
+        penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
 
-    def with_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
+        `calibration` of the result says how it does on what was held out. Raises InputError for
+        other clients and numbers that are none, TrainingError where `rounds` do not suffice.
+        """
+        return self._again(penalised(penalty, tolerance, rounds), clients, held, seed)
+
+    def from_moments(
+        self,
+        clients: Sequence[ClientData],
+        *,
+        held: Sequence[Tensor] | None = None,
+        loading: float | None = None,
+        seed: int = 0,
+    ) -> Router:
+        """With the moments and, from them, a client head in closed form: `Gaussians.head`.
+
+        held and seed as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
+        """
+        novelty = LOADING if loading is None else loading
+        return self._again(discriminant(loading), clients, held, seed, novelty)
+
+    def calibrated(
+        self, clients: Sequence[ClientData], *, held: Sequence[Tensor] | None = None, seed: int = 0
+    ) -> Router:
+        """The refit of least held-out loss; this router where none is better than it is.
+
+        A refit is better if its loss is smaller and its calibration error not larger; `calibration`
+        has the figures. held and seed as in `refitted`.
+        """
+        tried = [f(clients, held=held, seed=seed) for f in (self.refitted, self.from_moments)]
+        known = [(r.calibration, r) for r in tried if r.calibration is not None]
+        ranked = sorted(known, key=lambda pair: pair[0].after.loss)
+        kept = replace(self, calibration=ranked[0][0])
+        return next((r for said, r in ranked if said.better), kept)
+
+    def with_moments(self, clients: Sequence[ClientData], *, loading: float = LOADING) -> Router:
         """With the clients' feature moments, for novelty; the client head stays."""
-        sent = [moments(h) for h in self._features_of(clients)]
+        sent = [moments(h) for h in self._gathered(clients).features]
         return replace(self, gaussians=pooled(sent, loading))
 
-    def from_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
-        """With the moments and, from them, a client head in closed form: `Gaussians.head`."""
-        features = self._features_of(clients)
-        known = pooled([moments(h) for h in features], loading)
-        sizes = self._counted(features)
-        return replace(self, head=known.head(), gaussians=known, moments=known, sizes=sizes)
+    def _again(
+        self, way: Way, clients: Sequence[ClientData], held: Sequence[Tensor] | None, seed: int,
+        novelty: float | None = None,
+    ) -> Router:  # fmt: skip
+        """The head fitted again; and the moments at the loading `novelty`, if there is one."""
+        known = self._gathered(clients)
+        if held is None:
+            parts = divided(known.features, known.logits, seed)
+        else:
+            apart = self._sight.of_clients(held, "a held-out example")
+            parts = [Part(known.features, apart.features, apart.logits)]
+        head, figures = fit_again(way, known.features, parts)
+        # What a head was fitted to is in its intercepts; 0 stays for who is out.
+        n = torch.tensor([float(len(h)) for h in known.features], dtype=torch.float64)
+        sizes = torch.where(self.sizes > 0, n, 0.0)
+        seen = self.gaussians
+        if novelty is not None:
+            seen = pooled([moments(h) for h in known.features], novelty)
+        return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=seen)
 
-    def _features_of(self, clients: Sequence[ClientData]) -> list[Tensor]:
-        """Each client's features [n, e]; none of a client that nothing can be routed to."""
+    def _gathered(self, clients: Sequence[ClientData]) -> Told:
         check_clients(clients)
-        if len(clients) != len(self.sizes):
-            raise InputError(
-                f"{len(clients)} clients given, the router tells {len(self.sizes)} apart; give all"
-            )
-        pair, given = self.shared, [(i, clients[i].x[clients[i].w != 0]) for i in self.clients]
-        held = {
-            i: _client_features(outputs(self.model, pair, x, f"client {i}: example"))
-            for i, x in given
-            if len(x)
-        }
-        if not held:
-            raise InputError("none of these clients has an example to refit with")
-        nothing = next(iter(held.values()))[:0]
-        return [held.get(i, nothing).cpu() for i in range(len(clients))]
+        return self._sight.of_clients([c.x[c.w != 0] for c in clients], "an example")
 
-    def _counted(self, features: Sequence[Tensor]) -> Tensor:
-        """n of what a head was fitted to, which is in its intercepts; 0 stays for who is out."""
-        n = torch.tensor([len(h) for h in features], dtype=torch.float64)
-        return torch.where(self.sizes > 0, n, 0.0)
+    @cached_property
+    def _sight(self) -> Sight:
+        return Sight(self.model, self.shared, self.head, self.sizes)
 
     @cached_property
     def _answers(self) -> Answers:
@@ -272,30 +305,21 @@ class Router:
 
     def _answered(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
         seen = self._answers.see(x)
-        z = self._logits_of(seen.out)
-        belief = posterior(z, self.sizes, rule)
-        score = self._priced(z, rule, prices, belief)
-        if self._answers.one:
-            return seen.out["logits"].double().softmax(1)
+        z = self._sight.logits_of(seen.out)
         if k == len(self.clients):
-            return self._answers.of_all(x, seen, self.clients, belief[:, self.clients])
-        chosen = best(score, k)
+            chosen = torch.tensor(self.clients, device=z.device).expand(len(x), k)
+        else:
+            chosen = best(self._priced(z, rule, prices), k)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
         share = scores(z, self.sizes, rule).gather(1, chosen).softmax(1)
-        return self._answers.of_some(x, seen, chosen, share)
+        return self._answers.mixed(x, seen, chosen, share)
 
-    def _logits_of(self, out: Params) -> Tensor:
-        """Client logits [B, N] from the network's outputs."""
-        if self.head is not None:
-            return finite_logits(self.head(_client_features(out)))
-        return finite_logits(client_logits(out, len(self.sizes)))
-
-    def _priced(
-        self, z: Tensor, rule: Prior, prices: Numbers | None, belief: Tensor
-    ) -> Tensor:
+    def _priced(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
         """The scores to choose by [B, N]; no price buys a client of probability 0."""
         score = scores(z, self.sizes, rule, prices)
-        return score if prices is None else score.masked_fill(belief == 0.0, -torch.inf)
+        if prices is None:
+            return score
+        return score.masked_fill(posterior(z, self.sizes, rule) == 0.0, -torch.inf)
 
     def _rule(self, prior: Prior | None) -> Prior:
         return self.prior if prior is None else prior
@@ -315,12 +339,3 @@ class Router:
                 f"k = {k} clients of {len(self.clients)}; give 1 to all of them, a whole number"
             )
         return int(k)
-
-
-def _client_features(out: Params) -> Tensor:
-    if "client_features" not in out:
-        raise InputError(
-            f'this needs "client_features", and the model returns {sorted(out)}; let its forward '
-            'return {"client_features": h, "client_logits": ...}, h what the client head reads'
-        )
-    return out["client_features"].flatten(1)
