@@ -333,4 +333,11 @@ CASES = (
         "training.batchsize=3",
         '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
+    config(
+        "router alone",
+        '"fedavg"\n[training]',
+        '"feddrm"\n[training]\ncohort = 1',
+        "a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
+        "give a cohort of 2 or more, or a method without a router, as fedper",
+    ),
 )

@@ -15,7 +15,14 @@ from fedshift.data import Task
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Idle
 from fedshift.engine.evaluate import Score, score
-from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
+from fedshift.engine.rounds import (
+    Federation,
+    Round,
+    check_company,
+    draw_cohort,
+    run,
+    start,
+)
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
@@ -263,6 +270,7 @@ def _check_first_round(
     """Whatever the weights refuse, they refuse before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
     ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
+    check_company(algorithm, len(federation.clients), size)
     if training.min_clients > size:
         raise InputError(
             f"training.min_clients = {training.min_clients}, and a round has {size} clients, so "

@@ -24,7 +24,7 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
-from fedshift.engine.rounds import draw_cohort
+from fedshift.engine.rounds import check_company, draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.flower.arriving import arrived
@@ -121,6 +121,7 @@ class AlgorithmStrategy(Strategy):
         self.scores: dict[int, Score] = {}
         self.traffic = Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
+        check_company(algorithm, clients, self.cohort)
 
     def begin(self, grid: Grid) -> Round:
         """Meet the clients, unless that is done, and set up the server's state."""
