@@ -358,4 +358,11 @@ CASES = (
         'name = "good"\nserver = { validation = 1, unlabeled = -1 }',
         "f.toml:2: server.unlabeled = -1: must be at least 0",
     ),
+    config(
+        "router alone",
+        '"fedavg"\n[training]',
+        '"feddrm"\n[training]\ncohort = 1',
+        "a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
+        "give a cohort of 2 or more, or a method without a router, as fedper",
+    ),
 )

@@ -228,15 +228,63 @@ def test_a_client_that_has_left_changes_no_odds(router: Router, queries: Tensor)
 
 
 def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
+    """Whatever the order of the calls, and as if it had never had an example."""
     clients = make_clients()
-    known = router.with_moments(clients)
-    gone, left = known.without(3), clients[:3] + clients[4:]
-    x = clients[3].x
-    assert bool((gone.novelty(x) >= known.novelty(x)).all())
-    assert float(gone.novelty(x).median()) > float(known.novelty(x).median())
-    assert known.gaussians is not None
-    rest = replace(known.gaussians, sizes=known.gaussians.sizes * torch.tensor([1, 1, 1, 0, 1, 1]))
-    assert torch.equal(gone.novelty(left[0].x), rest.novelty(router.features(left[0].x)))
+    x, known = clients[3].x, router.with_moments(clients)
+    nobody = clients[3]._replace(x=x[:0], y=clients[3].y[:0], w=clients[3].w[:0])
+    without_it = [*clients[:3], nobody, *clients[4:]]
+    orders = (
+        known.without(3), router.without(3).with_moments(clients),
+        router.without(3).from_moments(clients), router.from_moments(clients).without(3),
+        router.with_moments(without_it),
+    )  # fmt: skip
+    assert float(orders[0].novelty(x).median()) > float(known.novelty(x).median())
+    for gone in orders[1:]:
+        assert torch.equal(gone.novelty(x), orders[0].novelty(x))
+    assert not torch.equal(known.novelty(x), orders[0].novelty(x))
+
+
+@pytest.mark.parametrize("fit", ["refitted", "from_moments"])
+def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
+    """Nor does it change the odds of an earlier one."""
+    clients = make_clients()
+    wild = [c._replace(x=100 * c.x + 7) if i == 3 else c for i, c in enumerate(clients)]
+    one, two = (getattr(router.without(3), fit)(c) for c in (clients, wild))
+    assert torch.equal(one.scores(queries), two.scores(queries))
+    assert one.sizes.tolist() == [n if i != 3 else 0 for i, n in enumerate(SIZES)]
+    whole = getattr(router, fit)(clients)
+    kept = whole.scores(queries).index_fill(1, torch.tensor(3), -torch.inf).softmax(1)
+    assert torch.allclose(whole.without(3).scores(queries).softmax(1), kept, rtol=1e-10, atol=0)
+    assert not torch.allclose(one.scores(queries).softmax(1), kept)
+
+
+def test_who_cannot_be_routed_to_has_no_part_in_priors(router: Router, queries: Tensor) -> None:
+    """What a prior gives it goes to the others, in proportion."""
+    gone, q = router.without(3), torch.tensor([0.2, 0.1, 0.1, 0.4, 0.1, 0.1], dtype=torch.float64)
+    left = q.index_fill(0, torch.tensor(3), 0.0) / 0.6
+    assert torch.allclose(gone.scores(queries, q), gone.scores(queries, left), rtol=0, atol=1e-12)
+    even = torch.tensor([0.2, 0.2, 0.2, 0.0, 0.2, 0.2])
+    same = gone.scores(queries, even) - gone.scores(queries, "density")
+    assert float(same[:, [0, 1, 2, 4, 5]].abs().max()) < 1e-6
+    assert not torch.allclose(router.scores(queries, q), router.scores(queries, left))
+    all_of_it = replace(router, prior=torch.eye(N)[3])
+    with pytest.raises(InputError, match="is 0 for every client that can be routed to"):
+        all_of_it.without(3)
+
+
+def test_no_client_of_probability_0_is_listed(router: Router, queries: Tensor) -> None:
+    """A prior that rules clients out leaves places empty; a price cannot fill them."""
+    q = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0, 0.0])
+    clients, probabilities = router.route(queries, k=N, prior=q)
+    assert set(clients[:, :3].flatten().tolist()) == {0, 2, 3}
+    assert bool((clients[:, 3:] == ABSTAIN).all())
+    assert bool(((clients == ABSTAIN) == (probabilities == 0)).all())
+    dear = torch.tensor([2e3, 0, 2e3, 2e3, 0, 0])
+    priced = router.route(queries, k=N, prior=q, prices=dear)
+    assert torch.equal(priced.clients, clients)
+    cheap = router.predict(queries, prior=q, prices=dear)
+    assert torch.equal(cheap, router.predict(queries, prior=q))
+    assert not bool((router.route(queries, k=N).clients == ABSTAIN).any())
 
 
 def test_a_client_that_joins_has_a_row_from_moments(router: Router) -> None:

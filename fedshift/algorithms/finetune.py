@@ -108,7 +108,7 @@ class FineTune:
 
     def trains_router(self) -> bool:
         """Whether the inner method does, before tuning begins."""
-        return isinstance(self.inner, Routes) and self.inner.trains_router()
+        return self.after > 0 and isinstance(self.inner, Routes) and self.inner.trains_router()
 
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)

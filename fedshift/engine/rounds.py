@@ -205,7 +205,7 @@ def run(
     check_size(total, size)
     check_fit(algorithm.model, federation)
     check_model(algorithm.model, federation)
-    check_router(algorithm, federation)
+    check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation) if after is None else after
     check_schedule(algorithm, current.t + 1, rounds)

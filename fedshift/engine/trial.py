@@ -47,14 +47,32 @@ def check_model(model: Model, federation: Federation) -> None:
 
 
 @torch.inference_mode(False)
-def check_router(algorithm: Algorithm, federation: Federation) -> None:
-    """Try the network: InputError unless it has N client logits, where the method learns them."""
+def check_router(algorithm: Algorithm, federation: Federation, cohort: int | None = None) -> None:
+    """InputError unless a router can be trained, where the method trains one.
+
+    The network must have N client logits, and a round more clients than one, see `check_company`.
+    """
     if not (isinstance(algorithm, Routes) and algorithm.trains_router()):
         return
+    check_company(algorithm, len(federation.clients), cohort)
     held = _first_with_examples(federation)
     if held is not None:
         found = dry_pass(algorithm.model, federation.params, federation.buffers, held.x[:2])
         client_logits(found, len(federation.clients))
+
+
+def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> None:
+    """InputError for a router that no round can move: its softmax runs over the round's cohort.
+
+    Over one client of several it is 1 whatever the logits, and its gradient 0. With one client in
+    all there is nothing to learn, and the router is right.
+    """
+    alone = cohort == 1 and clients > 1
+    if alone and isinstance(algorithm, Routes) and algorithm.trains_router():
+        raise InputError(
+            f"a cohort of 1 client of {clients} trains no router: it learns to tell the clients of "
+            "a round apart; give a cohort of 2 or more, or a method without a router, as fedper"
+        )
 
 
 def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:

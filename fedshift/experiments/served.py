@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -192,8 +192,49 @@ def last_round(
     if served.client_logits is None:
         return LastRound({}, shown)
     pairs = models(algorithm, current, federation)
-    found, notes = refits(algorithm, current, federation, task, served)
-    return LastRound(gradient_drift(algorithm.model, pairs, federation) | found, shown, notes)
+    drift = gradient_drift(algorithm.model, pairs, federation)
+    again = fit_again(algorithm, current, federation, task.test.x)
+    found = scored(again, routable(current, federation), served)
+    return LastRound(drift | found, shown, (*again.notes, *advice(again)))
+
+
+class Again(NamedTuple):
+    """The last round's router with its last layer fitted again, by name, and why one is missing.
+
+    told are each one's client logits for the test examples [n, M].
+    """
+
+    routers: dict[str, Router]
+    told: dict[str, Tensor]
+    notes: tuple[str, ...]
+
+
+def fit_again(algorithm: Algorithm, current: Round, federation: Federation, x: Tensor) -> Again:
+    """By `Router.refitted` and `from_moments`; a fit that fails leaves the run's numbers alone.
+
+    The refit stops at gradients below 1e-4, when answers have long stopped changing.
+    """
+    # Also where lam = 1 has left the client branch as it began: a refit needs its features alone.
+    stage = algorithm.at(current.t)
+    router = Router.of(stage, current.server, current.states, untrained=True)
+    fits: dict[str, Callable[[Sequence[ClientData]], Router]] = {
+        "refitted": partial(router.refitted, tolerance=TOLERANCE),
+        "moment": router.from_moments,
+    }
+    made, told, notes = dict[str, Router](), dict[str, Tensor](), list[str]()
+    for name, fit in fits.items():
+        try:
+            one = fit(federation.clients)
+            told[name], made[name] = one.logits(x), one
+        except FedshiftError as e:
+            notes.append(f"The router has no {name} layer: {e}.")
+    return Again(made, told, tuple(notes))
+
+
+def advice(again: Again) -> list[str]:
+    """What the clients' held-out examples say of each of these routers."""
+    told = [(name, r.calibration) for name, r in again.routers.items()]
+    return [f"The {name} router: {said}." for name, said in told if said is not None]
 
 
 def refits(
@@ -204,28 +245,21 @@ def refits(
     refitted_accuracy, moment_accuracy          hard routing by the posterior
     refitted_router_..., moment_router_...      how often the right client is found
     refitted_ece, moment_ece                    calibration error of the posterior
-    NaN where a fit fails: the run's other numbers stand. The refit stops at gradients below 1e-4,
-    when answers have long stopped changing. Source: `fedshift.router`.
+    NaN where a fit fails: the run's other numbers stand. Source: `fedshift.router`.
     """
-    stage, sizes = algorithm.at(current.t), routable(current, federation)
-    # Also where lam = 1 has left the client branch as it began: a refit needs its features alone.
-    router = Router.of(stage, current.server, current.states, untrained=True)
-    fits: dict[str, Callable[[Sequence[ClientData]], Router]] = {
-        "refitted": partial(router.refitted, tolerance=TOLERANCE),
-        "moment": router.from_moments,
-    }
-    found, notes = dict.fromkeys(REFITS[:6], math.nan), []
-    for name, fit in fits.items():
-        try:
-            z = fit(federation.clients).logits(task.test.x)
-        except FedshiftError as e:
-            notes.append(f"The router has no {name} layer: {e}.")
-            continue
+    again = fit_again(algorithm, current, federation, task.test.x)
+    return scored(again, routable(current, federation), served), again.notes
+
+
+def scored(again: Again, sizes: Tensor, served: Served) -> dict[str, float]:
+    """See `refits`; sizes as in `routable`."""
+    found = dict.fromkeys(REFITS[:6], math.nan)
+    for name, z in again.told.items():
         given = answers(served, sizes, z)["routed_posterior"]
         found[f"{name}_accuracy"] = accuracy(given, served.y)
         found[f"{name}_router_accuracy"] = accuracy(scores(z, sizes).argmax(1), served.origin)
         found[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
-    return found, tuple(notes)
+    return found
 
 
 def reasons(last: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Id
 from fedshift.engine.evaluate import Score, score
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
+from fedshift.engine.trial import check_company
 from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
@@ -273,6 +274,7 @@ def _check_first_round(
     """Whatever the weights refuse, they refuse before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
     ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
+    check_company(algorithm, len(federation.clients), size)
     if training.min_clients > size:
         raise InputError(
             f"training.min_clients = {training.min_clients}, and a round has {size} clients, so "

@@ -28,7 +28,7 @@ from fedshift.engine.one_round import (
 from fedshift.engine.replies import not_finite
 from fedshift.engine.rounds import draw_cohort
 from fedshift.engine.traffic import Traffic
-from fedshift.engine.trial import check_training
+from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import DataError, InputError
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
@@ -141,6 +141,7 @@ class AlgorithmStrategy(Strategy):
         self.traffic = Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
         check_training(algorithm, self.params, 1)
+        check_company(algorithm, clients, self.cohort)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:

@@ -6,7 +6,7 @@ Shapes: N clients, n examples of one client, e client features, B queries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from fedshift.sketch import sketched
 class Moments(NamedTuple):
     """What a client sends, once: n [], sum_b h_b [e], sum_b h_b h_b^T [e, e]; float64.
 
-    Of the last, only the sum over the clients is used.
+    Of the last, only the sum over the clients is used, until one of them leaves.
     """
 
     n: Tensor
@@ -43,11 +43,21 @@ class Gaussians:
     factor is the lower Cholesky factor of the loaded pooled within-client covariance
 
         S = (1/N) sum_i sum_b (h_b - mu_i)(h_b - mu_i)^T + loading * mean(diag) * I.
+
+    sent and loading are what they were made from, see `pooled`.
     """
 
     means: Tensor
     factor: Tensor
     sizes: Tensor
+    sent: tuple[Moments, ...] = field(repr=False)
+    loading: float
+
+    def without(self, client: int) -> Gaussians:
+        """As if this client had sent nothing, bit for bit."""
+        nothing = Moments(*(torch.zeros_like(v) for v in self.sent[client]))
+        left = (nothing if i == client else m for i, m in enumerate(self.sent))
+        return pooled(tuple(left), self.loading)
 
     def head(self) -> ClientHead:
         """Linear discriminant analysis: xi_i = S^-1 mu_i, gamma_i = -mu_i^T xi_i / 2 + log n_i/N.
@@ -92,4 +102,4 @@ def pooled(sent: Sequence[Moments], loading: float = 0.01) -> Gaussians:
             f"the features' covariance is singular at loading={loading}; give a larger one, as "
             "0.01, and features that vary within clients"
         )
-    return Gaussians(means, factor, n)
+    return Gaussians(means, factor, n, tuple(sent), loading)

@@ -42,13 +42,18 @@ def calibration_error(probabilities: Tensor, origin: Tensor, bins: int = 15) -> 
     `bins` intervals of equal width, each with its upper end. Guo et al. 2017, arXiv 1706.04599,
     Equation 3.
     """
+    return float(calibration_gaps(probabilities, origin, bins).abs().sum() / len(origin))
+
+
+def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> Tensor:
+    """sum_(b in g) (1[right_b] - confidence_b) of each group g [bins]: they add over clients."""
     _check(len(probabilities), origin)
     if bins < 1:
         raise InputError(f"bins must be 1 or more, got {bins}")
     confidence, best = probabilities.double().max(1)
     group = (confidence * bins).ceil().long().clamp(1, bins) - 1
     gap = (best == origin).double() - confidence
-    return float(torch.bincount(group, weights=gap, minlength=bins).abs().sum() / len(origin))
+    return torch.bincount(group, weights=gap, minlength=bins)
 
 
 def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:

@@ -47,14 +47,18 @@ def outputs(model: Model, pair: tuple[Params, Params], x: Tensor, what: str = "q
     Raises InputError for queries as `check_queries`, and for such that the network cannot read.
     """
     x = check_queries(x, what)
-    with torch.no_grad():
-        parts = [_read(model, pair, block) for block in torch.split(x, BLOCK)]
+    parts = [read(model, pair, block) for block in torch.split(x, BLOCK)]
     return {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
 
 
-def _read(model: Model, pair: tuple[Params, Params], x: Tensor) -> Params:
+def read(model: Model, pair: tuple[Params, Params], x: Tensor) -> Params:
+    """The network's outputs for one block of queries that `check_queries` has let through.
+
+    Raises InputError for such that the network cannot read.
+    """
     try:
-        out = model(*pair, x)
+        with torch.no_grad():
+            out = model(*pair, x)
     except Exception as e:
         # Whatever a network raises at inputs that it was not made for.
         raise InputError(_misfit(model, pair, x, str(e))) from e
@@ -79,7 +83,8 @@ def _misfit(model: Model, pair: tuple[Params, Params], x: Tensor, said: str) -> 
 
 def _fits(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
     try:
-        logits = model(*pair, x)["logits"]
+        with torch.no_grad():
+            logits = model(*pair, x)["logits"]
     except Exception:
         return False
     return logits.ndim == 2 and len(logits) == len(x)
@@ -102,6 +107,7 @@ def check_thresholds(min_posterior: float | None, max_novelty: float | None) -> 
         ("min_posterior", min_posterior, 1.0),
         ("max_novelty", max_novelty, float("inf")),
     ):
-        if v is not None and (not isinstance(v, Real) or not 0.0 <= v <= most):
+        number = isinstance(v, Real) and not isinstance(v, bool)
+        if v is not None and (not number or not 0.0 <= v <= most):
             told = "a probability, 0 to 1" if most == 1.0 else "a squared distance, 0 or more"
             raise InputError(f"{name} must be {told}, or None to refuse nothing, got {v!r}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,15 +16,17 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Routes, check_method
 from fedshift.arguments import check_kind
-from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
+from fedshift.router.answers import Answers
+from fedshift.router.calibration import Calibration, Part, divided
+from fedshift.router.fits import LOADING, Way, discriminant, fit_again, penalised
 from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
-from fedshift.router.queries import BLOCK, check_queries, check_thresholds, finite_logits, outputs
-from fedshift.router.refit import refit_locally
+from fedshift.router.queries import BLOCK, check_queries, check_thresholds
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.router.sight import Sight, Told
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
@@ -35,7 +39,7 @@ class Routed(NamedTuple):
     """clients [B, k], best first, and their posterior probabilities [B, k] among all clients.
 
     A refused query has ABSTAIN (-1) in all k places; its probabilities are those that it would
-    have had.
+    have had. Where fewer than k clients have a probability above 0, ABSTAIN fills the last places.
     """
 
     clients: Tensor
@@ -44,6 +48,8 @@ class Routed(NamedTuple):
 
 def best(score: Tensor, k: int) -> Tensor:
     """The k clients of the highest scores [B, N], best first, ties to the smaller id: [B, k]."""
+    if k == 1:  # the first of equals, too, and ten times as fast for a hundred clients
+        return score.argmax(1, keepdim=True)
     return score.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
@@ -52,14 +58,14 @@ def best(score: Tensor, k: int) -> Tensor:
 class Router:
     """Client models, and the scores that say which of them should answer. Frozen; `of` builds it.
 
-    model     the network; it returns "logits" and "client_logits" (and "client_features" for
-              refits and novelty)
+    model     the network: "logits", "client_logits", and "client_features" for refits and novelty
     shared    (parameters, buffers) with which client logits are computed
     served    client id -> (parameters, buffers) that this client would answer with
     sizes     n [N]; 0 for clients that cannot be routed to (N in formulas is then the others' sum)
     prior     the rule when a call names none, see `fedshift.router.score.scores`
     head      a refitted client head, used in place of the model's
     gaussians client features' moments, for novelty
+    calibration  how right a refit's probabilities are on held-out examples, and those before it
     """
 
     model: Model
@@ -69,6 +75,7 @@ class Router:
     prior: Prior = "posterior"
     head: ClientHead | None = field(default=None, repr=False)
     gaussians: Gaussians | None = field(default=None, repr=False)
+    calibration: Calibration | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -125,14 +132,11 @@ class Router:
 
     def logits(self, x: Tensor) -> Tensor:
         """Client logits z [B, N], of the refitted head where there is one."""
-        if self.head is not None:
-            return finite_logits(self.head(self.features(x)))
-        out = outputs(self.model, self.shared, x)
-        return finite_logits(client_logits(out, len(self.sizes)))
+        return self._sight.logits(x)
 
     def features(self, x: Tensor) -> Tensor:
         """Client features h [B, e]; InputError for a model that does not return them."""
-        return _client_features(outputs(self.model, self.shared, x))
+        return self._sight.features(x)
 
     def scores(
         self, x: Tensor, prior: Prior | None = None, prices: Numbers | None = None
@@ -165,19 +169,19 @@ class Router:
         Raises InputError for a k that is not 1 to the number of clients, thresholds that are none,
         and queries that the network cannot read or that are not finite: it names the first.
         """
-        self._check_width(k)
+        k = self._check_width(k)
         check_thresholds(min_posterior, max_novelty)
         z, rule = self.logits(x), self._rule(prior)
-        chosen = best(scores(z, self.sizes, rule, prices), k)
         # Prices move the choice, not what is believed.
         belief = posterior(z, self.sizes, rule)
+        chosen = best(self._priced(z, rule, prices), k)
         refused = torch.zeros(len(x), dtype=torch.bool, device=belief.device)
         if min_posterior is not None:
             refused |= belief.amax(1) < min_posterior
         if max_novelty is not None:
             refused |= self.novelty(x) > max_novelty
-        told = chosen.masked_fill(refused[:, None], ABSTAIN)
-        return Routed(told, belief.gather(1, chosen))
+        share = belief.gather(1, chosen)
+        return Routed(chosen.masked_fill(refused[:, None] | (share == 0.0), ABSTAIN), share)
 
     def predict(
         self,
@@ -190,120 +194,157 @@ class Router:
         """Class probabilities [B, K] float64: P(y | x) = sum_i r_i(x) P_i(y | x) / sum_i r_i(x).
 
         The sums run over the chosen clients: one for "hard", k for a number, all for "mixture",
-        which is Bayes' rule for queries from the prior's mix. A client answers only what is sent to
-        it, so "hard" costs one pass per query and "mixture" N. Raises InputError as `route`.
+        which is Bayes' rule for queries from the prior's mix. Where clients differ in their
+        classifiers alone, any of them costs one pass, and the classifiers that are asked; else each
+        query takes a pass for each client that it is sent to. Raises InputError as `route`.
         """
         k, x = self._width(mode), check_queries(x)
         blocks = [self._answered(b, k, self._rule(prior), prices) for b in torch.split(x, BLOCK)]
         return torch.cat(blocks)
 
     def without(self, client: int) -> Router:
-        """The router after a client has left; the odds between the others stay as they are."""
-        if client not in self.clients:
+        """The router after a client has left: it counts for nothing in what is asked from here on.
+
+        The odds between the others stay as they are, and novelty is what it would be if the client
+        had never been; a fit made after this does not look at it. Raises InputError for a client
+        that cannot be routed to, the last one, and one that has all of the prior.
+        """
+        whole = isinstance(client, Integral) and not isinstance(client, bool)
+        if not whole or client not in self.clients:
             raise InputError(f"client {client} cannot be routed to; there are {self.clients}")
         if len(self.clients) == 1:
             raise InputError(f"client {client} is the last one; nothing would be left to route to")
         sizes = self.sizes.clone()
-        sizes[client] = 0.0
-        known = self.gaussians
-        if known is not None:
-            left = torch.where(sizes > 0, known.sizes, 0.0)
-            known = replace(known, sizes=left)
-        return replace(self, sizes=sizes, gaussians=known)
+        sizes[int(client)] = 0.0
+        log_tilt(sizes, self.prior)
+        left = self.gaussians and self.gaussians.without(int(client))
+        return replace(self, sizes=sizes, gaussians=left, calibration=None)
 
     @torch.inference_mode(False)
     def refitted(
         self,
         clients: Sequence[ClientData],
         *,
-        penalty: float = 1e-4,
+        held: Sequence[Tensor] | None = None,
+        penalty: float | None = None,
         tolerance: float = 1e-6,
         rounds: int = 2000,
+        seed: int = 0,
     ) -> Router:
         """With the client head fitted again on frozen features, see `fedshift.router.refit`.
 
-        clients: all, in the order of their ids, as in training. Raises InputError otherwise.
+        clients  all, in the order of their ids, as in training
+        held     inputs [n, ...] of each client that the network was not trained on; without them
+                 the clients hold out folds of their examples in turn, drawn by `seed`
+        penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
+
+        `calibration` of the result says how it does on what was held out. Raises InputError for
+        other clients and numbers that are none, TrainingError where `rounds` do not suffice.
         """
-        features = self._features_of(clients)
-        found = refit_locally(features, penalty=penalty, tolerance=tolerance, rounds=rounds)
-        return replace(self, head=found.head, sizes=self._counted(features))
+        return self._again(penalised(penalty, tolerance, rounds), clients, held, seed)
 
     @torch.inference_mode(False)
-    def with_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
+    def from_moments(
+        self,
+        clients: Sequence[ClientData],
+        *,
+        held: Sequence[Tensor] | None = None,
+        loading: float | None = None,
+        seed: int = 0,
+    ) -> Router:
+        """With the moments and, from them, a client head in closed form: `Gaussians.head`.
+
+        held and seed as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
+        """
+        novelty = LOADING if loading is None else loading
+        return self._again(discriminant(loading), clients, held, seed, novelty)
+
+    @torch.inference_mode(False)
+    def calibrated(
+        self, clients: Sequence[ClientData], *, held: Sequence[Tensor] | None = None, seed: int = 0
+    ) -> Router:
+        """The refit of least held-out loss; this router where none is better than it is.
+
+        A refit is better if its loss is smaller and its calibration error not larger; `calibration`
+        has the figures. held and seed as in `refitted`.
+        """
+        tried = [f(clients, held=held, seed=seed) for f in (self.refitted, self.from_moments)]
+        known = [(r.calibration, r) for r in tried if r.calibration is not None]
+        ranked = sorted(known, key=lambda pair: pair[0].after.loss)
+        kept = replace(self, calibration=ranked[0][0])
+        return next((r for said, r in ranked if said.better), kept)
+
+    @torch.inference_mode(False)
+    def with_moments(self, clients: Sequence[ClientData], *, loading: float = LOADING) -> Router:
         """With the clients' feature moments, for novelty; the client head stays."""
-        sent = [moments(h) for h in self._features_of(clients)]
+        sent = [moments(h) for h in self._gathered(clients).features]
         return replace(self, gaussians=pooled(sent, loading))
 
-    @torch.inference_mode(False)
-    def from_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
-        """With the moments and, from them, a client head in closed form: `Gaussians.head`."""
-        features = self._features_of(clients)
-        known = pooled([moments(h) for h in features], loading)
-        sizes = self._counted(features)
-        return replace(self, head=known.head(), gaussians=known, sizes=sizes)
+    def _again(
+        self, way: Way, clients: Sequence[ClientData], held: Sequence[Tensor] | None, seed: int,
+        novelty: float | None = None,
+    ) -> Router:  # fmt: skip
+        """The head fitted again; and the moments at the loading `novelty`, if there is one."""
+        known = self._gathered(clients)
+        if held is None:
+            parts = divided(known.features, known.logits, seed)
+        else:
+            apart = self._sight.of_clients(held, "a held-out example")
+            parts = [Part(known.features, apart.features, apart.logits)]
+        head, figures = fit_again(way, known.features, parts)
+        # What a head was fitted to is in its intercepts; 0 stays for who is out.
+        n = torch.tensor([float(len(h)) for h in known.features], dtype=torch.float64)
+        sizes = torch.where(self.sizes > 0, n, 0.0)
+        seen = self.gaussians
+        if novelty is not None:
+            seen = pooled([moments(h) for h in known.features], novelty)
+        return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=seen)
 
-    def _features_of(self, clients: Sequence[ClientData]) -> list[Tensor]:
-        if len(clients) != len(self.sizes):
-            raise InputError(
-                f"{len(clients)} clients given, the router tells {len(self.sizes)} apart; give all"
-            )
+    def _gathered(self, clients: Sequence[ClientData]) -> Told:
         check_clients(clients)
-        pair, given = self.shared, [(i, c.x[c.w != 0]) for i, c in enumerate(clients)]
-        held = {
-            i: _client_features(outputs(self.model, pair, x, f"client {i}: example"))
-            for i, x in given
-            if len(x)
-        }
-        if not held:
-            raise InputError("none of these clients has an example to refit with")
-        nothing = next(iter(held.values()))[:0]
-        return [held.get(i, nothing).cpu() for i in range(len(clients))]
+        return self._sight.of_clients([c.x[c.w != 0] for c in clients], "an example")
 
-    def _counted(self, features: Sequence[Tensor]) -> Tensor:
-        """n of what a head was fitted to, which is in its intercepts; 0 stays for who is out."""
-        n = torch.tensor([len(h) for h in features], dtype=torch.float64)
-        return torch.where(self.sizes > 0, n, 0.0)
+    @cached_property
+    def _sight(self) -> Sight:
+        return Sight(self.model, self.shared, self.head, self.sizes)
+
+    @cached_property
+    def _answers(self) -> Answers:
+        return Answers(self.model, self.shared, self.served)
 
     def _answered(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
-        z = self.logits(x)
-        chosen = best(scores(z, self.sizes, rule, prices), k)
+        seen = self._answers.see(x)
+        z = self._sight.logits_of(seen.out)
+        if k == len(self.clients):
+            chosen = torch.tensor(self.clients, device=z.device).expand(len(x), k)
+        else:
+            chosen = best(self._priced(z, rule, prices), k)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
         share = scores(z, self.sizes, rule).gather(1, chosen).softmax(1)
-        used = sorted(set(chosen.flatten().tolist()))
-        return torch.stack([self._of_client(i, x, chosen, share) for i in used]).sum(0)
+        return self._answers.mixed(x, seen, chosen, share)
 
-    def _of_client(self, i: int, x: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-        """r_i(x) P_i(y | x) for the queries sent to client i, 0 for the others; [B, K]."""
-        row, place = (chosen == i).nonzero(as_tuple=True)
-        with torch.no_grad():
-            logits = self.model(*self.served[i], x[row])["logits"].double()
-        answer = torch.zeros(len(x), logits.shape[1], dtype=logits.dtype, device=logits.device)
-        return answer.index_add(0, row, logits.softmax(1) * share[row, place, None])
+    def _priced(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
+        """The scores to choose by [B, N]; no price buys a client of probability 0."""
+        score = scores(z, self.sizes, rule, prices)
+        if prices is None:
+            return score
+        return score.masked_fill(posterior(z, self.sizes, rule) == 0.0, -torch.inf)
 
     def _rule(self, prior: Prior | None) -> Prior:
         return self.prior if prior is None else prior
 
     def _width(self, mode: Mode) -> int:
         if not isinstance(mode, str):
-            self._check_width(mode)
-            return mode
+            return self._check_width(mode)
         widths = {"hard": 1, "mixture": len(self.clients)}
         if mode not in widths:
             raise unknown("mode (or a number of clients)", str(mode), widths)
         return widths[mode]
 
-    def _check_width(self, k: int) -> None:
-        whole = isinstance(k, int) and not isinstance(k, bool)
+    def _check_width(self, k: int) -> int:
+        whole = isinstance(k, Integral) and not isinstance(k, bool)
         if not whole or not 1 <= k <= len(self.clients):
             raise InputError(
                 f"k = {k} clients of {len(self.clients)}; give 1 to all of them, a whole number"
             )
-
-
-def _client_features(out: Params) -> Tensor:
-    if "client_features" not in out:
-        raise InputError(
-            f'this needs "client_features", and the model returns {sorted(out)}; let its forward '
-            'return {"client_features": h, "client_logits": ...}, h what the client head reads'
-        )
-    return out["client_features"].flatten(1)
+        return int(k)

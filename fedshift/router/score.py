@@ -30,6 +30,8 @@ def scores(
         "density"    q_i = 1 / N: whose population does x resemble. The rule of the authors' code
         numbers      q [N], any distribution
 
+    N counts clients with n_i > 0 alone, and q is taken given that x comes from one of them.
+
     prices mu [N] are in nats: a client at capacity is made less attractive. A client with n_i = 0
     or q_i = 0 scores minus infinity. Logarithms are taken in float64.
 
@@ -60,9 +62,12 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
     """
     own = shares(sizes)
     if not isinstance(prior, str):
-        wanted = _checked_prior(_numbers("a prior", prior), own)
+        given = _checked_prior(_numbers("a prior", prior), own)
+        # What it gives to clients that nothing can be routed to is shared out among the others.
+        lost = float(given[own == 0].sum())
+        wanted = given / (1.0 - lost) if lost else given
     elif prior == "density":
-        wanted = torch.full_like(own, 1.0 / len(own))
+        wanted = torch.full_like(own, 1.0 / int((own > 0).sum()))
     elif prior == "posterior":
         wanted = own
     else:

@@ -1,0 +1,201 @@
+"""Calibration of routers before and after a refit: `python benchmarks/calibration.py [--quick]`.
+
+The expected calibration error (ECE) of the client probabilities on test examples: as trained, by
+both refits, and by the one that the clients' held-out examples recommend (`Router.calibrated`). On
+fifteen Gaussian worlds, and on the routing studies `feddrm/small` and `feddrm/heart` where
+$FEDSHIFT_DATA has their data.
+
+`--write` writes docs/results/calibration.md.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before torch is imported, or it does nothing
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import results
+import torch
+from torch import Tensor
+
+from fedshift import Federation, Local, Router, run
+from fedshift.data import ClientData, client_data, register
+from fedshift.engine.allocator import keep_memory
+from fedshift.experiments.experiment import method_of
+from fedshift.experiments.load import validate
+from fedshift.experiments.papers.routing import studies
+from fedshift.experiments.task import prepare
+from fedshift.model import build
+from fedshift.models.dense import routed_mlp
+from fedshift.recipes import Setting, feddrm
+from fedshift.router.quality import calibration_error
+from fedshift.router.score import posterior
+from fedshift.seeds import Seeds, numpy_generator
+
+OUT = Path(__file__).parents[1] / "docs" / "results" / "calibration.md"
+CLASSES, ROUNDS, DRAWS = 3, 40, 200
+# Clients, dimensions, and what differs between clients.
+WORLDS = (
+    *((m, d, "labels and inputs") for m in (2, 4, 8) for d in (2, 5, 10)),
+    *((m, 5, what) for m in (2, 4, 8) for what in ("labels", "inputs")),
+)
+STUDIES = {"feddrm/heart": range(10), "feddrm/small": range(3)}
+
+
+class Trained(NamedTuple):
+    """A router after training, its clients, and test inputs of each."""
+
+    router: Router
+    clients: Sequence[ClientData]
+    tests: Sequence[Tensor]
+
+
+def world(clients: int, size: int, differs: str) -> Trained:
+    """Three Gaussian classes; clients of 60 to 600 examples, and ten times as many to test on.
+
+    Labels: Dirichlet(1) shares of each client. Inputs: each client's are moved by a standard normal
+    vector.
+    """
+    g = numpy_generator("gaussian world", clients, size, differs)
+    centres = 3 * g.standard_normal((CLASSES, size)) / np.sqrt(size)
+    moved = g.standard_normal((clients, size)) * ("inputs" in differs)
+    even = np.full((clients, CLASSES), 1 / CLASSES)
+    shares = g.dirichlet(np.ones(CLASSES), clients) if "labels" in differs else even
+
+    def draw(i: int, n: int) -> tuple[Tensor, Tensor]:
+        y = g.choice(CLASSES, n, p=shares[i])
+        x = centres[y] + moved[i] + g.standard_normal((n, size))
+        return torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
+
+    sizes = np.round(60 * 10 ** (np.arange(clients) / (clients - 1))).astype(int).tolist()
+    data = [client_data(*draw(i, n), i) for i, n in enumerate(sizes)]
+    tests = [draw(i, 10 * n)[0] for i, n in enumerate(sizes)]
+    model = build(lambda: routed_mlp((size,), (32, 16), CLASSES, clients), seed=0)
+    local = Local(lr=0.1, steps=10, batch=32)
+    method = feddrm(Setting(model, target=(1 / CLASSES,) * CLASSES, local=local))
+    federation = Federation(data, *model.init(), register(data, CLASSES), Seeds.of(0))
+    *_, last = run(method, federation, rounds=ROUNDS)
+    return Trained(Router.of(method, last.server, last.states), data, tests)
+
+
+def study(name: str, seed: int) -> Trained:
+    """FedDRM as in the study's first column."""
+    found = studies()[name]
+    tables: dict[str, Any] = {k: dict(v) for k, v in found.columns[0].settings.items()}
+    tables["training"]["rounds"] = found.rounds
+    config = validate(tables | {"method": {"name": "feddrm"}, "seeds": {"run": seed}})
+    prepared = prepare(config)
+    method, federation = method_of(config, prepared)(), prepared.federation()
+    *_, last = run(method, federation, found.rounds)
+    router = Router.of(method.at(last.t), last.server, last.states)
+    return Trained(router, federation.clients, [t.x for t in prepared.task.tests])
+
+
+class Row(NamedTuple):
+    """ECE of four routers, and of one that is right, by chance (`floor`); what was recommended."""
+
+    trained: float
+    refitted: float
+    moments: float
+    recommended: float
+    floor: float
+    loss: float
+    loss_after: float
+    choice: str
+    better: bool
+
+
+def row_of(trained: Trained) -> Row:
+    """All four on the test inputs of all clients together."""
+    x, origin = torch.cat(list(trained.tests)), _origin(trained.tests)
+    before, clients = trained.router, trained.clients
+    after = before.calibrated(clients)
+    routers = before, before.refitted(clients), before.from_moments(clients), after
+    beliefs = [posterior(r.logits(x), r.sizes) for r in routers]
+    errors = [calibration_error(b, origin) for b in beliefs]
+    losses = [float(-b[torch.arange(len(x)), origin].log().mean()) for b in beliefs]
+    said = after.calibration
+    assert said is not None  # there are examples to hold out
+    chosen = f"{said.strength:g}, {said.temperature:g}" if said.better else "as trained"
+    return Row(*errors, _floor(beliefs[3]), losses[0], losses[3], chosen, said.better)
+
+
+def _origin(tests: Sequence[Tensor]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(tests)), torch.tensor([len(t) for t in tests]))
+
+
+def _floor(belief: Tensor) -> float:
+    """The mean ECE of these probabilities where origins follow them: what few tests show."""
+    source = torch.Generator().manual_seed(0)
+    drawn = (torch.multinomial(belief, 1, generator=source)[:, 0] for _ in range(DRAWS))
+    return statistics.fmean(calibration_error(belief, one) for one in drawn)
+
+
+def all_rows(quick: bool) -> Iterator[tuple[str, list[Row]]]:
+    """Name, and a row per seed."""
+    todo: list[tuple[str, list[Callable[[], Trained]]]] = [
+        (f"{m} clients, {d} dimensions, {what}", [lambda a=(m, d, what): world(*a)])
+        for m, d, what in (WORLDS[:2] if quick else WORLDS)
+    ]  # fmt: skip
+    for name, seeds in ({} if quick else STUDIES).items():
+        todo.append((name, [lambda n=name, s=s: study(n, s) for s in seeds]))
+    for name, tries in todo:
+        yield name, [row_of(one()) for one in tries]
+
+
+def line(name: str, rows: Sequence[Row]) -> str:
+    """A row of the table: means over seeds."""
+    mean = [statistics.fmean(values) for values in zip(*(r[:7] for r in rows), strict=True)]
+    kept = sum(not r.better for r in rows)
+    choice = rows[0].choice if len(rows) == 1 else f"{len(rows) - kept} of {len(rows)} refitted"
+    numbers = " | ".join(f"{v:.3f}" for v in mean)
+    return f"| {name} | {numbers} | {choice} | {_verdict(rows)} |"
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    change = statistics.fmean(r.recommended - r.trained for r in rows)
+    return "same" if change == 0 else f"{'worse' if change > 0 else 'better'} by {abs(change):.3f}"
+
+
+def main() -> None:
+    given = results.arguments(__doc__)
+    given.add_argument("--write", action="store_true")
+    asked = given.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    rows: dict[str, list[Row]] = {}
+    for name, found in all_rows(asked.quick):
+        rows[name] = found
+        print(line(name, found), flush=True)
+    figures = {name: [r._asdict() for r in found] for name, found in rows.items()}
+    results.save(asked.out, figures, quick=asked.quick)
+    if asked.write:
+        OUT.write_text(PAGE.format(table="\n".join(line(*one) for one in rows.items())))
+
+
+PAGE = """# Calibration of routers, before and after a refit
+
+The expected calibration error (ECE, 15 bins) of the client probabilities on test examples, smaller
+is better, made by `python benchmarks/calibration.py --write`. *Refitted* and *moments* choose
+penalty or loading, and a temperature, by the clients' held-out training examples; *recommended* is
+what `Router.calibrated` gives: the better of both, or the router as trained where they say
+that neither is better. *Floor*: what a router that is right would show on so few tests, by chance.
+Loss: of the origin, in nats. Worlds have one seed and 10 test examples for each training example;
+the studies are means over 10 and 3 seeds, with 277 and 1,200 tests.
+
+| | trained | refitted | moments | recommended | floor | loss, trained | loss, recommended | \
+strength, temperature | ECE |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+{table}
+"""
+
+if __name__ == "__main__":
+    main()

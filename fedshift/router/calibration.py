@@ -1,0 +1,195 @@
+"""How right a router's probabilities are, and the fit of which they are rightest, from sums.
+
+Clients keep some examples out of a fit. Of these each sends, for every candidate, a loss and the
+gaps of calibration, which add. Shapes: N clients, n examples of one client, C candidates, G bins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import TrainingError
+from fedshift.router.head import ClientHead
+from fedshift.router.quality import calibration_gaps
+from fedshift.seeds import generator
+
+# None below 1: the network was trained on these examples, so that clients look further apart on
+# them than on new queries, and what seems too cautious here is too sure there.
+TEMPERATURES = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+FOLDS = 5
+# Folds are held out in turn until so many examples were: more would cost fits and change nothing.
+ENOUGH = 2000
+
+Features = Sequence[Tensor]
+Fit = Callable[[Features, float], ClientHead]
+
+
+class HeldOutSums(NamedTuple):
+    """What a client sends of its held-out examples, once: n [], loss [C], gaps [C, G]; float64."""
+
+    n: Tensor
+    loss: Tensor
+    gaps: Tensor
+
+
+def held_out_sums(logits: Tensor, client: int) -> HeldOutSums:
+    """The sums of one client for candidates' logits z [C, n, N] of its held-out examples.
+
+    loss_c = sum_b -log softmax(z_cb)[client], and gaps as in `quality.calibration_gaps`.
+    """
+    logs = logits.double().log_softmax(2)
+    origin = torch.full((logits.shape[1],), client)
+    gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
+    return HeldOutSums(torch.tensor(float(len(origin))).double(), -logs[..., client].sum(1), gaps)
+
+
+class HeldOut(NamedTuple):
+    """Of held-out examples: how many, the mean loss of the origin in nats, and ECE.
+
+    ECE is that of `quality.calibration_error`, over all clients' examples together.
+    """
+
+    examples: int
+    loss: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Held-out figures of the router that was refitted, and of the refit that was chosen.
+
+    before is None where the router had no logits for these clients; strength is the refit's penalty
+    or loading, temperature what its log density ratios were divided by.
+    """
+
+    before: HeldOut | None
+    after: HeldOut
+    strength: float
+    temperature: float
+
+    @property
+    def better(self) -> bool:
+        """Whether the refit is recommended: less loss, and no larger calibration error."""
+        was, now = self.before, self.after
+        return was is None or (now.loss < was.loss and now.error <= was.error)
+
+    def __str__(self) -> str:
+        now, was = self.after, self.before
+        chosen = f"strength {self.strength:g}, temperature {self.temperature:g}"
+        said = f"held-out calibration error {now.error:.3f}, loss {now.loss:.3f} nats"
+        if was is None:
+            return f"{said}, {now.examples} examples ({chosen})"
+        advice = "use this refit" if self.better else "keep the router that it was made from"
+        return (
+            f"{said}; before {was.error:.3f} and {was.loss:.3f}, {now.examples} examples "
+            f"({chosen}): {advice}"
+        )
+
+
+class Part(NamedTuple):
+    """One division of all clients' examples: features to fit on, features held out, and theirs.
+
+    told are the logits [n, N] that the router before the refit gives to those held out, if any.
+    """
+
+    fit: Features
+    held: Features
+    told: Features | None
+
+
+def divided(features: Features, told: Features | None, seed: int) -> list[Part]:
+    """The folds that are held out in turn, each about 1/5 of every client's examples h [n, e].
+
+    A client's examples are permuted by a generator of (seed, client). Who has one alone keeps it
+    for the fits; empty where that is so of all.
+    """
+    folds = [_folds(len(h), seed, i) for i, h in enumerate(features)]
+    parts, count = list[Part](), 0
+    for k in range(FOLDS):
+        out = [f == k for f in folds]
+        held = [h[rows] for h, rows in zip(features, out, strict=True)]
+        if count < ENOUGH and any(map(len, held)):
+            count += sum(map(len, held))
+            fit = [h[~rows] for h, rows in zip(features, out, strict=True)]
+            known = told and [z[rows] for z, rows in zip(told, out, strict=True)]
+            parts.append(Part(fit, held, known))
+    return parts
+
+
+def _folds(n: int, seed: int, client: int) -> Tensor:
+    """The fold [n] that each example is held out in; -1 for one that never is."""
+    if n < 2:
+        return torch.full((n,), -1)
+    return torch.randperm(n, generator=generator(seed, "calibration", client)) % FOLDS
+
+
+def before(parts: Sequence[Part]) -> HeldOut | None:
+    """The figures of the router before the refit, on the same held-out examples."""
+    sums = [held_out_sums(z[None], i) for p in parts for i, z in enumerate(p.told or ()) if len(z)]
+    return figures(sums)[0] if sums else None
+
+
+def tempered(head: ClientHead, sizes: Tensor, temperature: float) -> ClientHead:
+    """z -> (z - log n/N) / T + log n/N: log density ratios over T; itself at T = 1."""
+    if temperature == 1.0:
+        return head
+    own = _log_shares(sizes)
+    return ClientHead((head.gamma - own) / temperature + own, head.xi / temperature)
+
+
+def figures(sums: Sequence[HeldOutSums]) -> list[HeldOut]:
+    """What all clients' sums say of each candidate."""
+    n, loss, gaps = (torch.stack(part).sum(0) for part in zip(*sums, strict=True))
+    error = gaps.abs().sum(1) / n
+    rows = zip((loss / n).tolist(), error.tolist(), strict=True)
+    return [HeldOut(int(n), *row) for row in rows]
+
+
+class Chosen(NamedTuple):
+    """The strength and temperature of least held-out loss, and what they have."""
+
+    strength: float
+    temperature: float
+    figures: HeldOut
+
+
+def choose(
+    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], parts: Sequence[Part]
+) -> Chosen:
+    """The candidate of least held-out loss, the first of equals.
+
+    fit makes a head of all clients' features and a strength. A strength whose fit does not end is
+    left out; raises its TrainingError where that is so of all.
+    """
+    found, failed = list[Chosen](), list[TrainingError]()
+    for strength in strengths:
+        try:
+            sums = [s for part in parts for s in _sent(fit(part.fit, strength), part, temperatures)]
+        except TrainingError as e:
+            failed.append(e)
+            continue
+        told = zip(temperatures, figures(sums), strict=True)
+        found += [Chosen(strength, t, f) for t, f in told]
+    if not found:
+        raise failed[-1]
+    return min(found, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf)
+
+
+def _sent(head: ClientHead, part: Part, temperatures: Sequence[float]) -> Iterator[HeldOutSums]:
+    sizes = torch.tensor([float(len(h)) for h in part.fit]).double()
+    heads = [tempered(head, sizes, t) for t in temperatures]
+    for i, h in enumerate(part.held):
+        if len(h):
+            yield held_out_sums(torch.stack([one(h) for one in heads]), i)
+
+
+def _log_shares(sizes: Tensor) -> Tensor:
+    """log n/N [N]; 0 for clients without examples, whose logits are minus infinity anyway."""
+    n = sizes.double()
+    return torch.where(n > 0, n / n.sum(), 1.0).log()
