@@ -245,6 +245,17 @@ def trap_leaf_unlisted_user() -> str:
     return answer(lambda place: leaf(place, change).replace("right", "silent: one was left out"))
 
 
+def trap_leaf_packed_file() -> str:
+    """LEAF's files of which one is still packed."""
+
+    def use(place: Path) -> str:
+        leaf(place, lambda held: None)
+        (place / "train" / "all_data_1.json.gz").write_bytes(b"")
+        return f"silent: {len(writers.leaf(place)[0].y)} images, without those of the packed file"
+
+    return answer(use)
+
+
 def trap_leaf_turned() -> str:
     """A LEAF file whose x is stored by pixel, not by image."""
 
