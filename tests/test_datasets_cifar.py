@@ -235,6 +235,16 @@ def test_load_refuses_a_part_of_cifar_10(tmp_path: Path) -> None:
         load("cifar-10", folders=[tmp_path])
 
 
+def test_whole_mosaics_are_read_beside_a_part_of_the_batches(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        write_mosaic(tmp_path / part / "cat_0.PNG", RNG_IMAGES)
+    write_batch(tmp_path / "data_batch_1", RNG_IMAGES[:4], [0] * 4)
+    assert cifar.missing(tmp_path) == ()
+    assert cifar.read(tmp_path)[0].y.tolist() == [3] * 8
+    write_cifar_batches(tmp_path, RNG_IMAGES, [0] * 8)
+    assert cifar.read(tmp_path)[1].y.tolist() == [0] * 8
+
+
 @pytest.mark.slow
 def test_load_takes_full_batches_and_checks_the_classes(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"

@@ -137,6 +137,14 @@ def test_what_cannot_be_read_of_exif_turns_nothing(tmp_path: Path) -> None:
     assert np.array_equal(decoded(content, tmp_path, 4), stored)
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F", "RGB"])
+def test_other_formats_are_refused_whatever_they_are_called(tmp_path: Path, mode: str) -> None:
+    """TIFF has values that no byte holds: 32-bit integers, and floats of any range."""
+    (tmp_path / "a.png").write_bytes(saved(Image.new(mode, (4, 4)), "TIFF"))
+    with refuses(tmp_path / "a.png", "not a readable JPEG or PNG image"):
+        check_not_enlarged(tmp_path, 4)
+
+
 def test_photographs_of_two_places_have_two_decoded_files(tmp_path: Path) -> None:
     """The same names in another folder are other images."""
     cache, means = tmp_path / "cache", []

@@ -94,6 +94,13 @@ def saved(path: Path, text: str) -> Path:
     return path
 
 
+def test_what_pandas_calls_a_column_without_a_name_is_no_label(tmp_path: Path) -> None:
+    counts = read_counts(saved(tmp_path / "a.csv", "Unnamed: 0,cat,dog\n0,1,2\n1,3,4\n"))
+    assert (counts.classes, counts.clients) == (("cat", "dog"), ("0", "1"))
+    target = saved(tmp_path / "t.csv", "Unnamed: 0,cat,dog\n0,0.25,0.75\n")
+    assert read_target(target, counts.classes).tolist() == [0.25, 0.75]
+
+
 def test_counts_with_and_without_client_names(tmp_path: Path) -> None:
     named = read_counts(saved(tmp_path / "a.csv", '\ufeffclient,cat,dog\nx, 1,2\n\n"y, z",3,4.0\n'))
     assert named.classes == ("cat", "dog")

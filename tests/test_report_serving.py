@@ -305,6 +305,12 @@ def test_figures_of_serving_runs(tmp_path: Path) -> None:
     assert {p.stem for p in alone} == names - {"risk-coverage"}
 
 
+def test_names_in_figures_are_no_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `report`")
+    run = serving_run(tmp_path / "a", classes=("$x_{$", "\x1b[31mdog", "\u202eowl"))
+    assert "own-accuracy" in {p.stem for p in save_figures([run], tmp_path / "drawn")}
+
+
 def test_the_fixture_has_the_columns_that_runs_have() -> None:
     """The fixture above must not drift from what is recorded."""
     assert {*MEANS, "round", "global_accuracy"} == {f.name for f in fields(ServedMetrics)}

@@ -295,6 +295,20 @@ def test_a_femnist_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         writers.leaf(tmp_path)
 
 
+@pytest.mark.parametrize("ending", [".gz", ".part"])
+def test_a_packed_or_partial_leaf_file_is_not_passed_over(tmp_path: Path, ending: str) -> None:
+    write_leaf(tmp_path)
+    (tmp_path / "train" / "README").write_text("")
+    assert len(writers.leaf(tmp_path)[0].y) == 3
+    path = sorted((tmp_path / "train").glob("*.json"))[1]
+    path.rename(path.with_suffix(".JSON"))
+    assert len(writers.leaf(tmp_path)[0].y) == 3
+    other = path.with_name(path.name + ending)
+    path.with_suffix(".JSON").rename(other)
+    with refuses(other, "not a .json file: unpack it, or remove it if it is not whole"):
+        writers.leaf(tmp_path)
+
+
 def test_a_writer_in_the_files_of_two_runs_is_refused(tmp_path: Path) -> None:
     write_leaf(tmp_path)
     path = sorted((tmp_path / "train").iterdir())[0]

@@ -22,6 +22,7 @@ from fedshift.datasets.images import Folder, Images, decode, decode_once, read_t
 from fedshift.errors import FedshiftError
 from fedshift.experiments import image_sets
 from fedshift.experiments.load import load_config
+from fedshift.report.csv_counts import read_counts, read_target
 
 
 def answer(use: Callable[[Path], str]) -> str:
@@ -244,6 +245,17 @@ def trap_leaf_unlisted_user() -> str:
     return answer(lambda place: leaf(place, change).replace("right", "silent: one was left out"))
 
 
+def trap_leaf_packed_file() -> str:
+    """LEAF's files of which one is still packed."""
+
+    def use(place: Path) -> str:
+        leaf(place, lambda held: None)
+        (place / "train" / "all_data_1.json.gz").write_bytes(b"")
+        return f"silent: {len(writers.leaf(place)[0].y)} images, without those of the packed file"
+
+    return answer(use)
+
+
 def trap_leaf_turned() -> str:
     """A LEAF file whose x is stored by pixel, not by image."""
 
@@ -284,6 +296,19 @@ def trap_comma_in_a_cell() -> str:
     def use(place: Path) -> str:
         read = read_table(b"name,y,split\nfox, red,1,train\n", place, ("split", "y"))
         return f"silent: y is {read['y'][0]!r}, split is {read['split'][0]!r}"
+
+    return answer(use)
+
+
+def trap_index_of_pandas() -> str:
+    """Label counts and a target that pandas read and wrote again, with its index."""
+
+    def use(place: Path) -> str:
+        (place / "c.csv").write_text("Unnamed: 0,cat,dog\n0,3,0\n1,0,3\n")
+        (place / "t.csv").write_text("Unnamed: 0,cat,dog\n0,0.5,0.5\n")
+        counts = read_counts(place / "c.csv")
+        read_target(place / "t.csv", counts.classes)
+        return judged(len(counts.classes) == 2, f"labels {', '.join(counts.classes)}")
 
     return answer(use)
 

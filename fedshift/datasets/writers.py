@@ -187,7 +187,7 @@ def leaf(folder: Path) -> tuple[Sites, Sites]:
 
 
 def _leaf_part(folder: Path, part: str) -> Sites:
-    files = sorted((folder / part).glob("*.json"))
+    files = _leaf_files(folder / part)
     if not files:
         raise damaged(folder / part, "has no .json file")
     found = []
@@ -206,6 +206,19 @@ def _leaf_part(folder: Path, part: str) -> Sites:
     if not len(y):
         raise damaged(folder / part, "has no digit (labels 0 to 9)")
     return _sites(torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y), who)
+
+
+def _leaf_files(place: Path) -> list[Path]:
+    """The .json files of a part, sorted. Raises DataError for packed or partial ones among them."""
+    named = sorted(path for path in place.glob("[!.]*") if ".json" in path.name.lower())
+    others = [path for path in named if not _is_json(path)]
+    if others:
+        raise damaged(others[0], "not a .json file: unpack it, or remove it if it is not whole")
+    return named
+
+
+def _is_json(path: Path) -> bool:
+    return path.suffix.lower() == ".json"
 
 
 def _leaf_file(path: Path) -> dict[str, Drawn]:
@@ -282,7 +295,9 @@ def _leaf_user(path: Path, user: str, held: dict[str, Any], count: int) -> Drawn
 
 def missing_leaf(folder: Path) -> tuple[str, ...]:
     """train/*.json and test/*.json, where there is no such file."""
-    return tuple(f"{part}/*.json" for part in PARTS if not any((folder / part).glob("*.json")))
+    return tuple(
+        f"{part}/*.json" for part in PARTS if not any(map(_is_json, (folder / part).glob("*")))
+    )
 
 
 # By name in the catalogue; each reads the folder that `fedshift.datasets.find` gives.

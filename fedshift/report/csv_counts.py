@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from fedshift.errors import DataError, nearest, shown
 
-CLIENT_COLUMN = ("", "client", "clients", "client name", "name", "id")
+# pandas calls a column without a name "Unnamed: 0".
+CLIENT_COLUMN = ("", "client", "clients", "client name", "name", "id", "unnamed: 0")
 LABEL_COLUMN = ("label", "class")
 VALUE_COLUMN = ("value", "share", "mass", "probability", "count", "counts", "target", "n")
 # A hundred thousand clients of a hundred labels take a tenth of it.

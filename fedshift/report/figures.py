@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, visible
 from fedshift.report.page import run_labels
 from fedshift.report.routing import shown_curve
 from fedshift.report.run_folder import RunResult
@@ -110,9 +110,10 @@ def _own(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> No
             [float("nan") if v is None else 100 * v for v in r] for r in serving.class_accuracy
         ]
         image = axes.imshow(cells, cmap="Blues", vmin=0, vmax=100, aspect="auto")
-        classes, names = run.summary.classes, looked_names(run)
-        axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6)
-        axes.set_yticks(range(len(names)), names, fontsize=6)
+        # As they are: "$" begins no formula in a name.
+        classes, names = (list(map(visible, n)) for n in (run.summary.classes, looked_names(run)))
+        axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6, parse_math=False)
+        axes.set_yticks(range(len(names)), names, fontsize=6, parse_math=False)
         axes.set_title(label, fontsize=8)
         axes.set_facecolor("0.85")
         bar = figure.colorbar(image, ax=axes)
