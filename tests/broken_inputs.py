@@ -361,7 +361,7 @@ CASES = (
     config(
         "router alone",
         '"fedavg"\n[training]',
-        '"feddrm"\n[training]\ncohort = 1',
+        '"feddrm"\n[model]\nname = "lenet-gn"\n[training]\ncohort = 1',
         "a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
         "give a cohort of 2 or more, or a method without a router, as fedper",
     ),
