@@ -257,8 +257,7 @@ class Router:
     ) -> Router:
         """The refit of least held-out loss; this router where none is better than it is.
 
-        A refit is better if its loss is smaller and its calibration error not larger; `calibration`
-        has the figures. held and seed as in `refitted`.
+        See `Calibration.better`; `calibration` has the figures. held and seed as in `refitted`.
         """
         tried = [f(clients, held=held, seed=seed) for f in (self.refitted, self.from_moments)]
         known = [(r.calibration, r) for r in tried if r.calibration is not None]
