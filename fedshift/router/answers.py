@@ -158,7 +158,9 @@ class Answers:
         pieces = torch.split(rows, counts[who].tolist())
         asked = zip(who.tolist(), pieces, strict=True)
         told = [ask(i, x.index_select(0, some)) for i, some in asked]
-        answer = torch.cat(told).double().softmax(1) * share.flatten()[order, None]
+        # Classes before queries: a softmax over few numbers that lie together is ten times slower.
+        each = torch.cat(told).T.contiguous().double().softmax(0).T
+        answer = each * share.flatten()[order, None]
         return torch.zeros_like(answer[: len(x)]).index_add(0, rows, answer)
 
     def _by_table(self, heads: Heads, inner: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
@@ -169,8 +171,6 @@ class Answers:
         most, answer = max(1, TABLE // (len(inner) * classes)), share.new_zeros(len(inner), classes)
         for start in range(0, len(clients), most):
             ids = clients[start : start + most]
-            # Classes before clients: a softmax over few numbers that lie together is ten times
-            # slower.
             told = heads.many(ids, inner).double().softmax(1)
             answer += torch.bmm(told, whole[:, ids, None])[..., 0]
         return answer

@@ -309,6 +309,10 @@ class Router:
             chosen = torch.tensor(self.clients, device=z.device).expand(len(x), k)
         else:
             chosen = best(self._priced(z, rule, prices), k)
+        if k == 1:
+            return self._answers.mixed(
+                x, seen, chosen, torch.ones_like(chosen, dtype=torch.float64)
+            )
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
         share = scores(z, self.sizes, rule).gather(1, chosen).softmax(1)
         return self._answers.mixed(x, seen, chosen, share)
