@@ -200,8 +200,8 @@ On heart disease hardly anything is gained: as trained, the router is at the flo
 held out was trained on, which flatters all routers, so a refit is recommended only where its loss
 is clearly less; that also leaves gains unused, as in the third world. How clearly (three standard
 errors), the grids and T >= 1 were chosen with the test errors of both studies in sight and on other
-draws of such worlds; these worlds were seen once, with a laxer rule. The studies are no check of the
-rule.
+draws of such worlds; these worlds were seen once, with a laxer rule. The studies are no check of
+the rule.
 
 | | trained | refitted | moments | recommended | floor | loss, trained | loss, recommended | \
 strength, temperature | ECE |
