@@ -360,8 +360,9 @@ CASES = (
     ),
     config(
         "router alone",
-        '"fedavg"\n[training]',
-        '"feddrm"\n[model]\nname = "lenet-gn"\n[training]\ncohort = 1',
+        'labels_per_client = 3\n[method]\nname = "fedavg"\n[training]',
+        'labels_per_client = 3\ntarget = "clients"\n[model]\nname = "lenet-gn-small"\n'
+        '[method]\nname = "feddrm"\n[training]\ncohort = 1',
         "a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
         "give a cohort of 2 or more, or a method without a router, as fedper",
     ),

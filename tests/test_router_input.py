@@ -149,6 +149,8 @@ def test_images_that_cannot_be_read_are_refused() -> None:
         ({"k": 1.5}, "k = 1.5 clients of 6; give 1 to all of them, a whole number"),
         ({"k": True}, "k = True clients of 6; give 1 to all of them, a whole number"),
         ({"k": 7}, "k = 7 clients of 6"),
+        ({"k": 0}, "k = 0 clients of 6; give 1 to all of them, a whole number"),
+        ({"min_posterior": True}, "min_posterior must be a probability, 0 to 1, .* got True"),
         ({"prices": [0, 0, 1]}, r"prices must be 6 finite numbers, got \[0, 0, 1\]"),
         ({"prices": ["a"] * 6}, r"prices must be a number per client, got \['a'"),
         ({"prior": [0.5, 0.5]}, r"a prior of shape \(2,\) for 6 clients"),
@@ -164,6 +166,18 @@ def test_wrong_questions_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         router.route(queries, **given)
+
+
+@pytest.mark.parametrize("client", [6, -1, True, 1.0, "1", None, [1, 2]])
+def test_clients_that_are_none_cannot_leave(router: Router, client: Any) -> None:
+    with pytest.raises(InputError, match=r"cannot be routed to; there are \[0, 1, 2, 3, 4, 5\]"):
+        router.without(client)
+    assert router.without(np.int64(1)).clients == [0, 2, 3, 4, 5]
+
+
+def test_whole_numbers_of_any_kind_do_for_k(router: Router, queries: Tensor) -> None:
+    assert torch.equal(router.route(queries, np.int64(2)).clients, router.route(queries, 2).clients)
+    assert torch.equal(router.predict(queries, np.int64(2)), router.predict(queries, 2))  # type: ignore[arg-type]
 
 
 def test_lists_and_arrays_do_for_priors_and_prices(router: Router, queries: Tensor) -> None:
@@ -240,6 +254,22 @@ def test_a_network_without_the_clients_columns_is_refused_before_round_1() -> No
                 next(run(method, make_federation(model), 1))
     plain = routed_model(None)
     next(run(recipes.feddrm(routed_setting(plain), lam=1.0), make_federation(plain), 1))
+
+
+def test_a_cohort_of_one_trains_no_router() -> None:
+    """Its softmax has one entry: the router would be as it was drawn."""
+    setting = routed_setting(MODEL)
+    for method in (
+        recipes.feddrm(setting),
+        recipes.feddrm_shared_head(setting),
+        FineTune(recipes.feddrm(setting), 2),
+    ):
+        with pytest.raises(InputError, match="a cohort of 1 client of 6 trains no router: it"):
+            next(run(method, make_federation(MODEL), 1, cohort=1))
+        next(run(method, make_federation(MODEL), 1, cohort=2))
+    for plain in (recipes.fedper(setting), FineTune(recipes.feddrm(setting), 0)):
+        assert not plain.trains_router()
+        next(run(plain, make_federation(MODEL), 1, cohort=1))
 
 
 # ---------------------------------------------------------------------------------- data of NaN

@@ -195,7 +195,7 @@ def last_round(
     drift = gradient_drift(algorithm.model, pairs, federation)
     again = fit_again(algorithm, current, federation, task.test.x)
     found = scored(again, routable(current, federation), served)
-    return LastRound(drift | found, shown, (*again.notes, *advice(again)))
+    return LastRound(drift | found, shown, (*advice(again), *again.notes))
 
 
 class Again(NamedTuple):

@@ -265,8 +265,7 @@ class Router:
     ) -> Router:
         """The refit of least held-out loss; this router where none is better than it is.
 
-        A refit is better if its loss is smaller and its calibration error not larger; `calibration`
-        has the figures. held and seed as in `refitted`.
+        See `Calibration.better`; `calibration` has the figures. held and seed as in `refitted`.
         """
         tried = [f(clients, held=held, seed=seed) for f in (self.refitted, self.from_moments)]
         known = [(r.calibration, r) for r in tried if r.calibration is not None]
@@ -319,6 +318,10 @@ class Router:
             chosen = torch.tensor(self.clients, device=z.device).expand(len(x), k)
         else:
             chosen = best(self._priced(z, rule, prices), k)
+        if k == 1:
+            return self._answers.mixed(
+                x, seen, chosen, torch.ones_like(chosen, dtype=torch.float64)
+            )
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
         share = scores(z, self.sizes, rule).gather(1, chosen).softmax(1)
         return self._answers.mixed(x, seen, chosen, share)

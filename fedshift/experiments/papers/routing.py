@@ -27,8 +27,9 @@ CAUTION = (
     "network of 56,000 weights, 80 rounds of 5 steps.",
     "Fine-tuning is named by its share of the rounds: the paper's 12.5 %, and 50 %, which was "
     "chosen after seeing that 12.5 % leaves the personal models close to the global one.",
-    "Refitted: the frozen router's last layer fitted to convergence, L2 penalty 1e-4. Moments: the "
-    "same layer in closed form from each client's means and covariance. Neither is in the paper.",
+    "Refitted: the frozen router's last layer fitted to convergence. Moments: the same layer in "
+    "closed form from each client's means and covariance. L2 penalty, loading and temperature are "
+    "chosen on what clients hold out of their training examples. Neither is in the paper.",
     "Mean over the last 5 rounds; rows of refitted routers are of the last round.",
     "FedRep: half of the steps on the head, half on the body, as in the FedDRM authors' code.",
 )
