@@ -6,10 +6,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.one_round import jobs_of, open_round
+from fedshift.engine.one_round import has_examples, jobs_of, open_round
 from fedshift.engine.rounds import Federation, draw_cohort, first_state, start
 from fedshift.engine.stacked import shortened
 from fedshift.errors import InputError, TrainingError
@@ -90,10 +91,12 @@ def probe(
 def _first_round(
     algorithm: Algorithm, federation: Federation, cohort: int | None
 ) -> tuple[ClientUpdate, list[Job]]:
-    """The work of round 1."""
+    """The work of round 1; of the first whose cohort has an example."""
     total, seed = len(federation.clients), federation.seeds
-    ids = draw_cohort(total, cohort or total, 1, seed.cohort)
-    opened = open_round(algorithm, start(algorithm, federation).server, ids, 1)
+    server = start(algorithm, federation).server
+    draws = ((t, draw_cohort(total, cohort or total, t, seed.cohort)) for t in count(1))
+    t, ids = next((t, ids) for t, ids in draws if has_examples(server, ids))
+    opened = open_round(algorithm, server, ids, t)
 
     def state_of(i: int) -> Parts:
         return first_state(algorithm, federation, i)

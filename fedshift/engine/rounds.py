@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from fedshift.engine.one_round import (
     open_round,
     question,
     settle,
+    skip,
 )
 from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
@@ -83,6 +85,11 @@ def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Pa
     return algorithm.init_client(federation.params, federation.buffers, data)
 
 
+def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
+    """What a client keeps after a round: its first state if it was never drawn."""
+    return states[client] if client in states else first_state(algorithm, federation, client)
+
+
 def play_round(
     algorithm: Algorithm,
     federation: Federation,
@@ -98,15 +105,15 @@ def play_round(
     the method needs no more than their sums.
     """
     opened, clients = open_round(algorithm, server, ids, t), federation.clients
+    if opened.skipped:
+        return skip(opened, server, opened.skipped)._replace(states=states)
     stage, seed = opened.stage, federation.seeds.batch
-
-    def state_of(i: int) -> Parts:
-        return states[i] if i in states else first_state(algorithm, federation, i)
+    own = partial(state_of, algorithm, federation, states)
 
     def keep(client: int, changed: Parts) -> None:
-        draft.put(client, state_of(client) | changed)
+        draft.put(client, own(client) | changed)
 
-    jobs = jobs_of(opened, clients, state_of, seed)
+    jobs = jobs_of(opened, clients, own, seed)
     gate, asked, draft = federation.gate, question(opened), federation.shelf.draft(states)
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.server.pals import effective_sample_size
+
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -29,3 +36,14 @@ class Metrics:
     source_accuracy: float
     clients_trained: int
     ess: float
+
+
+def ess_of(weights: Floats, sizes: Floats) -> float:
+    """The effective sample size of a round's weights [C], in examples; 0 where it has no meaning.
+
+    That is where nobody counts (the round was skipped), and, as the limit of 1 / sum_i a_i^2 / n_i,
+    where a client without examples does, as under uniform weights.
+    """
+    used = weights > 0
+    some = bool(used.any()) and bool((sizes[used] > 0).all())
+    return effective_sample_size(weights, sizes) if some else 0.0

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
+from fedshift.experiments.metrics import ess_of
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
-from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
+from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
 from fedshift.tree import size_in_bytes
 
 Floats = NDArray[np.float64]
@@ -29,7 +30,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
     rows = counts / np.maximum(sizes, 1.0)[:, None]
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
-    residual, ess = target - weights @ rows, effective_sample_size(weights, sizes)
+    residual, ess = target - weights @ rows, ess_of(weights, sizes)
     hull, solved = pals_weights(counts, target, lam=0.0), _solved(experiment)
     return {
         "fedshift": package_version("fedshift"),

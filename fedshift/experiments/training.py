@@ -15,13 +15,14 @@ from fedshift.data import Task
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Idle
 from fedshift.engine.evaluate import Score, score
+from fedshift.engine.one_round import open_round
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
-from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.metrics import Metrics, ess_of
 from fedshift.experiments.progress import Keeper, Missed, Progress, Saver
 from fedshift.experiments.served import (
     LastRound,
@@ -32,7 +33,6 @@ from fedshift.experiments.served import (
     observe,
     whole,
 )
-from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params
 
 Listener = Callable[[dict[str, Any]], None]
@@ -269,7 +269,7 @@ def _check_first_round(
             f"that all would be skipped; give at most {size}"
         )
     server = start(algorithm, federation).server
-    algorithm.at(1).weigh(server, ids)
+    open_round(algorithm, server, ids, 1)
     if not task.tests and not whole(server, federation):
         raise InputError(
             "this method leaves every client with a model of its own, and there is none for a "
@@ -297,10 +297,13 @@ def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str
 def _lost(current: Round, federation: Federation, task: Task) -> dict[str, Any]:
     """Who dropped out and why, and how far from the target the others mix: ||T - S^T a||.
 
-    Of a skipped round, why it was; its gap is that of those it would have been played with.
+    Of a skipped round, why it was; its gap is that of those it would have been played with, and
+    there is none where these had no example.
     """
     if not current.dropped and not current.skipped:
         return {}
+    if not current.weights.any():
+        return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
     table = {k: v[current.cohort] for k, v in _registered(current, federation).items()}
     rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
     gap = float((task.target - current.weights @ rows).norm())
@@ -331,5 +334,5 @@ def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metric
         validation_loss=math.nan if seen.validation is None else seen.validation.loss,
         source_accuracy=pool(seen.clients).accuracy,
         clients_trained=len(current.trained),
-        ess=effective_sample_size(current.weights.numpy(), sizes),
+        ess=ess_of(current.weights.numpy(), sizes),
     )
