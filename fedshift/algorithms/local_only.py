@@ -12,6 +12,7 @@ from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import REGISTERED, REVEALED, train_locally
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.server.weights import BySize
@@ -30,6 +31,9 @@ class LocalOnly:
     model: Model
     objective: Term = CrossEntropy()
     local: Local | tuple[Local, ...] = Local()
+
+    def __post_init__(self) -> None:
+        check_personal(self.objective)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         return {"params": {}, "buffers": {}, "table": {"n": table["n"]}}
@@ -70,6 +74,10 @@ class LocalOnly:
     def reveals(self) -> Mapping[str, str]:
         told = {k: REVEALED[k] for k in ("report", "evaluation")}
         return told | {"register": REGISTERED["n"]}
+
+    def moves_server(self) -> bool:
+        """It does not: the server has no model."""
+        return False
 
     def at(self, t: int) -> LocalOnly:
         return self

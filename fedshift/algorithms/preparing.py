@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
 from fedshift.algorithms.steps import train_locally
 from fedshift.client.importance import (
     NegativeLogDensity,
@@ -172,6 +172,22 @@ class Before:
 
     def reveals(self) -> Mapping[str, str]:
         return self.method.reveals()
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """None: the step needs every client's."""
+        return {}
+
+    def trains_router(self) -> bool:
+        """Whether the method does."""
+        return ask(self.method, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """It does not: what is sent is the density."""
+        return False
+
+    def label_rules(self) -> LabelRules | None:
+        """Those of the method."""
+        return ask(self.method, Capabilities.label_rules)
 
     def at(self, t: int) -> Algorithm:
         return self.method.at(t)

@@ -74,6 +74,10 @@ class Term(ABC):
         """The terms that this one is a sum of, without their factors; itself if it is none."""
         return (self,)
 
+    def trains_router(self) -> bool:
+        """Whether it learns which client an example comes from, as `ClientEntropy`; a sum: any."""
+        return any(term.trains_router() for term in self.summands() if term is not self)
+
     def __add__(self, other: Term) -> Term:
         return Sum((*_summands(self), *_summands(other)))
 

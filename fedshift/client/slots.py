@@ -101,3 +101,6 @@ class OwnLabels(Term):
 
     def hear(self, server: Parts) -> Parts:
         return self.term.hear(server)
+
+    def trains_router(self) -> bool:
+        return self.term.trains_router()

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients, largest_label
 from fedshift.engine.allocator import keep_memory
@@ -160,7 +160,7 @@ def check_model(model: Model, federation: Federation) -> None:
 
 def check_router(algorithm: Algorithm, federation: Federation) -> None:
     """Try the network: InputError unless it has N client logits, where the method learns them."""
-    if not (isinstance(algorithm, Routes) and algorithm.trains_router()):
+    if not ask(algorithm, Capabilities.trains_router):
         return
     held = _first_with_examples(federation)
     if held is not None:

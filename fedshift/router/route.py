@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
@@ -89,7 +89,7 @@ class Router:
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
         """
-        if not untrained and not (isinstance(algorithm, Routes) and algorithm.trains_router()):
+        if not untrained and not ask(algorithm, Capabilities.trains_router):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
                 "asks which client an example comes from. Train with recipes.feddrm (lam below 1) "
