@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshift.datasets import cifar, heart, idx, images, iwildcam, sheet, writers
+from fedshift.datasets import cifar, heart, idx, images, iwildcam, sheet, store, writers
 from fedshift.engine.checkpoint import read_checkpoint
 from fedshift.errors import DataError
 from fedshift.experiments.experiment import run_experiment
@@ -155,7 +155,7 @@ def of_pictures(folder: Path) -> Iterator[Reader]:
         held.add(place, arcname="tree")
 
     def unpacked() -> object:
-        found = images.archive(tar)
+        found = store.archive(tar)
         return [found.read(name) for name in found.names()]
 
     yield Reader("tar archive", tar, unpacked)

@@ -7,21 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedshift.errors import InputError, UnfitError
+from fedshift.arguments import check_fields, check_listed, check_whole
+from fedshift.errors import InputError, UnfitError, shown
+from fedshift.examples import check_finite, check_importance, check_labels
+from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.layout import channels_last
+from fedshift.real import is_whole
+from fedshift.sketch import sketched
+
+MADE = "make each by fedshift.data.client_data(x, y, position)"
 
 
+@sketched
 class ClientData(NamedTuple):
     """One client's examples: x [n, ...], y [n] int64, w [n], id [].
 
-    `w` is an example's importance in the loss; `w = 0` marks padding at the end. Importance
-    weighting is therefore a change of data, not of loss code.
+    `w` is an example's importance in the loss, finite and 0 or more; one of 0 is left out, as if it
+    were not there. Importance weighting is therefore a change of data, not of loss code.
+    Within a round such examples are padding at the end; a `Federation` has none (`of_importance`).
     """
 
     x: Tensor
@@ -30,6 +38,7 @@ class ClientData(NamedTuple):
     id: Tensor
 
 
+@sketched
 class Batch(NamedTuple):
     """Examples of one step: x [B, ...], y [B], w [B], rows [B] of the client's data, size [].
 
@@ -49,6 +58,7 @@ class Batch(NamedTuple):
     even: bool = False
 
 
+@sketched
 class Plan(NamedTuple):
     """All that chance and schedules decide about one local phase.
 
@@ -84,48 +94,35 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
     Raises InputError for unequal lengths, labels that are not such a vector, inputs that are not
     finite, and an id that is not a whole number of at least 0.
     """
-    if not isinstance(client, Integral) or client < 0:
-        raise InputError(f"client id {client!r}: must be a whole number, 0 for the first client")
+    if not is_whole(client) or client < 0:
+        raise InputError(
+            f"client id {shown(repr(client))}: must be a whole number, 0 for the first client"
+        )
     for name, v in (("x", x), ("y", y)):
         if not isinstance(v, Tensor):
             raise InputError(
                 f"client {client}: {name} is a {type(v).__name__}; give torch.as_tensor({name})"
             )
-    if len(x) != len(y):
-        raise InputError(f"client {client} has {len(x)} inputs and {len(y)} labels; give as many")
-    _check_labels(y, client)
-    bad = first_not_finite(x)
-    if bad is not None:
-        raise InputError(
-            f"client {client}: x[{bad}] holds NaN or infinity; leave such examples out, or fill "
-            "them in, before training"
-        )
+    n, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
+    if n != labels:
+        raise InputError(f"client {client} has {n} inputs and {labels} labels; give as many")
+    check_labels(y, client)
+    check_finite(x, f"client {client}: x", "training")
     return ClientData(x, y.long(), torch.ones(len(y)), torch.tensor(int(client)))
 
 
-def first_not_finite(x: Tensor) -> int | None:
-    """The first row of x [n, ...] that holds NaN or infinity; None where all is finite.
-
-    Whole numbers are not looked at: bytes may be mapped from disk, and stay there.
-    """
-    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
-    # sum of finite entries that overflows is settled by the look.
-    if not (x.is_floating_point() or x.is_complex()) or bool(torch.isfinite(x.sum())):
-        return None
-    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
-    return int(bad.nonzero()[0]) if bool(bad.any()) else None
-
-
-def _check_labels(y: Tensor, client: int) -> None:
-    if y.ndim != 1:
-        raise InputError(f"client {client}: labels of shape {tuple(y.shape)}; give one per example")
-    if y.is_floating_point() or y.is_complex():
-        raise InputError(
-            f"client {client}: labels are {y.dtype}; they are class numbers 0, 1, ...: "
-            "give whole numbers, as y.long() makes them"
-        )
-    if len(y) and int(y.min()) < 0:
-        raise InputError(f"client {client} has label {int(y.min())}; labels are 0, 1, ..., K-1")
+def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
+    """The clients without their examples of importance 0; the same ones where there are none."""
+    if isinstance(clients, Surveyed):
+        return clients
+    held = [c.w != 0 for c in clients]
+    if all(bool(rows.all()) for rows in held):
+        return clients
+    pairs = zip(clients, held, strict=True)
+    return tuple(
+        c if bool(rows.all()) else ClientData(c.x[rows], c.y[rows], c.w[rows], c.id)
+        for c, rows in pairs
+    )
 
 
 @runtime_checkable
@@ -152,11 +149,10 @@ def largest_label(clients: Sequence[ClientData]) -> int:
 def check_clients(clients: Sequence[ClientData]) -> None:
     """Refuse, with InputError, clients that cannot be one federation.
 
-    There must be one at least, ids must be positions, labels class numbers in int64, and all
-    inputs of one type.
+    There must be one at least, ids must be positions, labels class numbers in int64, importances
+    finite and not negative, one per example, and all inputs of one type.
     """
-    if not clients:
-        raise InputError("no clients; give at least one, made by fedshift.data.client_data")
+    check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
         return
     ids = [int(c.id) for c in clients]
@@ -166,14 +162,13 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             "an id is the client's position, client_data(x, y, position)"
         )
     for i, c in enumerate(clients):
-        _check_labels(c.y, i)
+        check_labels(c.y, i)
+        check_importance(c.w, len(c.y), i)
         if c.y.dtype != torch.int64:
             raise InputError(f"client {i}: labels are {c.y.dtype}; client_data makes them int64")
         if c.x.dtype != clients[0].x.dtype:
-            raise InputError(
-                f"client {i}: x is {c.x.dtype}, client 0's is {clients[0].x.dtype}; "
-                "give all clients inputs of one type"
-            )
+            types = f"x is {c.x.dtype}, client 0's is {clients[0].x.dtype}"
+            raise InputError(f"client {i}: {types}; give all clients inputs of one type")
 
 
 def count(data: ClientData) -> Tensor:
@@ -188,14 +183,9 @@ def label_counts(data: ClientData, classes: int) -> Tensor:
 
 
 def plan_phase(
-    n: int,
-    *,
-    batch: int,
-    lr: float,
-    generator: torch.Generator,
-    epochs: int | None = None,
-    steps: int | None = None,
-) -> Plan:
+    n: int, *, batch: int, lr: float, generator: torch.Generator,
+    epochs: int | None = None, steps: int | None = None,
+) -> Plan:  # fmt: skip
     """Draw the batches of a phase: whole epochs, or a fixed number of steps over fresh epochs.
 
     An epoch is a permutation of the n rows, cut every `batch` rows.
@@ -271,17 +261,31 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         yield Batch(x, y, w, rows, counts[size], plan.seed + s, even=even)
 
 
+@sketched
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and labels that belong to nobody's training: x [n, ...], y [n] int64."""
+    """Inputs and labels that belong to nobody's training: x [n, ...], y [n] int64.
+
+    Labels of other types of whole numbers become int64. Raises InputError for inputs that are not
+    finite: whatever a model answers to them is no answer.
+    """
 
     x: Tensor
     y: Tensor
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if len(self.x) != len(self.y):
+            raise InputError(f"{len(self.x)} inputs and {len(self.y)} labels; give as many")
+        check_finite(self.x, "examples: x", "a model is scored on them")
+        if self.y.dtype != torch.int64 and not self.y.is_floating_point():
+            object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
         return len(self.y)
 
 
+@sketched
 @dataclass(frozen=True)
 class Task:
     """A federation and the place where its model will be used.
@@ -305,20 +309,12 @@ class Task:
     tests: tuple[Examples, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.clients:
-            raise InputError("a task needs at least one training client")
-        ids = [int(c.id) for c in self.clients]
-        if ids != list(range(len(ids))):
-            raise InputError(f"client ids must be 0..{len(ids) - 1} in order, got {ids[:10]}")
-        if len(self.validation) != len(self.clients):
-            raise InputError(
-                f"{len(self.clients)} clients and {len(self.validation)} validation sets; "
-                "give one per client (it may be empty)"
-            )
-        if self.tests and len(self.tests) != len(self.clients):
-            raise InputError(
-                f"{len(self.clients)} clients and {len(self.tests)} test sets; give one per client"
-            )
+        check_fields(self)
+        check_clients(self.clients)
+        for what, sets in (("validation", self.validation), ("test", self.tests)):
+            if len(sets) != len(self.clients) and (sets or what == "validation"):
+                many = f"{len(self.clients)} clients and {len(sets)} {what} sets"
+                raise InputError(f"{many}; give one per client (it may be empty)")
         if self.target.shape != (len(self.classes),):
             raise InputError(
                 f"the target has {tuple(self.target.shape)} entries for {len(self.classes)} classes"
@@ -332,13 +328,15 @@ class Task:
 def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     """The server's own table of the clients: n [M] and labels [M, K], float64.
 
-    Raises InputError without clients, and for a label that is not below K.
+    Raises InputError without clients, for a label that is not below K, and for importances that are
+    not one number per example, finite and 0 or more.
     """
-    if not clients:
-        raise InputError("no clients to register; give at least one")
+    check_whole("the number of classes", classes)
+    check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
         return clients.register(classes)
     for i, c in enumerate(clients):
+        check_importance(c.w, len(c.y), i)
         if len(c.y) and int(c.y.max()) >= classes:
             raise InputError(
                 f"client {i} has label {int(c.y.max())}; with {classes} classes labels are "

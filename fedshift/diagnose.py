@@ -12,9 +12,11 @@ import numpy as np
 import scipy.optimize
 from numpy.typing import ArrayLike, NDArray
 
-from fedshift.diagnosis import Carrier, CurvePoint, Diagnosis, Interval, Label
-from fedshift.errors import InputError
+from fedshift.diagnosis import Carrier, Claim, CurvePoint, Diagnosis, Interval, Label
+from fedshift.errors import InputError, shown
+from fedshift.real import described, is_whole, number, numbers
 from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+from fedshift.server.pals_input import rescaled
 from fedshift.verdict import sentences
 
 __all__ = ["FRACTIONS", "TOLERANCE", "Diagnosis", "diagnose", "distance_interval"]
@@ -29,6 +31,8 @@ TOLERANCE = 1e-6
 # Largest common weight, in units of 1/M, below which some client is taken to be left out.
 _ALL_TAKE_PART = 1e-6
 _LEAVE_OUT = 5
+# Resamples of a bootstrap, and examples of a client in one: more say nothing that these do not.
+MOST_DRAWS, MOST_DRAWN = 100_000, 2**53
 RULE = "the setting on the curve with the least cost = L1 gap / 2 + sqrt(K / ESS)"
 
 
@@ -56,6 +60,7 @@ def diagnose(
     Raises `InputError` as `pals_weights` does, and for names that do not fit the counts.
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
+    wanted = not (is_whole(bootstrap) and bootstrap == 0)
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise_target)
     data = _data(label_counts, target, classes, clients, normalise_target)
     curve, solved = _curve(data, closest, lam, ess, cap)
@@ -71,12 +76,14 @@ def diagnose(
         outsiders=int((data.counts[:, data.T == 0].sum(axis=1) > 0).sum()),
         labels=_labels(data, closest.weights, solved.weights),
         curve=curve,
+        asked=ess,
         chosen_by="lam" if lam is not None else "ess" if ess is not None else "rule",
         rule=RULE,
         carriers=_carriers(data, solved.weights),
         certified=bool(solved.certified and closest.certified),
+        claim=None if cap is not None else _claim(data, solved, ess),
         interval=distance_interval(data.counts, data.T, draws=bootstrap, seed=seed)
-        if bootstrap
+        if wanted
         else None,
     )
     return replace(found, verdict=sentences(found))
@@ -103,19 +110,22 @@ def distance_interval(
 
     Raises `InputError` as `pals_weights` does, and for draws < 20 or a level outside (0, 1).
     """
-    if draws < 20 or not 0.0 < level < 1.0:
+    whole = is_whole(draws) and 20 <= draws <= MOST_DRAWS
+    if not whole or not 0.0 < number(level) < 1.0:
         raise InputError(
-            f"bootstrap: draws={draws!r}, level={level!r}; at least 20 draws and 0 < level < 1"
+            f"bootstrap: draws={described(draws)}, level={described(level)}; at least 20 draws, a "
+            f"whole number up to {MOST_DRAWS}, and 0 < level < 1"
         )
     # Imported here: it loads torch, which a diagnosis without a bootstrap does not need.
     from fedshift.seeds import numpy_generator
 
     closest = pals_weights(label_counts, target, lam=0.0)
-    counts = np.asarray(label_counts, dtype=np.float64)
+    counts = numbers(label_counts)
     rng = numpy_generator("diagnose", "bootstrap", seed)
     moved = np.zeros((draws, counts.shape[1]))
     for i in np.flatnonzero(closest.weights > 0):
-        S_i, n_i = counts[i] / counts[i].sum(), max(1, round(counts[i].sum()))
+        S_i = counts[i] / counts[i].sum()
+        n_i = min(max(1, round(counts[i].sum())), MOST_DRAWN)
         moved += closest.weights[i] * (rng.multinomial(n_i, S_i, size=draws) / n_i - S_i)
     q = float(np.quantile(np.linalg.norm(moved, axis=1), level))
     return Interval(max(0.0, closest.distance - q), closest.distance + q, level, draws)
@@ -141,15 +151,14 @@ def _data(
     normalise: bool,
 ) -> _Data:
     """The arrays that `pals_weights` has accepted, with names for their axes."""
-    counts = np.asarray(label_counts, dtype=np.float64)
-    T = np.asarray(target, dtype=np.float64)
+    counts, T = numbers(label_counts), numbers(target)
     n = counts.sum(axis=1)
     S = np.divide(counts, n[:, None], out=np.zeros_like(counts), where=n[:, None] > 0)
     return _Data(
         counts,
         n,
         S,
-        T / T.sum() if normalise else T,
+        rescaled(T) if normalise else T,
         _names("classes", classes, counts.shape[1]),
         _names("clients", clients, counts.shape[0]),
     )
@@ -158,6 +167,8 @@ def _data(
 def _names(what: str, names: Sequence[str] | None, count: int) -> tuple[str, ...]:
     if names is None:
         return tuple(str(i) for i in range(count))
+    if isinstance(names, str):
+        raise InputError(f'{what}: give a list of names, not the one text "{shown(names)}"')
     if len(names) != count:
         raise InputError(f"{what}: {len(names)} names for {count} {what} in label_counts")
     name, times = Counter(names).most_common(1)[0]
@@ -261,6 +272,19 @@ def _carriers(data: _Data, weights: Floats) -> tuple[Carrier, ...]:
         )
         for rank, i in enumerate(order)
     )
+
+
+def _claim(data: _Data, solved: PalsWeights, ess: float | None) -> Claim | None:
+    """The client of least weight claims as many examples as all hold, with the target's labels."""
+    clients = [int(i) for i in np.flatnonzero(data.n > 0)]
+    if len(clients) < 2:
+        return None
+    least = min(clients, key=lambda i: (solved.weights[i], -i))
+    claimed, examples = data.counts.copy(), float(data.n.sum())
+    claimed[least] = examples * data.T
+    lam = solved.lam if ess is None else None
+    gained = pals_weights(claimed, data.T, lam=lam, ess=ess).weights[least]
+    return Claim(data.clients[least], float(solved.weights[least]), examples, float(gained))
 
 
 def _without(data: _Data, client: int) -> float | None:

@@ -61,6 +61,20 @@ class Carrier:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A lie: client `name`, of weight `weight`, claims `examples` examples distributed as T.
+
+    gains: the weight that the same setting, without a cap, then gives it. Counts are taken on
+    trust, and the weight goes to 1 as the claim grows.
+    """
+
+    name: str
+    weight: float
+    examples: float
+    gains: float
+
+
+@dataclass(frozen=True)
 class Interval:
     """A bootstrap interval for the hull distance; see `fedshift.diagnose.distance_interval`."""
 
@@ -83,8 +97,10 @@ class Diagnosis:
     outsiders       clients with examples of a label that the target does not have: an exact match
                     must leave them out
     curve           from lambda = 0 to the largest ESS; one point is marked as chosen
-    chosen_by       "rule", "lam" or "ess"
+    chosen_by       "rule", "lam" or "ess"; asked: that ESS, a share of the examples
     carriers        clients with data, the largest weight first
+    claim           what a lie of the client of least weight would bring; None with a cap, which
+                    alone bounds that, and for a single client
     """
 
     covered: bool
@@ -101,6 +117,8 @@ class Diagnosis:
     rule: str
     carriers: tuple[Carrier, ...]
     certified: bool
+    asked: float | None = None
+    claim: Claim | None = None
     interval: Interval | None = None
     verdict: tuple[str, ...] = ()
 
@@ -121,7 +139,7 @@ class Diagnosis:
 
     @property
     def largest_weight(self) -> float:
-        """max_i a_i: how far one dishonest client can move the average."""
+        """max_i a_i, where counts are as they are claimed: no bound for who lies (`claim`)."""
         return self.carriers[0].weight
 
     @property

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedshift.arguments import called
 from fedshift.errors import InputError
+from fedshift.real import numbers
+from fedshift.sketch import sketched
+
+# Counts outside of these are none, and their sums or quotients could overflow.
+LEAST, MOST = 1e-12, 1e18
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class AccuracyEstimate:
     """Estimated target accuracy, its standard error, recalls [K] (NaN where no client holds the
@@ -48,7 +55,7 @@ def estimate_target_accuracy(
     and a target that is not a distribution.
     """
     right, seen = _pooled(correct, "correct"), _pooled(total, "total")
-    t = np.asarray(target, dtype=np.float64)
+    t = _numbers(target, "target")
     if not right.shape == seen.shape == t.shape:
         raise InputError(
             f"correct, total and target must have the same number of labels, got "
@@ -57,8 +64,10 @@ def estimate_target_accuracy(
     if (right > seen).any():
         y = int(np.argmax(right > seen))
         raise InputError(f"label {y}: {right[y]:g} right out of {seen[y]:g}; correct <= total")
-    if not np.isfinite(t).all() or (t < 0).any() or abs(t.sum() - 1.0) > 1e-6:
-        raise InputError(f"target must be non-negative and sum to 1, it sums to {t.sum():g}")
+    with np.errstate(over="ignore"):
+        whole = float(t.sum())
+    if not np.isfinite(t).all() or (t < 0).any() or abs(whole - 1.0) > 1e-6:
+        raise InputError(f"target must be non-negative and sum to 1, it sums to {whole:g}")
     known = seen > 0
     recall = np.divide(right, seen, out=np.full_like(right, np.nan), where=known)
     smoothed = (right + 1.0) / (seen + 2.0)
@@ -73,9 +82,21 @@ def estimate_target_accuracy(
 
 
 def _pooled(counts: ArrayLike, name: str) -> NDArray[np.float64]:
-    array = np.asarray(counts, dtype=np.float64)
+    array = _numbers(counts, name)
     if array.ndim not in (1, 2):
         raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
     if not np.isfinite(array).all() or (array < 0).any():
         raise InputError(f"{name} must hold counts, 0 or more; got a negative or non-finite one")
+    odd = array[(array > 0.0) & ((array < LEAST) | (array > MOST))]
+    if odd.size:
+        raise InputError(f"{name} must hold counts, 0 or {LEAST:g} to {MOST:g}; got {odd[0]:g}")
     return array.sum(0) if array.ndim == 2 else array
+
+
+def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
+    try:
+        return numbers(given)
+    except ValueError as error:
+        raise InputError(
+            f"{name} must be numbers in rows of one length, got {called(given)}"
+        ) from error

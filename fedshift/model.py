@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from fedshift.arguments import called, check_fields
 from fedshift.errors import InputError
 from fedshift.pooling import pooled, with_pools
+from fedshift.randomness import SOURCES, Source, noted, own_generators, seeded, watched, watching
 from fedshift.seeds import key
-from fedshift.stateless import Places, call, places
+from fedshift.sketch import sketched
+from fedshift.stateless import Modules, Places, alike, call, changed, misfit, modules_of, places
 from fedshift.tree import Params
 
 NOTHING = contextlib.nullcontext()
 Augment = Callable[[Tensor, int], Tensor]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Model:
     """An `nn.Module` seen as (parameters, buffers, x) -> {"logits", maybe "features", ...}.
@@ -36,6 +45,8 @@ class Model:
     right before one is computed after it (`fedshift.pooling`).
 
     mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
+    fixed: names of the parameters whose `requires_grad` is False, as a run begins. They stay as
+    they are in all training, bit for bit, and no client sends them.
 
     Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
@@ -44,15 +55,28 @@ class Model:
     freeze_norm: bool = False
     augment: Augment | None = None
     _places: Places = field(init=False, repr=False)
+    _modules: Modules = field(init=False, repr=False)
+    _writes: dict[bool, bool] = field(init=False, repr=False)
     _pools: tuple[nn.Sequential, ...] = field(init=False, repr=False)
-    _random: bool = field(init=False, repr=False)
+    # By mode (training or not): which of the process's generators the network draws from.
+    _draws: dict[bool, set[Source]] = field(init=False, repr=False)
+    _generators: tuple[torch.Generator, ...] = field(init=False, repr=False)
     mixes: bool = field(init=False, repr=False)
+    fixed: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_network(self.net)
+        check_fields(self)
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
+        object.__setattr__(self, "_modules", modules_of(self.net))
+        # Whether a pass, in training or not, writes into its inputs; as far as that is known.
+        object.__setattr__(self, "_writes", {})
         object.__setattr__(self, "_pools", with_pools(self.net))
-        object.__setattr__(self, "_random", any(map(_is_random, self.net.modules())))
+        dropping: set[Source] = {"torch"} if any(map(_is_random, self.net.modules())) else set()
+        object.__setattr__(self, "_draws", {True: dropping})
+        object.__setattr__(self, "_generators", own_generators(self.net))
+        object.__setattr__(self, "fixed", _fixed(self.net))
         normed = any(map(_is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
         if self.freeze_norm and not normed:
@@ -60,15 +84,76 @@ class Model:
                 "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
             )
 
+    @torch.inference_mode(False)
     def init(self) -> tuple[Params, Params]:
         """(parameters, buffers) as the module holds them now, copied."""
+        self._renew()
         params = {k: v.detach().clone() for k, v in self.net.named_parameters()}
         buffers = {k: v.detach().clone() for k, v in self.net.named_buffers()}
         return params, buffers
 
+    def refresh(self, params: Params, buffers: Params) -> None:
+        """Look at the network again if it has other layers or tensors now; costs microseconds.
+
+        Raises InputError where tensors of the network are missing: it would use its own.
+        """
+        if changed(self._modules):
+            self.__post_init__()
+        if len(params) + len(buffers) != len(self._places):
+            raise misfit(self._places, params | buffers)
+
+    def check(self, params: Params, buffers: Params) -> None:
+        """Raise InputError for tensors that the network does not have, and for missing ones."""
+        self._renew()
+        given = params | buffers
+        if given.keys() != self._places.keys():
+            raise misfit(self._places, given)
+
+    def _renew(self) -> None:
+        """Look at the network again if anything is where it was not, or fixed that was not."""
+        moved = changed(self._modules) or not alike(self._places, places(self.net))
+        if moved or self.fixed != _fixed(self.net):
+            self.__post_init__()
+
+    def loaded(self, params: Params, buffers: Params) -> nn.Module:
+        """A copy of the network that holds these tensors, in evaluation mode.
+
+        Tied weights are in all their places, and buffers that are not persistent are there, too:
+        `load_state_dict` asks for the former by each of their names, and knows nothing of the
+        latter. Raises InputError for tensors that are not the network's.
+        """
+        self.check(params, buffers)
+        # What layers keep of their last pass (`weight_norm` its product) cannot be copied.
+        passing = {
+            id(v): torch.empty(0)
+            for module in self.net.modules()
+            for v in vars(module).values()
+            if isinstance(v, Tensor) and (within_vmap(v) or v.grad_fn is not None)
+        }
+        net, given = copy.deepcopy(self.net, passing), params | buffers
+        with torch.no_grad():
+            for name, v in (*net.named_parameters(), *net.named_buffers()):
+                if v.shape != given[name].shape:
+                    raise InputError(
+                        f'"{name}" is {tuple(given[name].shape)}, the network\'s {tuple(v.shape)}'
+                    )
+                v.copy_(given[name])
+        return net.eval()
+
+    def trainable(self, params: Params) -> Params:
+        """The entries that training may move: all but those of `fixed`."""
+        return {k: v for k, v in params.items() if k not in self.fixed} if self.fixed else params
+
     def __call__(self, params: Params, buffers: Params, x: Tensor) -> Params:
-        """The outputs in evaluation mode; buffers are read only."""
-        return self._outputs(params, buffers, x, training=False)
+        """The outputs in evaluation mode; buffers are read only, and so is x.
+
+        A network that draws random numbers in this mode, too, draws the same ones at each call.
+        Raises InputError for names that the network does not have, and for such that are missing.
+        """
+        self.refresh(params, buffers)
+        if self._is_quiet(training=False):
+            return self._outputs(params, buffers, x, training=False)
+        return self._seeded_outputs(params, buffers, x, 0, training=False)
 
     def train(
         self, params: Params, buffers: Params, x: Tensor, seed: int = 0
@@ -76,15 +161,54 @@ class Model:
         """(outputs, buffers after the pass) in training mode; the given buffers stay as they are.
 
         Buffers are copied before the pass because BatchNorm writes into those that it is given.
-        Dropout knows no generator of its own: it draws from the global one, which is set to `seed`
-        for the pass and put back as it was.
+        A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if not self._random:
+        if self._is_quiet(training=True):
             return self._outputs(params, after, x, training=True), after
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self._outputs(params, after, x, training=True), after
+        return self._seeded_outputs(params, after, x, seed, training=True), after
+
+    def look(self, params: Params, buffers: Params, x: Tensor) -> None:
+        """Find out from which generators the network draws, by passes on x [n, ...], n > 1.
+
+        A draw that these passes do not make is found later (`fedshift.randomness.repeatable`).
+        Raises InputError for a network that fails in training mode, and for one whose passes
+        differ though the seed is the same.
+        """
+        object.__setattr__(self, "_generators", own_generators(self.net))
+        try:
+            with torch.no_grad(), watched():
+                self(params, {k: v.clone() for k, v in buffers.items()}, x)
+                first, second = (self.train(params, buffers, x)[0] for _ in range(2))
+        except Exception as e:
+            raise InputError(
+                f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
+            ) from e
+        for name, v in first.items():
+            if isinstance(v, Tensor) and not _alike(v, second[name]):
+                raise InputError(
+                    f'two passes of the network in training give other "{name}", though parameters '
+                    "and seed are the same: it keeps a state of its own, or draws random numbers "
+                    "from a generator that no seed reaches, such as numpy's default_rng; use "
+                    "torch's functions without a generator, or a torch.Generator that is an "
+                    "attribute of the network"
+                )
+
+    def _is_quiet(self, *, training: bool) -> bool:
+        """Whether a pass is known to draw no random numbers. A first evaluation is watched."""
+        return not (self._draws.get(training, True) or self._generators or watching())
+
+    def _seeded_outputs(
+        self, params: Params, buffers: Params, x: Tensor, seed: int, *, training: bool
+    ) -> Params:
+        watch = watching() or training not in self._draws
+        draws = self._draws.setdefault(training, set())
+        sources = SOURCES if watch else draws
+        with (
+            seeded(index(seed), sources, self._generators, x.device),
+            noted(draws) if watch else NOTHING,
+        ):
+            return self._outputs(params, buffers, x, training=training)
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
         if self.net.training != training:
@@ -95,8 +219,52 @@ class Model:
                 module.eval()
         # Where there is nothing to turn, entering a block would cost as much as a small layer.
         with pooled(self._pools) if self._pools else NOTHING:
-            out = call(self.net, self._places, params | buffers, x)
+            given, written = params | buffers, buffers if training else None
+            if training and self._writes.get(True) is False:  # x is a batch, and nobody else's
+                out = call(self.net, self._places, given, x, written=written)
+            else:
+                run = partial(call, self.net, self._places, given, written=written)
+                out = self._kept(x, training, run)
         return out if isinstance(out, dict) else {"logits": out}
+
+    def _kept(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
+        """run(x), x being as before whatever the network does to it: it gets a copy if it writes.
+
+        That is seen in its first pass. One that writes only now and then is refused when it does.
+        """
+        writes = self._writes.get(training)
+        if writes is False and not x.is_inference():
+            before, out = x._version, run(x)
+            if x._version != before:
+                raise InputError(
+                    "the network writes into its inputs, and did not when it was tried first; let "
+                    "its forward begin with x = x.clone()"
+                )
+            return out
+        own = x.clone()
+        counts = not own.is_inference()  # how often it is written to
+        before = own._version if counts else 0
+        out = run(own)
+        # Within vmap neither versions nor values can be looked at.
+        if writes is None and not within_vmap(own):
+            written = counts and own._version != before
+            self._writes[training] = written or not torch.equal(own, x)
+        return out
+
+
+def check_network(net: object) -> None:
+    """Raise InputError unless it is a network whose tensors are there."""
+    if isinstance(net, Model):
+        raise InputError("Model(net) is given a Model; use that one as it is")
+    if not isinstance(net, nn.Module):
+        cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
+        raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
+    for name, v in (*net.named_parameters(), *net.named_buffers()):
+        if is_lazy(v):
+            raise InputError(
+                f'the network\'s "{name}" has no shape yet (lazy layers): call net(x[:2]) once, '
+                "before Model(net)"
+            )
 
 
 def _is_random(module: nn.Module) -> bool:
@@ -106,20 +274,37 @@ def _is_random(module: nn.Module) -> bool:
     return drops or isinstance(module, nn.modules.dropout._DropoutNd)
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding, NaN being like NaN."""
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def _fixed(net: nn.Module) -> frozenset[str]:
+    return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)
+
+
 def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
+def within_vmap(v: Tensor) -> bool:
+    """Whether a tensor stands for those of several clients, and has no values to look at."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(v))
+
+
 def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:
     """A model whose first weights depend on `seed` alone; no global generator is left changed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "init"))
+    with seeded(key(seed, "init")):
         return Model(make(), freeze_norm)
 
 
 def is_counter(v: Tensor) -> bool:
     """Whether a buffer counts something (BatchNorm's `num_batches_tracked`): never averaged."""
-    return not v.is_floating_point()
+    return not (v.is_floating_point() or v.is_complex())
 
 
 def split_buffers(buffers: Params) -> tuple[Params, Params]:
@@ -128,58 +313,3 @@ def split_buffers(buffers: Params) -> tuple[Params, Params]:
         {k: v for k, v in buffers.items() if not is_counter(v)},
         {k: v for k, v in buffers.items() if is_counter(v)},
     )
-
-
-def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
-    """The outputs of a pass that leaves no trace: evaluation mode, random state put back.
-
-    Raises InputError for a model without parameters and one that fails on x.
-    """
-    if not params:
-        raise InputError("the model has no parameters; there is nothing to train")
-    held = {k: v.clone() for k, v in buffers.items()}
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return model(params, held, x)
-    except Exception as e:
-        own = next(iter(params.values())).dtype
-        hint = f" (its parameters are {own}: give it x.to({own}))" if x.dtype != own else ""
-        raise InputError(f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e}{hint}") from e
-
-
-def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
-    """Logits [n, C] of `dry_pass`.
-
-    Raises InputError as `dry_pass`, and for a model that returns anything but logits with a row
-    per input.
-    """
-    out = dry_pass(model, params, buffers, x)
-    if "logits" not in out:
-        raise InputError(f'the model returns {sorted(out)}; it must return "logits" [n, K]')
-    logits = out["logits"]
-    if not isinstance(logits, Tensor):
-        raise InputError(
-            f"the model's logits are a {type(logits).__name__}; its forward must return a tensor "
-            '[n, K], or a dictionary {"logits": ...}'
-        )
-    if logits.ndim != 2 or len(logits) != len(x):
-        raise InputError(
-            f"the model gives logits {tuple(logits.shape)} for {len(x)} inputs; they must be "
-            f"({len(x)}, K), a row per input and a column per class"
-        )
-    return logits
-
-
-def check_classes(model: Model, x: Tensor, classes: int) -> None:
-    """Refuse a model whose logits are not [n, classes] on a few inputs, before any training."""
-    check_columns(dry_logits(model, *model.init(), x), classes)
-
-
-def check_columns(logits: Tensor, classes: int) -> None:
-    """Raise InputError unless logits [n, C] have a column for each of K classes, and no other."""
-    n, columns = logits.shape
-    if columns != classes:
-        raise InputError(
-            f"the model gives logits ({n}, {columns}) for {n} inputs; "
-            f"the task has {classes} classes, so they must be ({n}, {classes})"
-        )

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from fedshift.data import ClientData, client_data
 from fedshift.errors import InputError
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Pooled(Sequence[ClientData]):
     """Clients that are ranges of one pool; each is made when somebody asks for it.

@@ -1,7 +1,8 @@
 """Random streams keyed by what they are for: no draw depends on another one having happened.
 
 Every draw in the library comes from a generator made here from (seed, purpose, round, client, ...).
-There is no random *state* to save or restore, and no global generator is read or written.
+There is no random *state* to save or restore. Global generators are left as they were: networks
+that draw from them are seeded for each pass (`fedshift.randomness`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from fedshift.arguments import check_fields
 
 Part = int | str
 
@@ -49,6 +52,9 @@ class Seeds:
     init: int = 0
     cohort: int = 0
     batch: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def of(cls, seed: int) -> Seeds:

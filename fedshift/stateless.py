@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from fedshift.errors import InputError, nearest, shown
 from fedshift.tree import Params
 
 # Where a tensor is held: a dictionary (or list) of a module, and the key in it.
 Place = tuple[Any, Any]
 Places = dict[str, tuple[Place, ...]]
+# Each module, those that it held, and how many parameters and buffers.
+Modules = tuple[tuple[nn.Module, tuple[nn.Module | None, ...], int], ...]
 
 
 def places(net: nn.Module) -> Places:
@@ -28,6 +31,30 @@ def places(net: nn.Module) -> Places:
     return {name: tuple(where) for name, where in found.items()}
 
 
+def alike(one: Places, other: Places) -> bool:
+    """Whether the same names are held in the same places."""
+
+    def seen(places: Places) -> dict[str, list[tuple[int, Any]]]:
+        return {name: [(id(held), key) for held, key in where] for name, where in places.items()}
+
+    return seen(one) == seen(other)
+
+
+def modules_of(net: nn.Module) -> Modules:
+    """What every module of the network consists of, for `changed`."""
+    return tuple(
+        (m, tuple(m._modules.values()), len(m._parameters) + len(m._buffers)) for m in net.modules()
+    )
+
+
+def changed(modules: Modules) -> bool:
+    """Whether one of these modules has others, or more or fewer tensors, than it had."""
+    for m, within, count in modules:
+        if (tuple(m._modules.values()), len(m._parameters) + len(m._buffers)) != (within, count):
+            return True
+    return False
+
+
 def _held(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
     yield from ((module._parameters, k, v) for k, v in module._parameters.items())
     yield from ((module._buffers, k, v) for k, v in module._buffers.items())
@@ -35,18 +62,50 @@ def _held(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
         yield from ((module._flat_weights, k, v) for k, v in enumerate(module._flat_weights))
 
 
-def call(net: nn.Module, where: Places, tensors: Params, *inputs: Any) -> Any:
+def call(
+    net: nn.Module, where: Places, tensors: Params, *inputs: Any, written: Params | None = None
+) -> Any:
     """net(*inputs) with `tensors` by name; what a name has no tensor for stays the module's own.
 
     As `torch.func.functional_call`, whose checks at every call cost as much as a small layer; and
     recurrent layers use the given weights, too. What the pass writes goes to the given tensors.
+    written: some of these, in which those that the pass puts in their places are put, too.
+    Raises InputError for a name that the module does not have.
     """
-    own = [(holder, key, holder[key]) for name in tensors for holder, key in where[name]]
+    try:
+        own = [(holder, key, holder[key]) for name in tensors for holder, key in where[name]]
+    except KeyError:
+        raise misfit(where, tensors) from None
     try:
         for name, tensor in tensors.items():
             for holder, key in where[name]:
                 holder[key] = tensor
-        return net(*inputs)
+        out = net(*inputs)
+        for name in written or ():
+            holder, key = where[name][0]
+            if holder[key] is not tensors[name]:
+                written[name] = holder[key]  # type: ignore[index]
+        return out
     finally:
         for holder, key, tensor in own:
             holder[key] = tensor
+
+
+def misfit(where: Places, tensors: Params) -> InputError:
+    """The error for tensors that are not the module's, by the first name that is odd or missing."""
+    known = ", ".join(list(where)[:8])
+    for name in tensors:
+        if not all(
+            key in holder
+            for holder, key in where.get(name, (({}, name),))
+            if isinstance(holder, dict)
+        ):
+            return InputError(
+                f'the network has no parameter or buffer "{shown(name)}"; it has {known}.'
+                f"{nearest(name, where)}"
+            )
+    missing = [name for name in where if name not in tensors]
+    return InputError(
+        f'"{missing[0]}" is missing among the parameters and buffers given; the network has '
+        f"{known}: give all of them, as model.init() has them"
+    )

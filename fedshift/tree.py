@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called
 from fedshift.errors import InputError
 
 Params = dict[str, Tensor]
@@ -46,6 +47,12 @@ def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
 def sub(a: Params, b: Params) -> Params:
     """a - b."""
     return map_(torch.sub, a, b)
+
+
+@torch.inference_mode(False)
+def ordinary(a: Params) -> Params:
+    """The same numbers in tensors that gradients can be taken of: copies of inference mode's."""
+    return {k: v.clone() if v.is_inference() else v for k, v in a.items()}
 
 
 def zeros(a: Params) -> Params:
@@ -117,23 +124,28 @@ def _check_stackable(first: Parts, one: Parts, i: int) -> None:
 def weighted_sum(weights: Tensor, stacked: Params) -> Params:
     """sum_i w_i v_i over the first axis; weights [C], leaves [C, ...] -> [...].
 
-    Accumulated in float64 in the order of the rows and cast once. Rows of weight exactly 0 are
-    left out before multiplying, because 0 * NaN is NaN.
+    Accumulated in float64, or complex128, in the order of the rows and cast once. Rows of weight
+    exactly 0 are left out before multiplying, because 0 * NaN is NaN.
     """
     rows = torch.nonzero(weights).flatten().tolist()
     w = weights.double()
     by = [w[i] for i in rows]
 
     def total(leaf: Tensor) -> Tensor:
-        out = torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
+        out = torch.zeros(leaf.shape[1:], dtype=sum_type(leaf.dtype), device=leaf.device)
         accumulate(out, [leaf[i] for i in rows], by)
         return out.to(leaf.dtype)
 
     return map_(total, stacked)
 
 
+def sum_type(kind: torch.dtype) -> torch.dtype:
+    """What tensors of this type are summed in."""
+    return torch.complex128 if kind.is_complex else torch.float64
+
+
 def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-    """total [...] float64, contiguous, += w_i v_i, row after row; rows [...], weights [].
+    """total [...] of `sum_type`, contiguous, += w_i v_i, row after row; rows [...], weights [].
 
     Row by row within a block of columns: the bits are those of whole rows added in turn, and the
     block's sums are read and written once for all rows.
@@ -141,7 +153,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
     if total.numel() <= FEW and len(rows) in MANY and total.device.type == "cpu":
         # A running sum adds in turn, too (not on a GPU), in one call where rows took three each.
         by = torch.stack(list(weights)).view(-1, *[1] * total.dim())
-        products = torch.stack(list(rows)).double().mul_(by)
+        products = torch.stack(list(rows)).to(total.dtype).mul_(by)
         total.copy_(torch.cat([total[None], products]).cumsum(0)[-1])
         return
     if total.numel() <= COLUMNS:
@@ -149,7 +161,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
         for row, w in zip(rows, weights, strict=True):
             total.add_(product.copy_(row).mul_(w))
         return
-    scratch = torch.empty(COLUMNS, dtype=torch.float64, device=total.device)
+    scratch = torch.empty(COLUMNS, dtype=total.dtype, device=total.device)
     cut = [torch.split(row.reshape(-1), COLUMNS) for row in rows]
     for i, sums in enumerate(torch.split(total.view(-1), COLUMNS)):
         product = scratch[: len(sums)]
@@ -159,7 +171,12 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
 
 def flatten(parts: Parts) -> Params:
     """`{part: {name: v}}` to `{"part/name": v}`, the layout of a safetensors file."""
-    return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+    try:
+        return {f"{part}/{name}": v for part, tree in parts.items() for name, v in tree.items()}
+    except AttributeError:
+        raise InputError(
+            f'flatten takes parts, as {{"params": params, "buffers": buffers}}, got {called(parts)}'
+        ) from None
 
 
 def size_in_bytes(parts: Parts) -> int:
@@ -169,6 +186,8 @@ def size_in_bytes(parts: Parts) -> int:
 
 def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
     """The inverse of `flatten`; `parts` names those that must exist even when empty."""
+    if isinstance(parts, str):
+        raise InputError(f'the names of parts are the text "{parts}"; give ("{parts}",)')
     tree: Parts = {part: {} for part in parts}
     for path, v in flat.items():
         part, _, name = path.partition("/")

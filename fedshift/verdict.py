@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fedshift.diagnosis import NOTICEABLE, Diagnosis, Label
@@ -132,6 +133,16 @@ def _chosen(d: Diagnosis) -> str:
         f"{who[d.chosen_by]}: effective sample size {_share(c.ess_fraction)} ({lam}), which "
         f"misplaces {_share(c.l1 / 2)} of the label mass, against FedAvg's "
         f"{_share(d.fedavg_gap / 2)}; {c.ess:.0f} of {d.examples:.0f} examples' worth of precision."
+        f"{_needless(d)}"
+    )
+
+
+def _needless(d: Diagnosis) -> str:
+    """An ESS below that of lambda 0 is no setting of its own."""
+    if d.asked is None or d.chosen.lam or d.chosen.ess_fraction <= d.asked * (1 + 1e-9):
+        return ""
+    return (
+        f" You asked for {_share(d.asked)}: the closest mixture has more, so that changes nothing."
     )
 
 
@@ -178,9 +189,32 @@ def _exposure(d: Diagnosis) -> str:
         else ""
     )
     return (
-        f"One dishonest client can have at most {_share(d.largest_weight)} of the average; noise "
-        f"for differential privacy must be {d.noise_factor:.3g} times that of equal weights."
-        f"{warning}"
+        f"{_dishonest(d)} Noise for differential privacy must be {d.noise_factor:.3g} times that "
+        f"of equal weights.{warning}"
+    )
+
+
+def _dishonest(d: Diagnosis) -> str:
+    """Counts are claims: what one client gains by lying, and what bounds it."""
+    if d.cap is not None:
+        return (
+            f"Whatever a dishonest client claims, the cap leaves it at most {_share(d.cap)} of the "
+            "average."
+        )
+    if d.claim is None:
+        return "One client has all of the average."
+    more = ", and more by claiming more" if d.claim.gains < 0.999 else ""
+    lie, kept = d.claim, math.ceil(1000 * d.largest_weight) / 1000
+    cap = (
+        f"cap = {kept:g} leaves these weights as they are and nobody more than {_share(kept)}"
+        if kept < 1
+        else f"one below 1, which takes some from {_share(d.largest_weight)}, the largest weight"
+    )
+    return (
+        "Nothing here bounds the weight of a dishonest client: by claiming "
+        f"{lie.examples:.0f} examples distributed as the target, as many as all have together, "
+        f'"{lie.name}" would have {_share(lie.gains)} of the average instead of '
+        f"{_share(lie.weight)}{more}. Only a cap does: {cap}."
     )
 
 

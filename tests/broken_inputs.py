@@ -333,4 +333,29 @@ CASES = (
         "training.batchsize=3",
         '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
+    config(
+        "retries in one process",
+        "rounds = 1",
+        "rounds = 1\nretries = 2",
+        "training.retries = 2 asks clients again whose process died, and here all train in one process; leave it out, or train with --workers N, or on Flower",
+    ),
+    Broken(
+        "option of another meaning",
+        2,
+        "-c method.name=moon: method.mu = 0.1 is the pull towards the model received in fedprox, and the strength of the contrastive term in moon; set it as well with -c method.mu=VALUE, or leave it out with -c method.mu=",
+        toml=GOOD.replace('"fedavg"', '"fedprox"\nmu = 0.1'),
+        args=("-c", "method.name=moon"),
+    ),
+    config(
+        "under a header with a comment",
+        "[training]\nrounds = 1",
+        '[training]  # local work\nrounds = "two"',
+        'f.toml:10: training.rounds = "two": must be a whole number',
+    ),
+    config(
+        "in an inline table",
+        'name = "good"',
+        'name = "good"\nserver = { validation = 1, unlabeled = -1 }',
+        "f.toml:2: server.unlabeled = -1: must be at least 0",
+    ),
 )

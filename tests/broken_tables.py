@@ -96,4 +96,16 @@ TABLE_CASES = (
         "t.csv: 2 rows under the label names; a target is exactly one row, or two columns: label,value",
         target="cat,dog,owl\n0.2,0.6,0.2\n1,0,0\n",
     ),
+    Broken(
+        "diagnose count beyond all bounds",
+        2,
+        "label_counts[0] has inf examples in all; give 0 where a client has none, else 1e-12 to 1e+18 (counts in another unit will do)",
+        counts="client,cat,dog,owl\na,1e308,1e308,0\nb,0,5,5\n",
+    ),
+    Broken(
+        "diagnose lambda next to nothing",
+        2,
+        "lam must be 0, from 1e-100 to 1e+100, or inf; got 5e-324: give lam=0, the limit that it is next to",
+        args=("--lam", "5e-324"),
+    ),
 )

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from fedshift.datasets import pacs
+from fedshift.datasets import iwildcam, pacs
 
 PER_CLASS = 4
 IMAGES = len(pacs.DOMAINS) * len(pacs.CLASSES) * PER_CLASS
@@ -77,6 +78,15 @@ def write_lists(folder: Path, ending: str, first: int, prefix: str) -> Path:
             lines = [f"{prefix}{key} {y + first}" for y, key in kept]
             (folder / f"{domain}_{part}{ending}").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def count_as_whole(
+    monkeypatch: pytest.MonkeyPatch, cameras: Sequence[int], classes: int = 4
+) -> None:
+    """What `write_wildcam` makes of these counts as the complete set."""
+    *train, val, test = cameras
+    monkeypatch.setattr(iwildcam, "COUNTS", (sum(train), val, test, 0, 0))
+    monkeypatch.setattr(iwildcam, "CLASSES", classes)
 
 
 def write_wildcam(

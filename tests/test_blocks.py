@@ -130,9 +130,8 @@ def test_a_block_that_is_lost_is_missed(
     assert far(alone, last(run(algorithm, federation, 1, backend=Together()))) > 1e-3
 
 
-@pytest.mark.parametrize("kind", [torch.complex64, torch.float8_e4m3fn])
-def test_numbers_that_cannot_be_summed_are_left_to_a_look_at_each(kind: torch.dtype) -> None:
-    report = {"id": torch.arange(3), "q": torch.ones(3, 2).to(kind)}
+def test_numbers_that_cannot_be_summed_are_left_to_a_look_at_each() -> None:
+    report = {"id": torch.arange(3), "q": torch.ones(3, 2).to(torch.float8_e4m3fn)}
     asked = Asked(1, (0, 1, 2), lambda i: {})
     assert not Gate().passes(Block((0, 1, 2), {"report": report}, {}, 1), asked)
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.optimize
 
 from fedshift import pals_weights
+from fedshift.server.pals import PalsWeights
+from fedshift.server.rank import rank
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+exact_weights, drawn = import_module("exact_weights"), import_module("certificates")
 
 
 def norm_objective(counts: np.ndarray, target: np.ndarray, lam: float, a: np.ndarray) -> float:
@@ -122,3 +130,115 @@ def test_tiny_lambdas_are_not_certified_by_the_limit(scale: float) -> None:
     assert error <= 1e-6 or not found.certified
     if scale >= 1e-6:
         assert found.certified
+
+
+# ---------------------------------------------------------------- clients that hardly differ
+
+
+def distance_to_exact(
+    found: PalsWeights, counts: list[list[int]], target: list[float], cap: float | None
+) -> float:
+    """||a - a*||_1 at a squared lambda, a* in rational arithmetic."""
+    exact = exact_weights.Exact.of(counts, target, cap)
+    weights = found.weights.tolist()
+    best = exact.optimum(Fraction(found.lam) or exact.nothing, weights)
+    return float(exact_weights.l1(weights, best))
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_clients_that_hardly_differ_are_certified_rightly(kind: int) -> None:
+    """A sample of `benchmarks/certificates.py`, which `make test-slow` runs whole."""
+    certified, count = 0, 25 if kind < 3 else 8
+    for index in range(kind + 8, 4 * count + 8, 4):
+        programme = drawn.draw(index)
+        found = programme.solve()
+        off = exact_weights.l1(found.weights.tolist(), drawn.exact_answer(programme, found))
+        assert off <= 1e-6 or not found.certified, index
+        certified += found.certified
+    assert certified >= (22 if kind < 3 else 2)
+
+
+@pytest.mark.slow
+def test_no_certificate_is_false_on_840_programmes() -> None:
+    rows = drawn.run(0, drawn.PROGRAMMES)
+    assert rows["all"].false == 0
+    assert rows["all"].right >= 835
+    assert rows["all"].certified >= 770
+
+
+def test_a_cap_among_two_clients_that_hardly_differ() -> None:
+    """Shares 1e-8 apart: the weights follow from one equation, and meet the cap."""
+    counts, target = [[4876086, 14573557], [4876086, 14573559]], [0.2507030885707618, 0.7492969114]
+    target[1] = 1.0 - target[0]
+    shares, cap = [Fraction(a, a + b) for a, b in counts], 0.50005
+    first = (Fraction(target[0]) - shares[1]) / (shares[0] - shares[1])
+    found = pals_weights(counts, target, lam=0.0, cap=cap)
+    expected = float(min(max(first, 1 - Fraction(cap)), Fraction(cap)))
+    assert found.weights[0] == pytest.approx(expected, abs=1e-9)
+    assert found.certified
+
+
+def test_the_reference_tells_wrong_weights() -> None:
+    programme = drawn.draw(0)
+    found = programme.solve()
+    best = drawn.exact_answer(programme, found)
+    assert exact_weights.l1(found.weights.tolist(), best) <= 1e-6
+    moved = [float(x) for x in found.weights]
+    moved[0], moved[-1] = moved[-1], moved[0]
+    assert exact_weights.l1(moved, best) > 1e-3
+
+
+# Counts, target and cap, with the optimum in rational arithmetic.
+NEAR_TIES = [
+    # A share of 1e-16 of a label that the target does not have bars the client from lambda = 0.
+    (
+        [[0, 874706], [0, 2494043], [728, 2233290], [1, 7736122023524831]],
+        [0.0, 1.0], 0.5694442926198094,
+        [0.43055570738019056, 0.5694442926198094, 0.0, 0.0],
+    ),
+    # Four clients on a line but for 1e-12: rounding of the target needs one off the edge.
+    (
+        [[169298783160, 101593714082, 19763130559], [159189624444, 130083012970, 1382990386],
+         [993194082149, 693501495045, 67410042651], [1033386272913, 743921156477, 59010629917]],
+        [0.5743415842632189, 0.3724459811260842, 0.053212434610696885], None,
+        [0.500003676608229, 3.2282143162304244e-06, 0.49999309517745477, 0.0],
+    ),
+    # A client that has 1e-14 of a label and two that have none of it are no tie.
+    (
+        [[876827722, 795223463044, 69122716015221], [1, 65257272649448, 4661543656539],
+         [0, 11623637289256, 58295179016732], [0, 13030386725712, 56888429580276],
+         [83384458, 68597021906091, 1321711015439]],
+        [0.32931804126686764, 0.2804557112578814, 0.39022624747525103], 0.2938919212705731,
+        [0.2938919212705731, 0.11048007187062739, 0.2938919212705731, 0.007844164317653253,
+         0.2938919212705731],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counts", "target", "cap", "best"), NEAR_TIES)
+def test_near_ties_are_not_certified_as_ties(
+    counts: list[list[int]], target: list[float], cap: float | None, best: list[float]
+) -> None:
+    found = pals_weights(counts, target, lam=0.0, cap=cap)
+    assert np.abs(found.weights - best).sum() <= 1e-6 or not found.certified
+
+
+def test_ties_are_certified() -> None:
+    """The control: clients that are dependent to the last digit, two and two of one mixture."""
+    counts = [[6, 6, 0, 0], [0, 0, 9, 9], [7, 0, 7, 0], [0, 5, 0, 5]]
+    for target in ([0.25] * 4, [0.3, 0.2, 0.3, 0.2]):
+        found = pals_weights(counts, target, lam=0.0)
+        assert found.certified
+        assert distance_to_exact(found, counts, target, None) <= 1e-12
+
+
+def test_ranks_of_tables_of_counts() -> None:
+    assert rank(np.array([[1.0, 2.0], [2.0, 4.0]])) == 1
+    assert rank(np.array([[1.0, 2.0], [2.0, np.nextafter(4.0, 5.0)]])) == 2
+    assert rank(np.array([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]])) == 2  # 0.3 is not 3 times 0.1
+    assert rank(np.array([[0.125, 0.25], [1.0, 2.0]])) == 1
+    assert rank(np.zeros((3, 2))) == 0
+    rng = np.random.default_rng(0)
+    for thick in range(1, 6):
+        table = rng.integers(0, 9, (8, thick)) @ rng.integers(0, 9, (thick, 6))
+        assert rank(table.astype(float)) == np.linalg.matrix_rank(table)

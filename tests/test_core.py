@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fedshift.data import Examples, Task, client_data, count, label_counts, plan
 from fedshift.errors import InputError
 from fedshift.seeds import Seeds, generator, key, numpy_generator
 from fedshift.server.combine import check_weights, combine_counters
+from fedshift.server.weights import BySize
 
 X = torch.arange(12.0).reshape(6, 2)
 Y = torch.tensor([0, 1, 2, 1, 1, 0])
@@ -162,13 +165,28 @@ def test_counters_take_the_largest_that_counts() -> None:
     assert int(combine_counters(w, stacked)["seen"]) == 5
 
 
-def test_weights_off_the_simplex_are_refused() -> None:
+def test_sizes_that_no_number_can_hold() -> None:
+    with pytest.raises(InputError, match="sum to more than a number can hold; the largest is 1e"):
+        BySize()({"n": torch.tensor([1e308, 1e308], dtype=torch.float64)})
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ([0.5, 0.4], "sum to 1; these sum to 0.9"),
+        ([1.5, -0.5], "the smallest is -0.5"),
+        ([float("nan"), 1.0], "that of client 0 of the cohort is nan"),
+        ([0.0, float("inf")], "that of client 1 of the cohort is inf"),
+        ([1e308, 1e308], "finite, up to 1e+308, and their sum is not: it is more than a number"),
+        ([1.0], "a cohort of 2 clients was given weights of shape (1,)"),
+        ([[0.5, 0.5]], "a cohort of 2 clients was given weights of shape (1, 2)"),
+    ],
+)
+def test_weights_off_the_simplex_are_refused(weights: list[Any], told: str) -> None:
+    """Each for what it is: a sum that overflows is no matter of shapes."""
     check_weights(torch.tensor([0.5, 0.5]).double(), 2)
-    for bad in ([0.5, 0.4], [1.5, -0.5], [float("nan"), 1.0]):
-        with pytest.raises(ValueError, match="weights"):
-            check_weights(torch.tensor(bad).double(), 2)
-    with pytest.raises(ValueError, match="for 3 clients"):
-        check_weights(torch.tensor([0.5, 0.5]).double(), 3)
+    with pytest.raises(InputError, match=re.escape(told)):
+        check_weights(torch.tensor(weights, dtype=torch.float64), 2)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +231,7 @@ def test_tasks_that_do_not_fit_are_refused() -> None:
         return Task(**(fields | changed))  # type: ignore[arg-type]
 
     assert task().table()["labels"].tolist() == [[2, 3, 1]]
-    with pytest.raises(InputError, match="at least one training client"):
+    with pytest.raises(InputError, match="no clients; give at least one"):
         task(clients=(), validation=())
     with pytest.raises(InputError, match="1 clients and 2 validation sets"):
         task(validation=(held, held))

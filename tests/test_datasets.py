@@ -218,6 +218,21 @@ def test_an_incomplete_folder_is_named_with_what_it_lacks(tmp_path: Path) -> Non
         datasets.load("mnist", folders=[tmp_path])
 
 
+def test_a_packed_set_and_a_second_copy_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    packed = f"{tmp_path / 'cifar-10-python.tar.gz'} is packed: unpack it beside itself"
+    with pytest.raises(DataError, match=packed):
+        datasets.load("cifar-10", folders=[tmp_path])
+    for name in ("mnist", "MNIST/raw"):
+        write_idx(tmp_path / name)
+    cut = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    cut.write_bytes(cut.read_bytes()[:30])
+    other = f"Or move {tmp_path / 'mnist'} away: {tmp_path / 'MNIST/raw'} is read then"
+    with pytest.raises(DataError, match=other):
+        datasets.load("mnist", folders=[tmp_path])
+
+
 def test_other_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_idx(tmp_path / "mnist")
     with pytest.raises(DataError, match=r"6 training examples; mnist has 60,000. Replace"):

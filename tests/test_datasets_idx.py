@@ -90,11 +90,26 @@ def test_a_bomb_is_not_unpacked_beyond_its_header(tmp_path: Path) -> None:
     assert peak < 2_000_000
 
 
+@pytest.mark.parametrize("cut", [0, 40, -1])
+def test_a_whole_file_beside_a_cut_one_is_read(tmp_path: Path, cut: int) -> None:
+    whole = idx.read_pair(write_idx(tmp_path / "whole"), 10)
+    folder = write_idx(write_idx(tmp_path / "both"), packed=False)
+    for path in folder.glob("*.gz"):
+        path.write_bytes(path.read_bytes()[:cut])
+    for part, known in zip(idx.read_pair(folder, 10), whole, strict=True):
+        assert torch.equal(part.x, known.x)
+        assert torch.equal(part.y, known.y)
+    raw = folder / "t10k-images-idx3-ubyte"
+    raw.write_bytes(raw.read_bytes()[:-1])
+    with refuses(folder / f"{raw.name}.gz", f"({raw.name} beside it cannot be read either.)"):
+        idx.read_pair(folder, 10)
+
+
 def test_counts_labels_and_absence_are_checked(tmp_path: Path) -> None:
     folder = write_idx(tmp_path)
     labels = folder / "train-labels-idx1-ubyte.gz"
     labels.write_bytes(idx_bytes(np.zeros(5)))
-    with refuses(labels, "5 labels for 6 images in train-images-idx3-ubyte.gz"):
+    with refuses(labels, "5 labels for 6 images"):
         idx.read_samples(folder, "train", 10)
     labels.write_bytes(idx_bytes(np.array([0, 1, 2, 10, 4, 5])))
     with refuses(labels, "label 10; allowed: 0 to 9"):

@@ -151,8 +151,17 @@ def test_nothing_ends_a_client_in_this_process() -> None:
         with pytest.raises(InputError, match="training.deadline needs clients in processes of th"):
             run_experiment(config, engine=engine)
     found = run_experiment(config, engine=processes(1)).outcome.params
-    usual = run_experiment(config_of("fedavg", training=training | {"deadline": None}))
+    plain = {"deadline": None, "retries": 0}
+    usual = run_experiment(config_of("fedavg", training=training | plain))
     assert different({"params": found}, {"params": usual.outcome.params}) == []
+
+
+def test_nobody_is_asked_again_in_this_process() -> None:
+    config = config_of("fedavg", training={"rounds": 1, "steps": 1, "retries": 2})
+    for engine in (in_process, backend_of("stacked"), backend_of("dense")):
+        with pytest.raises(InputError, match="training.retries = 2 asks clients again whose proc"):
+            run_experiment(config, engine=engine)
+    assert run_experiment(config, engine=backend_of("dense", 1)).outcome.final.round == 1
 
 
 def over(algorithm: Any, federation: Federation, failing: dict[int, int], **more: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import recipes
+from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client import dense as module
 from fedshift.client.chains import layers_of
 from fedshift.client.local import Local
@@ -182,9 +183,13 @@ def test_phases_that_take_one_client_say_so(setting: Setting) -> None:
 
 def test_methods_of_several_phases_are_not_at_once(setting: Setting) -> None:
     """The mean over phases would be one over clients, too."""
-    two = replace(setting, local=(setting.local, replace(setting.local, lr=0.01)))  # type: ignore[arg-type]
+    phases = (setting.local, replace(setting.local, lr=0.01))
+
+    def make(one: Setting) -> FedAvg:
+        return FedAvg(one.model, local=phases)
+
     federation = make_federation(setting.model)
-    assert gap(recipes.fedavg, two, double(federation), Stacked(dense=True)) < 1e-12
+    assert gap(make, setting, double(federation), Stacked(dense=True)) < 1e-12
 
 
 @pytest.mark.parametrize(

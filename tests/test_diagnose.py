@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from fedshift.diagnose import FRACTIONS, TOLERANCE, cost, diagnose, distance_int
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
+from fedshift.server.pals import pals_weights
 
 NAMES = ("cat", "dog", "owl")
 # Three clients with one label each: every target is covered, with weights T.
@@ -244,10 +247,58 @@ def test_numbers_in_the_sentences_are_the_numbers_of_the_diagnosis() -> None:
         text = said(d)
         assert f"{100 * d.chosen.ess_fraction:.1f} %" in text
         assert f"FedAvg misplaces {50 * d.fedavg_gap:.1f} % of the label mass" in text
-        assert f"at most {100 * d.largest_weight:.1f} % of the average" in text
         idle = sum(c.weight == 0 for c in d.carriers)
         assert (f"{idle} of {d.clients} get weight 0" in text) == (idle > 0)
         assert ("third or more" in text) == (d.largest_weight >= 1 / 3)
+
+
+@pytest.mark.parametrize("given", [{}, {"lam": 20.0}, {"ess": 0.4}, {"lam": math.inf}])
+def test_what_a_lie_brings_is_what_the_sentence_says(given: Any) -> None:
+    """A client plays it: its claim in the place of its counts, the same setting, then the cap."""
+    for seed in range(6):
+        counts, T = random_problem(seed)
+        d = diagnose(counts, T, **given)
+        words = re.search(
+            r'claiming (\d+) examples distributed as the target.*"(\d+)" would have ([\d.]+) %.*'
+            r"instead of (?:less than )?([\d.]+) %.*cap = ([\d.]+) leaves",
+            said(d),
+        )
+        assert words is not None
+        examples, who, gains, honest, cap = (float(v) for v in words.groups())
+        assert examples == counts.sum()
+        rule = given or {"lam": d.chosen.lam}
+        true = pals_weights(counts, T, **rule).weights
+        assert 100 * true[int(who)] == pytest.approx(honest, abs=0.1)
+        assert true[int(who)] == true[counts.sum(1) > 0].min()
+        claimed = counts.astype(float)
+        claimed[int(who)] = examples * T
+        played = pals_weights(claimed, T, **rule).weights[int(who)]
+        assert 100 * played == pytest.approx(gains, abs=0.05)
+        assert played > d.largest_weight or played >= 0.5 - 1e-9
+        # The claim is no bound, the cap is, and it takes nothing from the honest.
+        claimed[int(who)] = 1000 * examples * T
+        assert pals_weights(claimed, T, **rule).weights[int(who)] > 0.99
+        # An ESS may be out of reach then: half of the examples cannot have more than the cap.
+        held = pals_weights(claimed, T, cap=cap, lam=d.chosen.lam).weights[int(who)]
+        assert held <= cap + 1e-9
+        assert pals_weights(counts, T, cap=cap, **rule).weights == pytest.approx(true, abs=1e-6)
+
+
+def test_the_cap_is_the_bound_where_there_is_one() -> None:
+    d = diagnose(CORNERS, [0.5, 0.3, 0.2], cap=0.6)
+    assert "the cap leaves it at most 60.0 % of the average" in said(d)
+    assert d.claim is None
+    assert "at most" not in said(diagnose(CORNERS, [0.5, 0.3, 0.2]))
+    assert "One client has all of the average." in said(diagnose([[3, 1]], [0.5, 0.5]))
+    alone = diagnose(CORNERS, [1.0, 0.0, 0.0], lam=0.0)
+    assert "a cap does: one below 1, which takes some from 100.0 %" in said(alone)
+
+
+def test_an_ess_below_that_of_the_closest_mixture_is_said() -> None:
+    has = diagnose(CORNERS, [0.5, 0.3, 0.2], lam=0.0).chosen.ess_fraction
+    words = "the closest mixture has more, so that changes nothing"
+    assert words in said(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=has / 2))
+    assert words not in said(diagnose(CORNERS, [0.5, 0.3, 0.2], ess=(1 + has) / 2))
 
 
 # --------------------------------------------------------------------------- interval

@@ -16,6 +16,7 @@ from fedshift.experiments.config import Config, Data, Method, SeedTable, Selecti
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import reasons, run_experiment
 from fedshift.experiments.load import dumps, line_of, load_config, validate
+from fedshift.experiments.meanings import OTHERWISE
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
@@ -172,6 +173,8 @@ class Final:
 
 
 class Pretended:
+    played = None
+
     def __init__(self, *scores: float) -> None:
         self.final = Final(*scores)
 
@@ -281,6 +284,61 @@ def test_one_file_serves_to_compare_methods(tmp_path: Path) -> None:
     }
     path.write_text("")
     assert load_config(path).method.name == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("file", "override", "key", "before", "after"),
+    [
+        ('[method]\nname = "fedprox"\nmu = 0.01', "method.name=moon", "method.mu",
+         "the pull towards the model received", "the strength of the contrastive term"),
+        ('[method]\nname = "ditto"\nlam = 0.01', "method.name=feddrm_shared_head", "method.lam",
+         "the pull of the personal model to the model received", "the weight of the class loss"),
+        ('[model]\nname = "resnet18"\nprojection = 0.01', "model.name=mlp-moon",
+         "model.projection", "the width of a linear layer before the classifier",
+         "the width of the projection head"),
+        ('[shift]\nkind = "quantity"\nbeta = 0.01', "shift.kind=dirichlet-per-class",
+         "shift.beta", "how even the clients' sizes are",
+         "how evenly a label's examples are shared among the clients"),
+    ],
+)  # fmt: skip
+def test_an_option_is_never_carried_over_to_another_meaning(
+    file: str, override: str, key: str, before: str, after: str, tmp_path: Path
+) -> None:
+    """Refused with both meanings; set or left out by -c it is no more the file's."""
+    path = tmp_path / "c.toml"
+    path.write_text(file)
+    old, new = file.split('"')[1], override.partition("=")[2]
+    with pytest.raises(InputError) as refused:
+        load_config(path, [override])
+    assert str(refused.value) == (
+        f"-c {override}: {key} = 0.01 is {before} in {old}, and {after} in {new}; set it as well "
+        f"with -c {key}=VALUE, or leave it out with -c {key}="
+    )
+    if key.startswith("method"):
+        section, _, option = key.partition(".")
+        net = "mlp-moon" if new == "moon" else "mlp-projected"
+        others = ["shift.target=clients", f"model.name={net}", f"{section}.name={new}"]
+        assert load_config(path, [*others, f"{key}=0.5"]).method.options == {option: 0.5}
+        assert load_config(path, [*others, f"{key}="]).method.options == {}
+
+
+def test_every_option_of_several_methods_has_its_meanings_told() -> None:
+    """Of a name that several methods have, one meaning for all, or one for each of them."""
+    having: dict[str, set[str]] = {}
+    for recipe in recipes.recipes():
+        for option in recipe.options:
+            having.setdefault(f"method.{option}", set()).add(recipe.name)
+    for key, names in having.items():
+        told = [name for meant in OTHERWISE.get(key, {}).values() for name in meant]
+        assert sorted(told) == (sorted(names) if key in OTHERWISE else [])
+    # Whoever adds a method looks here whether its option is the others'.
+    alike = {key.partition(".")[2] for key, names in having.items() if len(names) > 1}
+    alike -= {key.partition(".")[2] for key in OTHERWISE}
+    assert alike == {
+        "beta1", "beta2", "byzantine", "density_rounds", "head_epochs", "hidden", "high",
+        "least_ess", "low", "lr", "option", "rho", "slots", "tune", "tune_lr", "tune_over",
+        "tune_rounds", "tune_steps", "weighing_rounds",
+    }  # fmt: skip
 
 
 def test_small_clients_hold_out_their_share_together() -> None:

@@ -54,6 +54,33 @@ def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federa
     assert (here.t, here.trained, here.loss) == (there.t, there.trained, there.loss)
 
 
+class Noisy(torch.nn.Module):
+    """A network of every method whose inputs are noisy in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = routed_model().net
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x + torch.randn_like(x) if self.training else x)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
+def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
+    """Clients there know nothing of what a look at the network showed here."""
+    rounds, ends = 2, []
+    for play_rounds in (in_process, on_flower, in_process):
+        model = Model(Noisy()) if len(ends) < 2 else routed_model()
+        params, buffers = model.init()
+        if len(ends) < 2:  # networks of different objects start alike
+            params = {f"inner.{k}": v for k, v in routed_model().init()[0].items()}
+        federation = replace(federated(), params=params, buffers=buffers)
+        setting = Setting(model, TARGET, Local(lr=0.1, epochs=1, batch=16))
+        ends.append(play_rounds(MAKE[name](setting), federation, rounds))
+    assert apart(ends[0], ends[1]) == []
+    assert ends[0].loss == ends[1].loss != ends[2].loss
+
+
 def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> None:
     federation = federated()
     other = replace(setting, local=replace(setting.local, precision="bfloat16"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dataset_fixtures import refuses
-from image_fixtures import write_wildcam
+from image_fixtures import count_as_whole, write_wildcam
 
 from fedshift import datasets, shifts
 from fedshift.datasets import iwildcam
@@ -25,6 +25,11 @@ from fedshift.experiments.task import oracle_clients, prepare, scaled
 from fedshift.experiments.training import Outcome
 
 CAMERAS = (9, 5, 4, 3, 2, 2)
+
+
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_as_whole(monkeypatch, CAMERAS)
 
 
 @pytest.fixture
@@ -197,8 +202,16 @@ def test_roles_keep_cameras_whole(folder: Path) -> None:
     assert np.array_equal(roles.target, np.bincount(found.y[found.rows("test")], minlength=4) / 2)
 
 
-def test_the_whole_path_on_a_small_set(
+def test_a_run_on_an_incomplete_set_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
+    with refuses(folder / "metadata.csv", "21 images are train, in WILDS v2.0 129,809"):
+        prepare(config())
+
+
+def test_the_whole_path_on_a_small_set(
+    folder: Path, complete: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -223,7 +236,9 @@ def test_the_whole_path_on_a_small_set(
 
 
 @pytest.fixture
-def found(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> iwildcam.Wildcam:
+def found(
+    folder: Path, complete: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> iwildcam.Wildcam:
     """The small set where experiments look for it."""
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

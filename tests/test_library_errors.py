@@ -19,11 +19,13 @@ from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.rounds import Federation, check_model, run
+from fedshift.engine.rounds import Federation, run
+from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
 from fedshift.experiments.load import load_config
 from fedshift.experiments.metrics import Metrics
-from fedshift.model import Model, dry_logits
+from fedshift.model import Model
+from fedshift.outputs import dry_logits
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.seeds import Seeds
 
@@ -121,9 +123,11 @@ def test_the_check_leaves_no_trace() -> None:
     dry_logits(model, params, buffers, x)
     assert torch.equal(torch.get_rng_state(), before)
     assert float(buffers["seen"]) == 0
-    model(params, buffers, x)  # a plain pass does leave both
-    assert not torch.equal(torch.get_rng_state(), before)
+    model(params, buffers, x)  # leaves a count, and no draw
+    assert torch.equal(torch.get_rng_state(), before)
     assert float(buffers["seen"]) == 1
+    model.net(x)  # a pass of torch's own leaves one
+    assert not torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_batch_of_one_says_what_to_do(normed: Model) -> None:
@@ -140,9 +144,11 @@ def test_a_batch_of_one_says_what_to_do(normed: Model) -> None:
 
 
 def test_a_prefix_that_matches_no_parameter_is_refused(mlp: Model) -> None:
-    algorithm = FedAvg(mlp, local=Local(only=("haed.",)))
-    with pytest.raises(TrainingError, match=r"only=\('haed\.',\) matches no parameter"):
-        next(run(algorithm, make_federation(mlp), 1))
+    for name in ("only", "frozen"):
+        algorithm = FedAvg(mlp, local=Local(**{name: ("haed.",)}))
+        message = f'{name} prefix "haed." matches no parameter; .* Did you mean "head."'
+        with pytest.raises(InputError, match=message):
+            next(run(algorithm, make_federation(mlp), 1))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_federations_that_do_not_fit_are_refused() -> None:
 def test_registration_refuses() -> None:
     with pytest.raises(InputError, match=r"client 1 has label 2; with 2 classes labels are 0\.\.1"):
         register([client_data(X[:2], Y[:2], 0), client_data(X, Y, 1)], 2)
-    with pytest.raises(InputError, match="no clients to register; give at least one"):
+    with pytest.raises(InputError, match="no clients; give at least one"):
         register([], 3)
 
 

@@ -15,9 +15,10 @@ from fedshift.client.local import GradFn, Gradient, Local, Trained, gradient_of,
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View, batch_mean
 from fedshift.data import Batch, Plan, client_data, take
 from fedshift.errors import InputError
-from fedshift.model import Model, build, check_classes
+from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
+from fedshift.outputs import check_classes
 from fedshift.tree import add, sq_norm, sub
 
 
@@ -242,7 +243,7 @@ def test_frozen_parameters_stay(mlp: Model) -> None:
     moved = {k for k in params if not torch.equal(end[k], params[k])}
     assert moved == {"body.1.weight", "body.1.bias"}
     both = replace(local, only=("body.", "head."))
-    assert set(both.parts(params)[0]) == moved
+    assert set(both.parts(mlp, params)[0]) == moved
     with pytest.raises(InputError, match=r"only=\('head.',\) and frozen=\('head.',\) leave no"):
         replace(local, only=("head.",))(mlp, CrossEntropy(), params, {}, {}, client, plan)
 

@@ -25,7 +25,7 @@ from image_fixtures import (
 )
 
 from fedshift import datasets
-from fedshift.datasets import images, pacs
+from fedshift.datasets import images, pacs, store
 from fedshift.errors import DataError, InputError
 
 
@@ -252,13 +252,28 @@ def test_archives_that_promise_too_much_are_refused(tmp_path: Path, size: int) -
     path = tmp_path / "pacs.tar"
     path.write_bytes(bytes(header) + bytes(3 * 512))
     with refuses(path, "not a complete, uncompressed tar archive"):
-        images.archive(path)
+        store.archive(path)
 
 
-def test_links_in_an_archive_are_left_out(tmp_path: Path) -> None:
+def test_links_are_followed_in_a_folder_and_not_out_of_an_archive(tmp_path: Path) -> None:
     folder = write_tree(tmp_path / "PACS")
-    (folder / "photo" / "dog" / "link.png").symlink_to("/etc/hostname")
-    assert len(pacs.scan(write_tar(tmp_path / "pacs.tar", folder)).y) == IMAGES
+    (folder / "photo").rename(tmp_path / "photographs")
+    (folder / "photo").symlink_to(tmp_path / "photographs")
+    assert len(pacs.scan(folder).y) == IMAGES
+    packed = write_tar(tmp_path / "pacs.tar", folder)
+    with refuses(packed, f"pacs96/photo is a link to {tmp_path / 'photographs'}, which"):
+        pacs.scan(packed)
+
+
+def test_two_tables_that_differ_are_refused(tmp_path: Path) -> None:
+    folder = write_tree(tmp_path)
+    table = write_metadata(folder / "metadata.csv", by_rule)
+    (folder / "copy").mkdir()
+    (folder / "copy" / "metadata.csv").write_bytes(table.read_bytes())
+    assert pacs.scan(folder).origin == "metadata.csv"
+    write_metadata(folder / "copy" / "metadata.csv", lambda j, domain: "train")
+    with refuses(folder, "holds metadata.csv twice: copy/metadata.csv and metadata.csv; keep one"):
+        pacs.scan(folder)
 
 
 def test_no_images_and_two_trees_are_refused(tmp_path: Path) -> None:

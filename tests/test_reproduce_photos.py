@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_fixtures import png, write_tree, write_wildcam
+from image_fixtures import count_as_whole, png, write_tree, write_wildcam
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
@@ -184,7 +184,9 @@ def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("kornia", reason='needs kornia: pip install "fedshift[vision]"')
     monkeypatch.setenv("FEDSHIFT_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_wildcam(tmp_path / "iwildcam_v2.0", (1,) * 100 + (8, 8), 3, (448, 448))
+    cameras = (1,) * 100 + (8, 8)
+    write_wildcam(tmp_path / "iwildcam_v2.0", cameras, 3, (448, 448))
+    count_as_whole(monkeypatch, cameras, 3)
     small = ("model.name=linear", "model.pretrained=false", "model.freeze_norm=false",
              "model.projection=", "training.cohort=2")  # fmt: skip
     out = tmp_path / "out"

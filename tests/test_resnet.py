@@ -18,10 +18,11 @@ from fedshift.experiments.config import Network
 from fedshift.experiments.load import validate
 from fedshift.experiments.networks import network
 from fedshift.experiments.task import scaled
-from fedshift.model import Model, build, dry_logits
+from fedshift.model import Model, build
 from fedshift.models import pretrained
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import Block, ResNet, stem_for
+from fedshift.outputs import dry_logits
 from fedshift.seeds import generator
 
 

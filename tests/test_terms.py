@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedshift import recipes
+from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Gradient, gradient_of
 from fedshift.client.objectives import (
+    Contrastive,
+    CrossEntropy,
+    Proximal,
     RestrictedSoftmax,
     Term,
     View,
 )
 from fedshift.data import ClientData, client_data, label_counts
+from fedshift.engine.rounds import run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
@@ -152,3 +159,25 @@ def test_compositions_differ_from_their_parts(setting: Setting, federated: Any) 
         both = replace(with_, combine=pals.combine)
         assert same(both, pals, federation, 3) > 1e-5
         assert same(both, with_, federation, 3) > 1e-5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: FedAvg(m, objective=Proximal(0.1)),
+        lambda m: FedAvg(m, objective=2.0 * (Proximal(0.1) + Proximal(0.2))),
+        lambda m: FedAvg(m, objective=0.0 * CrossEntropy() + Proximal(0.1)),
+        lambda m: Ditto(FedAvg(m), objective=Proximal(0.1)),
+        lambda m: Ditto(FedAvg(m, objective=Proximal(0.1))),
+    ],
+)
+def test_an_objective_without_a_loss_is_refused(make: Callable[[Model], Any], mlp: Model) -> None:
+    with pytest.raises(InputError, match=r"does not depend on the clients' examples.*CrossEntropy"):
+        next(run(make(mlp), make_federation(mlp), 1))
+
+
+def test_an_objective_with_one_is_let_through(mlp: Model) -> None:
+    objective = CrossEntropy() + 0.5 * Proximal(0.1)
+    next(run(FedAvg(mlp, objective=objective), make_federation(mlp), 1))
+    assert Contrastive().reads_data()
+    assert not Proximal(0.1).reads_data()

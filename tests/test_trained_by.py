@@ -12,13 +12,16 @@ from typing import Any, get_args
 import pytest
 import torch
 from test_reproduce import MINI, cell, results
+from test_resume import config_of
 
 from fedshift.cli.app import app
 from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
+from fedshift.engine.probe import check_fit
+from fedshift.engine.rounds import run
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError
-from fedshift.experiments.experiment import in_process, trained_by
+from fedshift.experiments.experiment import federation_of, in_process, method_of, trained_by
 from fedshift.experiments.folder import kept_in, record
 from fedshift.experiments.load import load_config
 from fedshift.experiments.reproduce.execute import Report, execute
@@ -29,6 +32,7 @@ from fedshift.experiments.resume import begun_by, reopened
 from fedshift.experiments.shelved import Shelved
 from fedshift.experiments.side_by_side import ALONE, Name, Way, backend_of
 from fedshift.experiments.task import prepare
+from fedshift.testing.fuzz import different
 
 Printed = pytest.CaptureFixture[str]
 ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
@@ -90,8 +94,35 @@ def test_a_backend_that_refuses_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert typed(tmp_path, model, method, backend) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert told in said
+    assert "1 round" not in said  # refused before a run is announced
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_is_announced_once_its_backend_fits(tmp_path: Path, capsys: Printed) -> None:
+    assert typed(tmp_path, "mlp", "fedavg", "dense") == 0
+    assert "run: 1 round" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["dense", "stacked", "channels-last"])
+def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
+    """One step of two clients of the next round, whoever they are; numbers stay the same."""
+    model = "lenet" if backend == "channels-last" else "mlp"
+    setting = {"model": {"name": model}, "training": {"rounds": 2, "steps": 2}}
+    config = config_of("fedavg", **setting)
+    ready = prepare(config)
+    algorithm, federation = method_of(config, ready)(), federation_of(config, ready)
+    own = Way(backend).alone
+    plain = [played.server for played in run(algorithm, federation, 2, backend=own())]
+    found = []
+    after = None
+    for _ in range(2):
+        check_fit(own(), algorithm, federation, 2, after=after)
+        after = next(run(algorithm, federation, 2, backend=own(), after=after))
+        found.append(after.server)
+    assert different(found[-1], plain[-1]) == []
+    assert different(found[0], plain[-1]) != []
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])

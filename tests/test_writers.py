@@ -143,6 +143,18 @@ def test_emnist_has_upright_images_and_writers(tmp_path: Path, sub: str) -> None
         assert [int(known.sites[k]) for k in known.site] == WRITERS[part]
 
 
+def test_a_whole_emnist_file_beside_a_cut_one_is_read(tmp_path: Path) -> None:
+    whole = write_emnist(tmp_path, "matlab")
+    (tmp_path / whole.name).write_bytes(whole.read_bytes()[:300])
+    assert len(writers.emnist(tmp_path)[0].y) == len(WRITERS["train"])
+
+
+def test_a_single_image_has_one_axis_in_the_file(tmp_path: Path) -> None:
+    one = {k: v[:1] for k, v in emnist_part("train").items()}
+    write_emnist(tmp_path, **one)
+    assert np.array_equal(writers.emnist(tmp_path)[0].x[:, 0].numpy(), one["upright"])
+
+
 def test_emnists_whole_numbers_may_be_floats(tmp_path: Path) -> None:
     write_emnist(tmp_path)
     known = writers.emnist(tmp_path)[0]
@@ -172,6 +184,12 @@ def test_an_emnist_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     write_emnist(tmp_path, images=np.zeros((6, 784)))
     with refuses(path, "train has images float64 [6, 784]"):
         writers.emnist(tmp_path)
+    for turned in (emnist_part("train")["images"].T, np.zeros((6, 28, 28), np.uint8)):
+        write_emnist(tmp_path, images=turned)
+        with refuses(path, f"train has images uint8 {list(turned.shape)}") as caught:
+            writers.emnist(tmp_path)
+        columns = "here every column is an image: transpose them"
+        assert (columns in str(caught.value)) == (turned.ndim == 2)
     write_emnist(tmp_path, labels=np.full((6, 1), 10))
     with refuses(path, "train.labels from 10 to 10; allowed: 0 to 9"):
         writers.emnist(tmp_path)
@@ -237,24 +255,53 @@ def test_a_femnist_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         return good | {"user_data": {user: good["user_data"][user] | changed}}
 
     for content, message in (
-        ({"users": [user]}, "not in LEAF's layout (KeyError: 'num_samples')"),
+        (
+            {"users": [user]},
+            "has no num_samples, user_data; LEAF writes users, num_samples, user_d",
+        ),
+        ({**good, "users": [], "num_samples": []}, "lists no users"),
+        (good | {"users": [user] * 2, "num_samples": [3, 3]}, f'lists user "{user}" twice'),
+        (good | {"users": ["f9"]}, '"f9" is among users, but not in user_data'),
+        (
+            good | {"user_data": {**good["user_data"], "f9": {}}},
+            '"f9" is in user_data, but not amo',
+        ),
+        (good | {"user_data": {user: {"y": [1]}}}, f"user {user} has no x; LEAF writes x, y"),
+        (other(x=np.full((784, 3), 0.5).tolist()), "x is not 3 times 784 numbers, but 784 x 3"),
+        (other(x=[0.5] * 3 * 784), "x is not 3 times 784 numbers, but 2352"),
         (good | {"num_samples": [1]}, f"user {user} has 3 images; num_samples says 1"),
         (good | {"num_samples": []}, "num_samples has 0 entries for 1 users"),
         (other(x=[[0.5] * 783] * 3), f"user {user}: x is not 3 times 784 numbers"),
         (other(x=[[1.5] * 784] * 3), f"user {user}: values of x outside 0 to 1"),
         (other(y=[1, 2, 62]), f"user {user}: y from 1 to 62; allowed: 0 to 61"),
         (other(y=[1.0, 2.5, 3.0]), f"user {user}: y holds float64 [3]; expected whole numbers"),
-        ([1, 2], "not in LEAF's layout (TypeError"),
+        ([1, 2], "has no users, num_samples, user_data; LEAF writes"),
+        (3, "not in LEAF's layout (TypeError"),
     ):
         path.write_text(json.dumps(content))
         with refuses(path, message):
             writers.leaf(tmp_path)
+    text = json.dumps(good)
+    held = text[text.index('"user_data": {') + len('"user_data": {') : -2]
+    path.write_text(text.replace(held, f"{held}, {held}"))
+    with refuses(path, f'not a complete JSON file ("{user}" is there twice)'):
+        writers.leaf(tmp_path)
     path.write_bytes(b'{"users": ["a"')
     with refuses(path, "not a complete JSON file"):
         writers.leaf(tmp_path)
-    for file in (tmp_path / "train").iterdir():
-        file.write_text(json.dumps(leaf_file({"a": (61,)})))
+    for k, file in enumerate((tmp_path / "train").iterdir()):
+        file.write_text(json.dumps(leaf_file({f"a{k}": (61,)})))
     with refuses(tmp_path / "train", "has no digit (labels 0 to 9)"):
+        writers.leaf(tmp_path)
+
+
+def test_a_writer_in_the_files_of_two_runs_is_refused(tmp_path: Path) -> None:
+    write_leaf(tmp_path)
+    path = sorted((tmp_path / "train").iterdir())[0]
+    again = path.with_name("all_data_7_niid_05_keep_0_train_9.json")
+    again.write_bytes(path.read_bytes())
+    said = f'user "f0001_02" is in {path.name} as well; keep the files of one run of preprocess.sh'
+    with refuses(again, said):
         writers.leaf(tmp_path)
 
 

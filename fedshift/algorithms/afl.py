@@ -20,6 +20,7 @@ from fedshift.algorithms.steps import (
     train_locally,
     update_of,
 )
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
@@ -29,6 +30,7 @@ from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.server.simplex import NO_CAP, allocate
 from fedshift.server.weights import BySize
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 # Rows per pass when losses are measured; large, because no gradient is kept.
@@ -76,6 +78,7 @@ def mean_risk(
     return total / plan.weight.sum().double().clamp(min=1.0)
 
 
+@sketched
 @dataclass(frozen=True)
 class Afl:
     """min_theta max_lambda sum_d lambda_d F_d(theta), lambda on the simplex over D domains.
@@ -112,6 +115,7 @@ class Afl:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.gamma < math.inf:
             raise InputError(f"gamma must be 0 or more, got {self.gamma}")
         held = set(self.domains or (0,))
@@ -122,7 +126,7 @@ class Afl:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
             "table": {"n": table["n"]},
             # n lambda rather than lambda: it starts at the exact sizes, as FedAvg's weights do.
             "mixture": {"mass": self._by_domain(table["n"], torch.arange(len(table["n"])), table)},
@@ -160,12 +164,12 @@ class Afl:
         context = context_of(params, buffers, known, data)
         risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
         if "idle" in message:
-            idle = update_of(params, params, buffers, risk.to(data.w.dtype), data)
+            idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
             return idle | {"risk": {"loss": risk}}, {}
         end, after, loss = train_locally(
             self.model, self.objective, numbered(self.local), params, buffers, known, data, plans
         )
-        update = update_of(params, end, after, loss, data)
+        update = update_of(self.model, params, end, after, loss, data)
         return update | {"risk": {"loss": risk}}, self.objective.remember(end, after, data)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:

@@ -7,8 +7,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 
 from torch import Tensor
 
+from fedshift.arguments import called, check_kind, members
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Plan
+from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
@@ -31,6 +33,7 @@ class Algorithm(Protocol):
        "cohort": id [C] and weight [C] (float64, on the simplex); see `Capabilities.sums`.
     6. Branch on hyper-parameters; do not multiply by zero.
     7. What else a method can do it says by the methods of `Capabilities`, each with a default.
+    8. A change, "delta", has the names of the "params" that were sent but those of `model.fixed`.
 
     `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
     before round 1 (n [N], labels [N, K]), and weights come from it, never from a reply.
@@ -114,6 +117,14 @@ class Capabilities(Protocol):
         """Whether clients are sent the server's model and answer with its change: by default so."""
         return True
 
+    def trained_model(self: Any) -> Model | None:
+        """The network that the round trains, None where its messages hold none: by default `model`.
+
+        A stage that trains another, as FedDisk's density, says so.
+        """
+        model: Model = self.model
+        return model
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; by default there are none."""
         return None
@@ -131,6 +142,23 @@ def ask(
     """
     own: Callable[Given, Answer] | None = getattr(method, about.__name__, None)
     return about(method, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+
+def check_method(algorithm: Any) -> None:
+    """Raise InputError unless it has what a method must have, and a `Model`."""
+    lacking = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
+    if isinstance(algorithm, type):
+        raise InputError(
+            f"algorithm is {called(algorithm)}; give an object of it, {algorithm.__name__}(model)"
+        )
+    if isinstance(algorithm, Model) or len(lacking) > 2:
+        raise InputError(f"algorithm is {called(algorithm)}; give a method, as FedAvg(model)")
+    if lacking:
+        raise InputError(
+            f"algorithm is {called(algorithm)}, which lacks {lacking[0]}; a method has all that "
+            "fedshift.algorithms.base.Algorithm names"
+        )
+    check_kind("the algorithm's model", algorithm.model, Model, "give Model(net)")
 
 
 def takes_many(client_update: Update) -> Update:

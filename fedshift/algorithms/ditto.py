@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
 from fedshift.algorithms.steps import context_of, train_phases
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import check_personal
@@ -45,6 +46,7 @@ class Ditto:
     objective: Term = CrossEntropy()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.lam < float("inf"):
             raise InputError(f"Ditto lam must be 0 or more, got {self.lam}")
         check_personal(self.objective)

@@ -18,6 +18,7 @@ from fedshift.algorithms.steps import (
     train_locally,
     update_of,
 )
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.mixing import Mix, leading, mixed, top
 from fedshift.client.objectives import CrossEntropy, Term
@@ -58,12 +59,15 @@ class FedAla:
     combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         self._top()
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -100,7 +104,7 @@ class FedAla:
         end, after, loss = train_locally(
             self.model, self.objective, numbered(self.local), start, buffers, known, data, plans
         )
-        return update_of(received, end, after, loss, data), {
+        return update_of(self.model, received, end, after, loss, data), {
             "personal": end,
             "personal_buffers": after,
             **learned,

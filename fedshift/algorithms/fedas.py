@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import (
-    context_of,
-    fold,
-    heard,
-    revealed,
-    train_locally,
-    update_of,
-)
+from fedshift.algorithms.steps import context_of, fold, heard, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.gradients import gradient_trace
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -79,6 +73,7 @@ class FedAs:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.match not in ("classes", "examples"):
             raise unknown("match of FedAS", str(self.match), ("classes", "examples"))
         if self.align is not None and (self.align.only or self.align.frozen):
@@ -98,7 +93,7 @@ class FedAs:
         return {
             "params": shared,
             "buffers": self._share.shared(buffers),
-            "optimizer": self.server.init(shared),
+            "optimizer": self.server.init(self.model.trainable(shared)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -136,7 +131,7 @@ class FedAs:
             self.model, self.objective, phases, start, first, known, data, plans
         )
         shared = self._share.shared
-        update = update_of(shared(received), shared(end), shared(after), loss, data)
+        update = update_of(self.model, shared(received), shared(end), shared(after), loss, data)
         if self.fisher:
             context = context_of(end, after, state, data)
             frame = (end, after, context, data, plans["pass"])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows, takes_many
 from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.sharing import Share
@@ -45,13 +46,16 @@ class FedAvg:
     combine: Combine = Mean()
     server: ServerOptimizer = Sgd()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         self.share.check([*params, *buffers])
         shared = self.share.shared(params)
         return {
             "params": shared,
             "buffers": self.share.shared(buffers),
-            "optimizer": self.server.init(shared),
+            "optimizer": self.server.init(self.model.trainable(shared)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -90,7 +94,7 @@ class FedAvg:
         # Where clients are trained at once, what they end at was made for them (`client.dense`). It
         # is nobody else's unless a term keeps it.
         own = all(plan.rows.dim() == 3 for plan in plans.values()) and not remembered
-        update = update_of(shared(start), shared(end), shared(after), loss, data, own)
+        update = update_of(self.model, shared(start), shared(end), shared(after), loss, data, own)
         return update, {
             "private": self.share.kept(end),
             "private_buffers": self.share.kept(after),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
 from fedshift.algorithms.preparing import Before, FitDensities, WeighExamples
+from fedshift.arguments import check_fields
 from fedshift.client.importance import Direct, Ratio, live
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Plan
@@ -64,6 +65,7 @@ class FedDisk:
     span: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, v in (("rounds", self.rounds), ("weighing", self.weighing)):
             if v < 1:
                 raise InputError(f"FedDisk's {name} must be at least 1, got {v}")

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import (
-    averaged,
-    fold,
-    heard,
-    revealed,
-    train_locally,
-    update_of,
-)
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Shift
@@ -55,6 +49,7 @@ class FedDyn:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.alpha < float("inf"):
             raise InputError(f"FedDyn alpha must be a positive number, got {self.alpha}")
 
@@ -62,13 +57,14 @@ class FedDyn:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
-            "memory": zeros(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
+            "memory": zeros(self.model.trainable(params)),
             "table": {"n": table["n"]},
         }
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return {"memory": zeros(params), **self.objective.remember(params, buffers, data)}
+        memory = zeros(self.model.trainable(params))
+        return {"memory": memory, **self.objective.remember(params, buffers, data)}
 
     def phases(self) -> Mapping[str, Local]:
         return numbered(self.local)
@@ -93,8 +89,9 @@ class FedDyn:
         end, after, loss = train_locally(
             self.model, objective, self.phases(), start, buffers, known, data, plans, pull
         )
-        update = update_of(start, end, after, loss, data)
-        memory = add(state["memory"], sub(end, start), -self.alpha)
+        update = update_of(self.model, start, end, after, loss, data)
+        ends, starts = self.model.trainable(end), self.model.trainable(start)
+        memory = add(state["memory"], sub(ends, starts), -self.alpha)
         return update, {"memory": memory, **self.objective.remember(end, after, data)}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:

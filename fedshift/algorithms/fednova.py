@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import (
-    fold,
-    heard,
-    revealed,
-    train_locally,
-    update_of,
-)
+from fedshift.algorithms.steps import fold, heard, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.gradients import steps_taken
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -63,6 +58,7 @@ class FedNova:
     def __post_init__(self) -> None:
         if not isinstance(self.local, Local):
             raise InputError("FedNova counts the steps of one local phase; give one Local")
+        check_fields(self)
         if self.local.optimizer != "sgd":
             raise InputError(
                 "FedNova divides by how far unit gradients carry a client, which is known for SGD "
@@ -73,7 +69,7 @@ class FedNova:
         return {
             "params": params,
             "buffers": buffers,
-            "optimizer": self.server.init(params),
+            "optimizer": self.server.init(self.model.trainable(params)),
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -102,7 +98,7 @@ class FedNova:
             self.model, self.objective, self.phases(), start, buffers, known, data, plans
         )
         norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
-        update = update_of(start, end, after, loss, data) | {"normaliser": {"a": norm}}
+        update = update_of(self.model, start, end, after, loss, data) | {"normaliser": {"a": norm}}
         return update, self.objective.remember(end, after, data)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import (
-    averaged,
-    fold,
-    heard,
-    revealed,
-    train_locally,
-    update_of,
-)
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.prototypes import (
@@ -78,6 +72,7 @@ class FedPac:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.lam < float("inf"):
             raise InputError(f"FedPAC lam must be 0 or more, got {self.lam}")
         for phase in (self.fit, self.local):
@@ -88,14 +83,14 @@ class FedPac:
                 )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        self._share.check(params)
-        shared, n = self._share.shared(params), table["n"]
+        Share(self.head).check(params)
+        shared, n = self._shared(params), table["n"]
         shape, like = head_shape(self.model, self.head), next(iter(params.values()))
         return {
             "params": shared,
             "buffers": buffers,
-            "optimizer": self.server.init(shared),
-            "heads": map_(lambda v: torch.stack([v] * len(n)), self._share.kept(params)),
+            "optimizer": self.server.init(self.model.trainable(shared)),
+            "heads": map_(lambda v: torch.stack([v] * len(n)), self._kept(params)),
             "prototypes": {"mean": like.new_zeros(shape), "count": like.new_zeros(shape[0])},
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
@@ -132,9 +127,9 @@ class FedPac:
         )
         now = class_moments(self.model, end, after, data, plans["statistics"], shape)
         variance, means = statistics(before)
-        shared = self._share.shared
-        return update_of(shared(start), shared(end), after, loss, data) | {
-            "head": self._share.kept(end),
+        ends = self._shared(start), self._shared(end)
+        return update_of(self.model, *ends, after, loss, data) | {
+            "head": self._kept(end),
             "prototypes": {"mean": now.mean.to(like.dtype), "count": now.n.to(like.dtype)},
             "statistics": {"variance": variance, "means": means.to(like.dtype)},
         }, self.objective.remember(end, after, data)
@@ -177,9 +172,13 @@ class FedPac:
     def at(self, t: int) -> FedPac:
         return self
 
-    @property
-    def _share(self) -> Share:
-        return Share(self.head)
+    def _kept(self, params: Params) -> Params:
+        """The head, but for what is fixed in it and so the same for everybody."""
+        return self.model.trainable(Share(self.head).kept(params))
+
+    def _shared(self, params: Params) -> Params:
+        kept = self._kept(params)
+        return {k: v for k, v in params.items() if k not in kept}
 
     def _train(self) -> dict[str, Local]:
         fit = replace(self.fit, only=self.head)

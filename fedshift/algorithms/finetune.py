@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
 from fedshift.algorithms.steps import train_locally
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import check_personal
@@ -43,6 +44,7 @@ class FineTune:
     objective: Term = CrossEntropy()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.after < 0:
             raise InputError(f"fine-tuning after round {self.after}; give 0 or more rounds")
         check_personal(self.objective)

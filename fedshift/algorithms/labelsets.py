@@ -15,6 +15,7 @@ from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.steps import fold
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.slots import (
     OwnLabels,
@@ -97,6 +98,7 @@ class LabelSets:
                 f'slots = {self.slots} and mode = "{self.mode}": whole models travel; drop slots'
             )
         method = self._shared
+        check_fields(self)
         if not isinstance(method.combine, Mean):
             raise InputError(
                 f"rows are averaged over those who hold them: give a Mean, not {method.combine}"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import REGISTERED, REVEALED, train_locally
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import check_personal
@@ -33,6 +34,7 @@ class LocalOnly:
     local: Local | tuple[Local, ...] = Local()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_personal(self.objective)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:

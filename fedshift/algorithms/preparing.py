@@ -34,6 +34,9 @@ from fedshift.tree import Params, Parts, add, sub, weighted_sum
 class Step(Protocol):
     """What a round before a method's first does; the model stays as it is."""
 
+    def trained_model(self) -> Model | None:
+        """The network whose parameters are trained and sent; None where none is."""
+
     def phases(self) -> Mapping[str, Local]:
         """The local phases, by name."""
 
@@ -60,6 +63,9 @@ class FitDensities:
     density: Model
     local: Local
 
+    def trained_model(self) -> Model:
+        return self.density
+
     def phases(self) -> Mapping[str, Local]:
         return numbered(self.local, "density")
 
@@ -72,16 +78,19 @@ class FitDensities:
         def trained(start: Params) -> tuple[Params, Tensor]:
             phases, term = self.phases(), NegativeLogDensity()
             end = train_locally(self.density, term, phases, start, {}, {}, data, plans)
-            return sub(end.params, start), end.loss
+            trainable = self.density.trainable
+            return sub(trainable(end.params), trainable(start)), end.loss
 
+        old = state["density"]
         delta, loss = trained(message["params"])
-        own, _ = trained(state["density"])
+        own, _ = trained(old)
         update = {"delta": delta, "report": {"id": data.id, "loss": loss}}
-        return update, {"density": add(state["density"], own)}
+        return update, {"density": old | add({k: old[k] for k in own}, own)}
 
     def fold(self, server: Parts, updates: Parts) -> Parts:
         delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
-        return {"density": add(server["density"], delta)}
+        old = server["density"]
+        return {"density": old | add({k: old[k] for k in delta}, delta)}
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,9 @@ class WeighExamples:
     ratio: Ratio
     most: float
     least_ess: float
+
+    def trained_model(self) -> None:
+        return None
 
     def phases(self) -> Mapping[str, Local]:
         return self.ratio.phases()
@@ -140,6 +152,10 @@ class Before:
     def model(self) -> Model:
         """The method's network."""
         return self.method.model
+
+    def trained_model(self) -> Model | None:
+        """The step's network."""
+        return ask(self.step, Capabilities.trained_model)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         return self.method.init(params, buffers, table)

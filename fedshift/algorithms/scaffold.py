@@ -18,6 +18,7 @@ from fedshift.algorithms.steps import (
     train_locally,
     update_of,
 )
+from fedshift.arguments import check_fields
 from fedshift.client.gradients import pass_gradient, travelled_gradient
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -37,8 +38,8 @@ Option = Literal["I", "II"]
 class Scaffold:
     """y <- y - eta (g_i(y) - c_i + c), Q times; theta <- server(theta, sum_i a_i (y_i - theta)).
 
-    Karimireddy et al. 2020, arXiv 1910.06378, Algorithm 1. Controls have the parameters' shapes;
-    buffers have none.
+    Karimireddy et al. 2020, arXiv 1910.06378, Algorithm 1. Controls have the shapes of the
+    parameters that train; buffers have none.
 
     option I   c_i <- grad F_i(theta), by one more pass over the client's data
     option II  c_i <- c_i - c + (theta - y_i) / (eta Q), Q steps and not epochs
@@ -67,6 +68,7 @@ class Scaffold:
             raise InputError("a SCAFFOLD control belongs to one local phase; give one Local")
         if not isinstance(self.combine, Mean):
             raise InputError(f"SCAFFOLD's c is a weighted mean; give a Mean, not {self.combine}")
+        check_fields(self)
         momentum = f"momentum {self.local.momentum}" if self.local.momentum else ""
         other = "Adam" if self.local.optimizer == "adam" else momentum
         if self.option == "II" and other:
@@ -78,12 +80,18 @@ class Scaffold:
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         held = {k: table[k] for k in ("n", *self.combine.needs)}
-        model = {"params": params, "buffers": buffers, "optimizer": self.server.init(params)}
+        model = {
+            "params": params,
+            "buffers": buffers,
+            "optimizer": self.server.init(self.model.trainable(params)),
+        }
         population = {"weight": self.combine.weigh(held)}
-        return model | {"control": zeros(params), "population": population, "table": held}
+        control = zeros(self.model.trainable(params))
+        return model | {"control": control, "population": population, "table": held}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return {"control": zeros(params), **self.objective.remember(params, buffers, data)}
+        control = zeros(self.model.trainable(params))
+        return {"control": control, **self.objective.remember(params, buffers, data)}
 
     def phases(self) -> Mapping[str, Local]:
         one_pass = {"pass": replace(self.local, epochs=1, steps=None)}
@@ -104,16 +112,16 @@ class Scaffold:
     ) -> tuple[Parts, Parts]:
         start, buffers, old = message["params"], message["buffers"], state["control"]
         shift, phases = sub(message["control"], old), numbered(self.local)
-        known = heard(message, state)
+        known, trainable = heard(message, state), self.model.trainable
         end, after, loss = train_locally(
             self.model, self.objective, phases, start, buffers, known, data, plans, Shift(shift)
         )
         if self.option == "I":
             frame = (start, buffers, context_of(start, buffers, known, data), data, plans["pass"])
-            new = pass_gradient(self.local, self.model, self.objective, *frame)
+            new = trainable(pass_gradient(self.local, self.model, self.objective, *frame))
         else:
-            new = travelled_gradient(start, end, shift, plans["train0"])
-        update = update_of(start, end, after, loss, data) | {"control": sub(new, old)}
+            new = travelled_gradient(trainable(start), trainable(end), shift, plans["train0"])
+        update = update_of(self.model, start, end, after, loss, data) | {"control": sub(new, old)}
         return update, {"control": new, **self.objective.remember(end, after, data)}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:

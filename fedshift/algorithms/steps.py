@@ -80,15 +80,18 @@ def train_phases(
 
 
 def update_of(
-    start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData, own: bool = False
-) -> Parts:
+    model: Model, start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData,
+    own: bool = False,
+) -> Parts:  # fmt: skip
     """The update that leaves a client: change, buffers as values, counters, and the report.
 
+    The change has no names of `model.fixed`.
     own: nobody else has the end's tensors, but for those that did not move, and the change takes
     their memory.
     """
     floats, counters = split_buffers(buffers)
-    change = map_(lambda v, at: v.sub_(at) if own and v is not at else v - at, end, start)
+    ends, starts = model.trainable(end), model.trainable(start)
+    change = map_(lambda v, at: v.sub_(at) if own and v is not at else v - at, ends, starts)
     return {
         "delta": change,
         "buffers": floats,
@@ -103,9 +106,15 @@ def averaged(cohort: Params) -> dict[str, Tensor]:
 
 
 def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimizer) -> Parts:
-    """The server's step along `delta`, with the buffers combined by the cohort's weights."""
-    weights = updates["cohort"]["weight"]
-    params, state = optimizer(server["params"], delta, server["optimizer"])
+    """The server's step along `delta`, with the buffers combined by the cohort's weights.
+
+    Parameters that nobody sends (`Model.fixed`) stay as they are.
+    """
+    weights, old = updates["cohort"]["weight"], server["params"]
+    moved, state = optimizer(
+        {k: v for k, v in old.items() if k in delta}, delta, server["optimizer"]
+    )
+    params = old | moved
     buffers = total(updates, "buffers", weights)
     counters = combine_counters(weights, updates["counters"])
     return {"params": params, "optimizer": state, "buffers": buffers | counters}

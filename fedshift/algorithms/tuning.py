@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
+from fedshift.arguments import check_fields
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
 from fedshift.client.slopes import slope
 from fedshift.data import ClientData, Plan, first_not_finite, plan_phase
 from fedshift.errors import DivergedError, InputError, unknown
-from fedshift.model import Model, check_columns, dry_logits
+from fedshift.model import Model
+from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
 from fedshift.server.agreement import Disagreement, disagreement, seen_by
 from fedshift.server.rows import head_rows, wire_labels
@@ -94,6 +96,8 @@ class CentralTuning:
     head: tuple[str, ...] = ("head.",)
 
     def __post_init__(self) -> None:
+        _check_inputs(self.inputs)
+        check_fields(self)
         for what, given, allowed in (
             ("loss of central tuning", self.loss, ("mse", "pairwise")),
             ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
@@ -108,7 +112,6 @@ class CentralTuning:
             )
         if not 0.0 < self.lr < float("inf"):
             raise InputError(f"tuning lr must be a positive number, got {self.lr}")
-        _check_inputs(self.inputs)
 
     @property
     def model(self) -> Model:
@@ -123,6 +126,11 @@ class CentralTuning:
                 f"labels are known; give a LabelSets, not {type(self.inner).__name__}"
             )
         head_rows(params, self.head, server["sets"]["held"].shape[1])
+        if not self._moving(params):
+            raise InputError(
+                f"central tuning has nothing to move: all of {list(self.head)} has "
+                'requires_grad=False; give part="all", or steps=0'
+            )
         logits = dry_logits(self.model, params, buffers, self._inputs(params)[:2])
         check_columns(logits, server["sets"]["held"].shape[1])
         nothing = torch.zeros(2, dtype=torch.float64)
@@ -193,6 +201,10 @@ class CentralTuning:
             return stage  # nothing of what comes back is an opinion on labels
         return self if stage is self.inner else replace(self, inner=stage)
 
+    def _moving(self, params: Params) -> Params:
+        chosen = split(params, self.head)[0] if self.part == "head" else params
+        return self.model.trainable(chosen)
+
     def _inputs(self, params: Params) -> Tensor:
         kind = next(iter(params.values())).dtype
         return self.inputs.to(kind) if self.inputs.is_floating_point() else self.inputs
@@ -214,7 +226,7 @@ class CentralTuning:
         labels, found = wire_labels(server, cohort["id"]), []
         for j, i in enumerate(cohort["id"].tolist()):
             sent = self.inner.broadcast(server | {"cohort": cohort}, i)["params"]
-            params = {k: v + updates["delta"][k][j] for k, v in sent.items()}
+            params = sent | {k: sent[k] + v[j] for k, v in updates["delta"].items()}
             buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
             # Of a client without any label nothing is masked: 0/0 would survive its weight of 0.
             empty = (labels[j] < 0) & (labels[j] >= 0).any()
@@ -243,12 +255,12 @@ class CentralTuning:
         self, params: Params, buffers: Params, told: Opinions, batches: list[Tensor]
     ) -> Params:
         """The parameters after all steps."""
-        moving, fixed = split(params, self.head) if self.part == "head" else (params, {})
+        moving = self._moving(params)
         descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
         moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
-            z = self.model(at | fixed, buffers, told.x[rows])["logits"]
+            z = self.model(params | at, buffers, told.x[rows])["logits"]
             return self._loss(z, told, rows), {}
 
         for rows in batches:

@@ -45,8 +45,7 @@ def server(
     check_flower()
     from fedshift.cli.results import draw, run_json, show_run
     from fedshift.deploy.federation import serve
-    from fedshift.experiments.folder import CONFIG, check_unused
-    from fedshift.experiments.load import load_config
+    from fedshift.experiments.folder import check_unused
 
     if resume is None:
         place = _next(folder) if out is None else out
@@ -59,8 +58,7 @@ def server(
     if as_json:
         console.show_json(run_json(place, page))
     else:
-        cohort = load_config(place / CONFIG).training.cohort is not None
-        show_run(place, page, cohort=cohort)
+        show_run(place, page)
 
 
 def _unfinished(place: Path, out: Path | None) -> Path:

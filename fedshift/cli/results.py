@@ -60,15 +60,15 @@ def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def show_comparison(title: str, folders: Sequence[Path], *, cohorts: bool) -> None:
-    """The table of `comparison`; `cohorts` says that some run draws its clients each round."""
+def show_comparison(title: str, folders: Sequence[Path]) -> None:
+    """The table of `comparison`, and what its columns are."""
     header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
             NAMES.get(r["method"], r["method"]),
             percent(r["target_accuracy"]),
             f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
-            f"{r['ess']:.0f}",
+            "–" if r["ess"] is None else f"{r['ess']:.0f}",
             percent(r["ess_fraction"], 0),
             f"{r['distance']:.3f}",
             f"{r['hull_distance']:.3f}",
@@ -82,10 +82,12 @@ def show_comparison(title: str, folders: Sequence[Path], *, cohorts: bool) -> No
         "validation counts, without target examples, ± one standard error.",
         indent=0,
     )
-    if cohorts:
+    drawn = [said for said in (summary_of(folder)["cohorts"] for folder in folders) if said]
+    if drawn:
         say(
-            "ESS and gap are those of the weights over all clients; a round draws a cohort and "
-            "weighs it anew, and metrics.csv has the ESS of each.",
+            f"A round draws {drawn[0]['clients']} clients and weighs them anew: ESS, ESS % (of "
+            "their examples) and gap are the means over the rounds that were played; metrics.csv "
+            "has those of single rounds.",
             indent=0,
         )
 
@@ -101,7 +103,7 @@ def show_choice(choice: Choice | None) -> None:
     rows = [
         (
             c.label,
-            percent(c.solved.ess_fraction, 0),
+            percent(c.ess_fraction, 0),
             f"{percent(c.outcome.final.estimated_accuracy)} ± "
             f"{percent(c.outcome.final.estimated_se)}",
             percent(c.outcome.final.validation_accuracy),
@@ -122,8 +124,7 @@ def show_demo(done: Done, page_path: Path) -> None:
     print(
         f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images"
     )
-    folders, cohorts = [f for f, _ in done], any(e.config.training.cohort for _, e in done)
-    show_comparison("Accuracy where the model will be used", folders, cohorts=cohorts)
+    show_comparison("Accuracy where the model will be used", [f for f, _ in done])
     folder, pals = next(d for d in done if d[1].config.method.name not in ("fedavg", "oracle"))
     show_choice(pals.choice)
     for sentence in summary_of(folder)["why"]:
@@ -142,13 +143,11 @@ def show_served(title: str, last: dict[str, Any]) -> None:
     show_table(title, header, rows)
 
 
-def show_run(
-    folder: Path, page_path: Path, *, cohort: bool = False, choice: Choice | None = None
-) -> None:
+def show_run(folder: Path, page_path: Path, *, choice: Choice | None = None) -> None:
     """One run's table, its choice if it made one, why, and where its files are."""
     whole = summary_of(folder)
     if whole["last"] is None:
-        show_comparison(whole["name"], [folder], cohorts=cohort)
+        show_comparison(whole["name"], [folder])
     else:
         show_served(f"{whole['name']}: {whole['method']}", whole["last"])
     show_choice(choice)

@@ -74,8 +74,7 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
     if as_json:
         console.show_json(run_json(folder, page))
     else:
-        cohort = config.training.cohort is not None
-        show_run(folder, page, cohort=cohort, choice=experiment.choice)
+        show_run(folder, page, choice=experiment.choice)
         show_profile(folder)
 
 

@@ -79,7 +79,7 @@ def train_dense(
         raise not_dense(f"gradients go through {type(odd[0]).__name__}")
     if any(v.dtype != data.x.dtype for v in params.values()):
         raise not_dense(f"inputs are {data.x.dtype}, and not all parameters are")
-    moving, _ = local.parts(params)
+    moving, _ = local.parts(model, params)
     shifts = [o.by for o in oracles if isinstance(o, Shift)]
     pulled = {k: mu for k in moving if (mu := sum(m for m, free in mus if not k.startswith(free)))}
     recipe = Recipe(

@@ -34,7 +34,7 @@ def pass_gradient(
     phase's oracles give, in its precision. Parameters that do not move in the phase have gradient
     0.
     """
-    moving, frozen = phase.parts(params)
+    moving, frozen = phase.parts(model, params)
     sizes = plan.weight.double().sum(-1)
     total = zeros(moving)
     for s in range(plan.steps):
@@ -75,20 +75,22 @@ def gradient_trace(
 ) -> Tensor:
     """sum_s ||g_s(theta)||^2 over the batches s of one epoch, g_s their mean gradients, [] float64.
 
-    In evaluation mode, over all parameters. Of the negative log-likelihood with batches of one
-    example it is n times the trace of the empirical Fisher information; with larger batches
-    gradients cancel within one, and the value depends on the batch size and grows with the number
-    of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors' code (clientas.py).
+    In evaluation mode, over all parameters but `model.fixed`. Of the negative log-likelihood with
+    batches of one example it is n times the trace of the empirical Fisher information; with larger
+    batches gradients cancel within one, and the value depends on the batch size and grows with the
+    number of batches. Yang, Huang and Ye 2024 (FedAS), CVPR, as in the authors' code (clientas.py).
     """
     total = torch.zeros((), dtype=torch.float64, device=data.w.device)
+    moving = model.trainable(params)
     for s in range(plan.steps):
         batch = take(data, plan, s)
 
         def value(at: Params, batch: Batch = batch) -> tuple[Tensor, Params]:
-            out = model(at, buffers, batch.x)
-            return objective(View(model, at, out, batch, context)), {}
+            whole = params | at
+            out = model(whole, buffers, batch.x)
+            return objective(View(model, whole, out, batch, context)), {}
 
-        grad = slope(value, params, batch.stacked).grad
+        grad = slope(value, moving, batch.stacked).grad
         squares = [g.double().square().sum() for g in grad.values()]
         live = plan.weight[s].sum() > 0
         total = total + torch.where(live, torch.stack(squares).sum(), total.new_zeros(()))

@@ -9,20 +9,24 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields, check_number
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
+from fedshift.client.sharing import check_prefixes, check_tuple
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
-from fedshift.errors import InputError, unknown
+from fedshift.errors import FedshiftError, InputError, unknown
 from fedshift.model import Model
 from fedshift.seeds import key
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
 
 
+@sketched
 class Gradient(NamedTuple):
     """The gradient at a point, the buffers after the pass that gave it, and the loss there []."""
 
@@ -40,6 +44,7 @@ class Oracle(Protocol):
     def __call__(self, gradient: GradFn) -> GradFn: ...
 
 
+@sketched
 class Trained(NamedTuple):
     """What a phase leaves: parameters, buffers, and the mean loss over its steps []."""
 
@@ -95,7 +100,8 @@ class Local:
                round, as the FedPALS authors' code does, and momentum must be 0
     precision  "bfloat16": the network's matrix products and convolutions, forward and backward, in
                bfloat16, by `torch.autocast`; all else, the objective included, stays float32
-    Raises InputError for values outside these ranges.
+    Raises InputError for values outside these ranges; prefixes are held against the network's names
+    before round 1 (`check`).
     """
 
     lr: float | Schedule = 0.1
@@ -111,6 +117,9 @@ class Local:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        check_tuple("only", self.only)
+        check_tuple("frozen", self.frozen)
+        check_fields(self)
         if self.epochs is None and self.steps is None:
             # Said once made, so that equal phases are equal however they were written.
             object.__setattr__(self, "epochs", 1)
@@ -138,8 +147,26 @@ class Local:
             raise unknown("local precision", str(self.precision), get_args(Precision))
 
     def rate(self, t: int) -> float:
-        """The learning rate of round t."""
-        return self.lr(t) if callable(self.lr) else self.lr
+        """The learning rate of round t. Raises InputError for what a schedule may not give."""
+        if not callable(self.lr):
+            return self.lr
+        try:
+            rate = self.lr(t)
+        except FedshiftError:
+            raise
+        except Exception as e:
+            raise InputError(
+                f"the schedule of Local(lr=...) fails for round {t}: {e}; it must be a function of "
+                "the round, 1 for the first one"
+            ) from e
+        check_number(f"the learning rate of round {t}", rate)
+        if not 0.0 <= rate < float("inf"):
+            cure = "; give max(0.0, ...) of it" if rate < 0.0 else ""
+            raise InputError(
+                f"the learning rate of round {t} must be 0 or more, and finite; the schedule of "
+                f"Local(lr=...) gives {rate}{cure}"
+            )
+        return rate
 
     def plan(self, n: int, t: int, source: torch.Generator) -> Plan:
         """Draw this phase's batches for a client of n examples in round t."""
@@ -152,9 +179,10 @@ class Local:
             steps=self.steps,
         )
 
-    def parts(self, params: Params) -> tuple[Params, Params]:
-        """(parameters that move in this phase, the others)."""
-        moving = split(params, self.only)[0] if self.only else params
+    def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
+        """(parameters that move in this phase, the others, `model.fixed` among them)."""
+        moving = model.trainable(params)
+        moving = split(moving, self.only)[0] if self.only else moving
         moving = split(moving, self.frozen)[1] if self.frozen else moving
         return moving, {k: v for k, v in params.items() if k not in moving}
 
@@ -170,7 +198,7 @@ class Local:
         *extra: Oracle,
     ) -> Trained:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
-        moving, frozen = self._checked_parts(params)
+        moving, frozen = self._begun(model, params, buffers)
         if plan.dense:
             # It knows the oracles, and they know this module.
             from fedshift.client.dense import train_dense
@@ -198,15 +226,22 @@ class Local:
         nothing = next(iter(params.values())).new_zeros(())
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
 
-    def _checked_parts(self, params: Params) -> tuple[Params, Params]:
-        moving, frozen = self.parts(params)
-        if not moving:
-            # Which of the two leaves nothing: prefixes that match none, or all that they match.
-            why = "matches no parameter" if self.only and not split(params, self.only)[0] else ""
+    def check(self, model: Model, params: Params) -> None:
+        """Raise InputError for a prefix that matches no parameter, and if no parameter moves."""
+        check_prefixes("only", self.only, params)
+        check_prefixes("frozen", self.frozen, params)
+        if not self.parts(model, params)[0]:
+            asked = [f"{k}={v}" for k, v in (("only", self.only), ("frozen", self.frozen)) if v]
+            asked += ["requires_grad=False"] * bool(model.fixed)
             raise InputError(
-                f"only={self.only} {why or f'and frozen={self.frozen} leave no parameter'}; there "
-                "is nothing to train"
+                f"{' and '.join(asked)} leave no parameter of the model; there is nothing to train"
             )
+
+    def _begun(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
+        model.refresh(params, buffers)
+        moving, frozen = self.parts(model, params)
+        if not moving:
+            self.check(model, params)
         return moving, frozen
 
     def _descent(self) -> Descent:

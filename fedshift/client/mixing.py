@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.client.local import gradient_of
 from fedshift.client.objectives import Term
 from fedshift.data import ClientData, Plan, take
@@ -87,6 +88,7 @@ class Mix:
     cap: int = 50
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, v in (("lr", self.lr), ("threshold", self.threshold)):
             if not 0.0 < v < math.inf:
                 raise InputError(f"FedALA's {name} for W must be a positive number, got {v}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.arguments import check_fields, check_kind, check_number
 from fedshift.data import Batch, ClientData, label_counts
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, split, sq_norm, sub
 
 
+@sketched
 class View(NamedTuple):
     """All that a loss term may look at.
 
@@ -78,11 +82,21 @@ class Term(ABC):
         """Whether it learns which client an example comes from, as `ClientEntropy`; a sum: any."""
         return any(term.trains_router() for term in self.summands() if term is not self)
 
+    def reads_data(self) -> bool:
+        """Whether the value depends on the client's examples; else it teaches nothing by itself."""
+        return True
+
     def __add__(self, other: Term) -> Term:
+        check_kind("what is added to a Term", other, Term, "give one, such as Proximal(0.1)")
         return Sum((*_summands(self), *_summands(other)))
 
     def __rmul__(self, scale: float) -> Term:
+        check_number("the factor of a Term", scale)
+        if not math.isfinite(scale):
+            raise InputError(f"the factor of a Term must be finite, got {scale}")
         return Scaled(float(scale), self)
+
+    __mul__ = __rmul__
 
 
 def _summands(term: Term) -> tuple[Term, ...]:
@@ -94,6 +108,9 @@ class Sum(Term):
     """sum_k term_k."""
 
     terms: tuple[Term, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, view: View) -> Tensor:
         return torch.stack([term(view) for term in self.terms]).sum()
@@ -109,6 +126,9 @@ class Sum(Term):
     def summands(self) -> tuple[Term, ...]:
         return tuple(one for term in self.terms for one in term.summands())
 
+    def reads_data(self) -> bool:
+        return any(term.reads_data() for term in self.terms)
+
 
 @dataclass(frozen=True)
 class Scaled(Term):
@@ -116,6 +136,9 @@ class Scaled(Term):
 
     scale: float
     term: Term
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, view: View) -> Tensor:
         return self.scale * self.term(view)
@@ -128,6 +151,9 @@ class Scaled(Term):
 
     def summands(self) -> tuple[Term, ...]:
         return self.term.summands() if self.scale else ()
+
+    def reads_data(self) -> bool:
+        return bool(self.scale) and self.term.reads_data()
 
 
 @dataclass(frozen=True)
@@ -158,8 +184,12 @@ class Proximal(Term):
     free: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.mu < float("inf"):
             raise InputError(f"Proximal mu must be a positive number, got {self.mu}")
+
+    def reads_data(self) -> bool:
+        return False
 
     def __call__(self, view: View) -> Tensor:
         held = split(view.params, self.free)[1] if self.free else view.params
@@ -190,6 +220,7 @@ class RestrictedSoftmax(Term):
     mode: Restriction = "indicator"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 <= self.alpha < 1.0:
             raise InputError(
                 f"RestrictedSoftmax alpha must be in [0, 1), got {self.alpha}; "
@@ -237,6 +268,7 @@ class Contrastive(Term):
     tau: float = 0.5
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, v in (("mu", self.mu), ("tau", self.tau)):
             if not 0.0 < v < float("inf"):
                 raise InputError(f"Contrastive {name} must be a positive number, got {v}")

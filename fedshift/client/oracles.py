@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.client.local import GradFn, Gradient
 from fedshift.errors import InputError
+from fedshift.sketch import sketched
 from fedshift.tree import Params, add, map_, sq_norm
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Shift:
     """g(theta) + by: a constant correction, such as SCAFFOLD's c - c_i.
@@ -46,6 +49,7 @@ class Sam:
     rho: float = 0.05
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.rho < float("inf"):
             raise InputError(f"Sam rho must be a positive number, got {self.rho}")
 
@@ -71,6 +75,7 @@ class Clip:
     norm: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.norm < float("inf"):
             raise InputError(f"Clip norm must be a positive number, got {self.norm}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 
 
@@ -22,6 +23,7 @@ class Cosine:
     rounds: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.lr < float("inf"):
             raise InputError(f"Cosine lr must be a positive number, got {self.lr}")
         if self.rounds < 1:

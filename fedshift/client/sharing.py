@@ -5,8 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError, nearest
 from fedshift.tree import Params, split
+
+
+def check_tuple(what: str, prefixes: object) -> None:
+    """Raise InputError for one text in the place of a tuple: it would be taken letter by letter."""
+    if isinstance(prefixes, str):
+        raise InputError(
+            f'{what} is the text "{prefixes}"; it must be a tuple of name prefixes: '
+            f'{what}=("{prefixes}",)'
+        )
+
+
+def check_prefixes(what: str, prefixes: Iterable[str], names: Iterable[str]) -> None:
+    """Raise InputError for a prefix that matches none of a model's names."""
+    known = list(names)
+    # A part's prefix is nearer to what was meant than one of its parameters.
+    parts = dict.fromkeys(f"{name.partition('.')[0]}." for name in known)
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in known):
+            raise InputError(
+                f'{what} prefix "{prefix}" matches no parameter; '
+                f"the model has {', '.join(known[:8])}.{nearest(prefix, [*parts, *known])}"
+            )
 
 
 @dataclass(frozen=True)
@@ -16,23 +39,13 @@ class Share:
     private: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.private, str):
-            raise InputError(
-                f'private is the text "{self.private}"; it must be a tuple of name prefixes: '
-                f'private=("{self.private}",)'
-            )
+        check_tuple("private", self.private)
+        check_fields(self)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InputError for a prefix that matches no name, or when nothing is left to share."""
         known = list(names)
-        # A part's prefix is nearer to what was meant than one of its parameters.
-        parts = dict.fromkeys(f"{name.partition('.')[0]}." for name in known)
-        for prefix in self.private:
-            if not any(name.startswith(prefix) for name in known):
-                raise InputError(
-                    f'private prefix "{prefix}" matches no parameter; '
-                    f"the model has {', '.join(known[:8])}.{nearest(prefix, [*parts, *known])}"
-                )
+        check_prefixes("private", self.private, known)
         if self.private and all(name.startswith(self.private) for name in known):
             raise InputError(
                 f"private prefixes {list(self.private)} cover every parameter: nothing is "

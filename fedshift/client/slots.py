@@ -104,3 +104,6 @@ class OwnLabels(Term):
 
     def trains_router(self) -> bool:
         return self.term.trains_router()
+
+    def reads_data(self) -> bool:
+        return self.term.reads_data()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedshift.errors import DataError, InputError, shown
+from fedshift.sketch import sketched
+
+T = TypeVar("T")
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Labelled examples: `x[j]` has label `y[j]`.
@@ -50,6 +56,7 @@ class Samples:
         return Samples(self.x[index], self.y[index])
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A data set with its own division in training and test examples.
@@ -96,6 +103,24 @@ def search_folders() -> tuple[Path, ...]:
     named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
     own = tuple(Path(part).expanduser() for part in named if part.strip())
     return (*own, cache_folder(), Path("/usr/share/datasets"))
+
+
+def read_whole(paths: Sequence[Path], read: Callable[[Path], T]) -> T:
+    """What `read` makes of the first of these files, which hold the same, that is not damaged.
+
+    A download that was cut is no harm where the whole file lies beside it, packed or unpacked.
+    Raises the DataError of the first where all are damaged.
+    """
+    errors: list[DataError] = []
+    for path in paths:
+        try:
+            return read(path)
+        except DataError as error:
+            errors.append(error)
+    if len(paths) == 1:
+        raise errors[0]
+    beside = " and ".join(os.path.relpath(path, paths[0].parent) for path in paths[1:])
+    raise DataError(f"{errors[0]} ({beside} beside it cannot be read either.)")
 
 
 def damaged(path: Path, what: str) -> DataError:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedshift.datasets.base import Samples, damaged
+from fedshift.datasets.images import in_colour, unreadable
 from fedshift.datasets.safe_pickle import Array, load
 from fedshift.errors import DataError, nearest
 
@@ -45,11 +46,11 @@ def missing(folder: Path) -> tuple[str, ...]:
     """What `folder` lacks: nothing if all six batches or both mosaic folders are there."""
     if all(_mosaic_paths(folder / part) for part in ("train", "test")):
         return ()
-    return tuple(b for b in (*BATCHES, TEST_BATCH) if not os.path.isfile(folder / b))
+    return _lacking(folder)
 
 
 def read(folder: Path) -> tuple[Samples, Samples]:
-    """Training and test part, from batches if `folder` holds them, else from mosaics.
+    """Training and test part, from batches if `folder` holds all of them, else from mosaics.
 
     Both layouts give the same pixels. Batches keep the official order; mosaics come class by
     class, then by file number, then tile by tile (rows first).
@@ -60,7 +61,7 @@ def read(folder: Path) -> tuple[Samples, Samples]:
         DataError: a missing or damaged file, a pickle that asks for anything but arrays, or
             mosaics without Pillow.
     """
-    if os.path.isfile(folder / BATCHES[0]):
+    if not _lacking(folder):
         train = _joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
     return read_mosaics(folder / "train"), read_mosaics(folder / "test")
@@ -123,6 +124,10 @@ def read_mosaics(folder: Path) -> Samples:
     return _joined(parts)
 
 
+def _lacking(folder: Path) -> tuple[str, ...]:
+    return tuple(b for b in (*BATCHES, TEST_BATCH) if not os.path.isfile(folder / b))
+
+
 def _joined(parts: Sequence[Samples]) -> Samples:
     return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
@@ -147,7 +152,7 @@ def _checked_labels(path: Path, key: bytes, labels: Any, count: int, classes: in
 def _mosaic_paths(folder: Path) -> list[Path]:
     if not os.path.isdir(folder):
         return []
-    return [folder / name for name in os.listdir(folder) if name.endswith(_ENDINGS)]
+    return [folder / name for name in os.listdir(folder) if name.lower().endswith(_ENDINGS)]
 
 
 def _class_and_number(path: Path) -> tuple[int, int]:
@@ -172,10 +177,10 @@ def _tiles(path: Path) -> Tensor:
     try:
         with Image.open(path, formats=("WEBP", "PNG")) as image:
             _check_sides(path, *image.size)
-            pixels = np.asarray(image.convert("RGB"))
+            pixels = np.asarray(in_colour(image))
     except DataError:
         raise
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except unreadable(Image) as error:
         raise damaged(path, f"not a readable WebP or PNG image ({error})") from error
     down, across = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
     grid = torch.from_numpy(pixels.reshape(down, SIDE, across, SIDE, 3).copy())

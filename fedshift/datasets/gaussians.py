@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedshift.datasets.base import Samples
 from fedshift.errors import InputError
 from fedshift.seeds import Part, numpy_generator
+from fedshift.sketch import sketched
 
 MEANS = (
     (6.17408799, 4.61730507),
@@ -29,6 +30,7 @@ _REACHABLE = (0.5, 0.25, 0.25)
 _EXTREME = (0.0, 0.5, 0.5)
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Gaussians:
     """One draw of the task: two clients' training data, the target marginal, its test data.

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.datasets.base import Samples, damaged
-from fedshift.datasets.images import Folder, Ints
+from fedshift.datasets.images import Ints
 from fedshift.datasets.sites import TEST_SHARE, Sites, SiteSplit, pooled, split_sites
+from fedshift.datasets.store import Folder
 
 Floats = NDArray[np.float64]
 

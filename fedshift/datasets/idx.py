@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.datasets.base import Samples, damaged
+from fedshift.datasets.base import Samples, damaged, read_whole
 
 # The largest official idx set, EMNIST by class, holds 0.55 GB; a header above 1 GiB is a mistake.
 LARGEST = 1 << 30
@@ -55,18 +55,24 @@ def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
 
     Shapes: x uint8 [n, 1, height, width], y int64 [n].
 
+    A file that is there gzipped and raw is read from the one that is whole.
+
     Raises:
         DataError: a file is missing or damaged, the counts differ, or a label is not below
             `classes`.
     """
-    images_path, labels_path = (_existing(folder, stem) for stem in _stems(prefix))
-    images, labels = read_array(images_path, 3), read_array(labels_path, 1)
-    if len(images) != len(labels):
-        raise damaged(
-            labels_path, f"{len(labels):,} labels for {len(images):,} images in {images_path.name}"
-        )
-    if int(labels.max()) >= classes:
-        raise damaged(labels_path, f"label {int(labels.max())}; allowed: 0 to {classes - 1}")
+    images_stem, labels_stem = _stems(prefix)
+    images = read_whole(existing(folder, images_stem), lambda path: read_array(path, 3))
+
+    def labels_of(path: Path) -> Tensor:
+        labels = read_array(path, 1)
+        if len(images) != len(labels):
+            raise damaged(path, f"{len(labels):,} labels for {len(images):,} images")
+        if int(labels.max()) >= classes:
+            raise damaged(path, f"label {int(labels.max())}; allowed: 0 to {classes - 1}")
+        return labels
+
+    labels = read_whole(existing(folder, labels_stem), labels_of)
     return Samples(images.unsqueeze(1), labels.long())
 
 
@@ -83,24 +89,26 @@ def read_ten(folder: Path) -> tuple[Samples, Samples]:
 def missing(folder: Path) -> tuple[str, ...]:
     """The official file names that `folder` holds neither gzipped nor raw."""
     stems = (stem for prefix in _PREFIXES for stem in _stems(prefix))
-    return tuple(f"{stem}[.gz]" for stem in stems if _find(folder, stem) is None)
+    return tuple(f"{stem}[.gz]" for stem in stems if not find(folder, stem))
 
 
 def _stems(prefix: str) -> tuple[str, str]:
     return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
-def _find(folder: Path, stem: str) -> Path | None:
+def find(folder: Path, stem: str) -> tuple[Path, ...]:
+    """The files of this name that are there, gzipped ones first."""
     # Unpackers that keep the inner name write a dot for the dash before "idx".
     names = (f"{stem}.gz", stem, stem.replace("-idx", ".idx"))
-    return next((folder / name for name in names if os.path.isfile(folder / name)), None)
+    return tuple(folder / name for name in names if os.path.isfile(folder / name))
 
 
-def _existing(folder: Path, stem: str) -> Path:
-    path = _find(folder, stem)
-    if path is None:
+def existing(folder: Path, stem: str) -> tuple[Path, ...]:
+    """As `find`. Raises DataError where there is none."""
+    paths = find(folder, stem)
+    if not paths:
         raise damaged(folder / f"{stem}.gz", "no such file, neither gzipped nor raw")
-    return path
+    return paths
 
 
 def _opened(path: Path) -> BinaryIO:

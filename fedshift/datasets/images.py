@@ -1,4 +1,4 @@
-"""Images as files: listed in a folder or a tar archive, decoded to one size when asked for."""
+"""Images as files, decoded to one size when asked for; tables that say what they show."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import csv
 import hashlib
 import io
 import os
-import tarfile
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.datasets.base import damaged
+from fedshift.datasets.store import Folder as Folder
+from fedshift.datasets.store import Store, open_store
 from fedshift.errors import DataError, InputError, unknown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -28,90 +33,16 @@ Bytes = NDArray[np.uint8]
 # Of a table in the style of WILDS: validation and test from other domains, and (id) from the same.
 SPLITS = ("train", "val", "test", "id_val", "id_test")
 ENDINGS = (".jpg", ".jpeg", ".png")
+OTHER_ENDINGS = (".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff", ".webp")
 # Photographs of 24 megapixels are usual; more than 64 is a damaged or forged header.
 _MOST_PIXELS = 1 << 26
+# Raised whenever the same file would be decoded to other bytes: files of before are read no more.
+_DECODED = 2
+# EXIF's tag 0x0112, and the transposition (numbered as Pillow does) that sets each value upright.
+_ORIENTATION = 0x0112
+_UPRIGHT: dict[object, int] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 # int64 holds all numbers of 18 digits.
 _MOST_DIGITS = 18
-
-
-class Store(Protocol):
-    """Files by name, `/` between the parts of a name; `place` is where they lie."""
-
-    @property
-    def place(self) -> Path: ...
-
-    def names(self) -> tuple[str, ...]: ...
-
-    def read(self, name: str) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The files of a folder and of all folders below it."""
-
-    place: Path
-
-    def names(self) -> tuple[str, ...]:
-        """All files, sorted."""
-        found = (Path(top) / name for top, _, names in os.walk(self.place) for name in names)
-        return tuple(sorted(path.relative_to(self.place).as_posix() for path in found))
-
-    def read(self, name: str) -> bytes:
-        """The file's bytes. Raises DataError where there are none to read."""
-        try:
-            return (self.place / name).read_bytes()
-        except OSError as error:
-            raise damaged(
-                self.place / name, f"cannot be read ({error.strerror or error})"
-            ) from error
-
-
-@dataclass(frozen=True, eq=False)
-class Archive:
-    """The plain files of an uncompressed tar archive: name -> (offset, size) in bytes."""
-
-    place: Path
-    members: Mapping[str, tuple[int, int]]
-
-    def names(self) -> tuple[str, ...]:
-        """All files, sorted."""
-        return tuple(sorted(self.members))
-
-    def read(self, name: str) -> bytes:
-        """The file's bytes. Raises DataError for a name that the archive lacks or a short file."""
-        if name not in self.members:
-            raise damaged(self.place / name, "no such file in the archive")
-        offset, size = self.members[name]
-        held = max(0, os.path.getsize(self.place) - offset)
-        if held < size:  # before reading: a damaged header may promise more than there can be
-            raise damaged(self.place / name, f"the archive ends after {held} of {size} bytes")
-        with self.place.open("rb") as stream:
-            stream.seek(offset)
-            return stream.read(size)
-
-
-def archive(path: Path) -> Archive:
-    """Index a tar archive without unpacking it; links and devices in it are left out.
-
-    Compressed archives are refused: every image would mean reading all those before it.
-    """
-    try:
-        with tarfile.open(path, "r:") as tar:
-            plain = (m for m in tar if m.isfile() and m.sparse is None)
-            return Archive(path, {m.name: (m.offset_data, m.size) for m in plain})
-    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
-        raise damaged(
-            path, f"not a complete, uncompressed tar archive ({error}); unpack a compressed one"
-        ) from error
-
-
-def open_store(path: Path) -> Store:
-    """The files of a folder, or of a tar archive. Raises DataError when there is neither."""
-    if os.path.isdir(path):
-        return Folder(path)
-    if not os.path.isfile(path):
-        raise DataError(f"{path}: no such folder or archive. Name a folder or a .tar file.")
-    return archive(path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +60,9 @@ class Images:
 def decode(images: Images, which: Ints, size: int, out: Bytes | None = None) -> Tensor:
     """The images at `which` [m] in colour at size x size: uint8 [m, 3, size, size].
 
-    Images of another size are resized with bicubic interpolation, without regard to their aspect
-    ratio (as the PACS and iWildCam benchmarks do); `out` takes the values if given.
+    Each is taken `in_colour`. Images of another size, which may differ among themselves, are
+    resized with bicubic interpolation, without regard to their aspect ratio (as the PACS and
+    iWildCam benchmarks do); `out` takes the values if given.
 
     Raises:
         InputError: a size that is not a whole number of at least 1.
@@ -151,16 +83,19 @@ def decode(images: Images, which: Ints, size: int, out: Bytes | None = None) -> 
 def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
     """As `decode`, kept in a file of `folder`: decoded by the first call, memory-mapped after it.
 
-    The file is raw bytes [m, 3, size, size], named by a digest of names and size; the tensor pages
-    it in as it is read, and writing to the tensor does not change it. A file that is not complete
-    never gets its name. Images exchanged under the same names are not noticed: delete the file.
+    The file is raw bytes [m, 3, size, size], named by a digest of where the images lie, their names
+    and the size; the tensor pages it in as it is read, and writing to the tensor does not change
+    it. A file that is not complete never gets its name. Images exchanged in their place under the
+    same names are not noticed: delete the file.
     """
     check_size(size)
     shape = (len(which), 3, size, size)
     if not len(which):
         return torch.empty(shape, dtype=torch.uint8)
     names = "\n".join(images.names[k] for k in which)
-    path = folder / f"{hashlib.sha256(f'{size};{names}'.encode()).hexdigest()[:16]}.u8"
+    place = os.path.realpath(images.store.place)
+    known = f"{_DECODED};{size};{place};{names}".encode("utf-8", "surrogateescape")
+    path = folder / f"{hashlib.sha256(known).hexdigest()[:16]}.u8"
     if not os.path.isfile(path) or os.path.getsize(path) != np.prod(shape):
         _fill(images, which, size, path)
     return torch.from_numpy(np.memmap(path, np.uint8, "c", shape=shape))
@@ -177,33 +112,19 @@ def check_not_enlarged(path: Path, size: int) -> None:
 
     The first image that is met speaks for all of them. Without any, nothing is said here.
     """
-    first = _first(path)
+    store = open_store(path)
+    first = next(filter(_is_image, store.names()), None)
     if first is None:
         return
-    with _pillow(path).open(io.BytesIO(first[1]), formats=("JPEG", "PNG")) as image:
-        side = min(image.width, image.height)
-        if side < size:
-            raise DataError(
-                f"{path}: {first[0]} has {image.width} x {image.height} pixels, and enlarging "
-                f"images to {size} adds nothing to them. Ask for at most {side} pixels, or get the "
-                "originals (`fedshift datasets` says where each set comes from) and name the "
-                "folder above them first in $FEDSHIFT_DATA."
-            )
-
-
-def _first(path: Path) -> tuple[str, bytes] | None:
-    """Name and bytes of the first image in a folder or an uncompressed archive."""
-    if path.is_dir():
-        for top, _, names in os.walk(path):
-            for name in filter(_is_image, names):
-                return name, Path(top, name).read_bytes()
-        return None
-    with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            stream = tar.extractfile(member) if _is_image(member.name) else None
-            if stream is not None:
-                return member.name, stream.read()
-    return None
+    width, height = _open(_pillow(path), store, first).size
+    side = min(width, height)
+    if side < size:
+        raise DataError(
+            f"{path}: {first} has {width} x {height} pixels, and enlarging images to {size} adds "
+            f"nothing to them. Ask for at most {side} pixels, or get the originals (`fedshift "
+            "datasets` says where each set comes from) and name the folder above them first in "
+            "$FEDSHIFT_DATA."
+        )
 
 
 def _is_image(name: str) -> bool:
@@ -213,8 +134,8 @@ def _is_image(name: str) -> bool:
 def read_table(raw: bytes, where: Path, columns: Sequence[str]) -> dict[str, list[str]]:
     """The named columns of a CSV file with a header.
 
-    Raises DataError for text that is not UTF-8, a column that is missing (they are listed), no
-    rows, or a row that is too short.
+    Raises DataError for text that is not UTF-8, a column that is missing (they are listed) or there
+    twice, no rows, or a row that is longer or shorter than the header.
     """
     try:
         reader = csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline=""), restval="\0")
@@ -224,8 +145,15 @@ def read_table(raw: bytes, where: Path, columns: Sequence[str]) -> dict[str, lis
             raise damaged(
                 where, f"has no column {', '.join(absent)}; it has {', '.join(header) or 'none'}"
             )
+        twice = [c for c in columns if header.count(c) > 1]
+        if twice:
+            raise damaged(where, f"has the column {twice[0]} twice")
         table: dict[str, list[str]] = {c: [] for c in columns}
         for k, row in enumerate(reader, 1):
+            if None in row:  # a comma that is no separator moves all values after it
+                raise damaged(
+                    where, f"row {k} has more values than the {len(header)} columns of the header"
+                )
             if any(row[c] == "\0" for c in columns):
                 raise damaged(where, f"row {k} is too short; expected {', '.join(columns)}")
             for c in columns:
@@ -296,14 +224,51 @@ def _pillow(place: Path) -> ModuleType:
 
 
 def _pixels(pillow: ModuleType, store: Store, name: str, size: int) -> Bytes:
+    colour = _open(pillow, store, name)
+    if colour.size != (size, size):
+        colour = colour.resize((size, size), pillow.Resampling.BICUBIC)
+    return np.asarray(colour).transpose(2, 0, 1)
+
+
+def _open(pillow: ModuleType, store: Store, name: str) -> Image:
+    """The image, decoded. Raises DataError where it cannot be."""
     raw = store.read(name)
     try:
         with pillow.open(io.BytesIO(raw), formats=("JPEG", "PNG")) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels")
-            colour = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+            return in_colour(image)
+    except unreadable(pillow) as error:
         raise damaged(store.place / name, f"not a readable JPEG or PNG image ({error})") from error
-    if colour.size != (size, size):
-        colour = colour.resize((size, size), pillow.Resampling.BICUBIC)
-    return np.asarray(colour).transpose(2, 0, 1)
+
+
+def unreadable(pillow: ModuleType) -> tuple[type[Exception], ...]:
+    """What Pillow raises for damaged images."""
+    return (OSError, SyntaxError, ValueError, pillow.DecompressionBombError)
+
+
+def in_colour(image: Image) -> Image:
+    """An image as it is meant to be seen, in red, green and blue of 8 bits.
+
+    It is turned as its EXIF orientation says. Of 16 bits the 8 high ones are kept, in grey as in
+    colour; greys, palettes and CMYK become the colours they stand for. Transparency is left out:
+    a pixel has the colour that is stored for it, whatever shows of it (as the benchmarks do).
+    """
+    from PIL.Image import Transpose, fromarray
+
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    if image.mode.startswith("I"):
+        # Pillow would make 255 of all that is more.
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image.info.pop("transparency", None)
+    colour = image.convert("RGB")
+    return colour if turn is None else colour.transpose(Transpose(turn))
+
+
+def _orientation(image: Image) -> object:
+    """EXIF's code of how the camera was held, None where it is not said in a way to be read."""
+    try:
+        return image.getexif().get(_ORIENTATION)
+    except (SyntaxError, ValueError, struct.error):
+        return None

@@ -16,7 +16,6 @@ import torch
 from fedshift.datasets.base import Samples, cache_folder, damaged
 from fedshift.datasets.images import (
     SPLITS,
-    Folder,
     Images,
     Ints,
     codes,
@@ -25,6 +24,7 @@ from fedshift.datasets.images import (
     rows_of,
     whole_numbers,
 )
+from fedshift.datasets.store import Folder
 
 COUNTS = (129_809, 14_961, 42_791, 7_314, 8_154)
 CLASSES = 182

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +22,13 @@ from fedshift.datasets.images import (
     SPLITS,
     Images,
     Ints,
-    Store,
     codes,
     decode,
-    open_store,
     read_table,
     rows_of,
     whole_numbers,
 )
+from fedshift.datasets.store import Store, open_store
 from fedshift.errors import DataError
 from fedshift.seeds import numpy_generator
 
@@ -104,9 +104,9 @@ def scan(path: Path | str, metadata: Path | str | None = None) -> Pacs:
     if metadata is not None:
         text = open_store(Path(metadata).parent).read(Path(metadata).name)
         return _from_table(store, tree, text, Path(metadata))
-    tables = [n for n in store.names() if os.path.basename(n) == "metadata.csv"]
-    if tables:
-        return _from_table(store, tree, store.read(tables[0]), store.place / tables[0])
+    if any(os.path.basename(name) == "metadata.csv" for name in store.names()):
+        table = _the(store, "metadata.csv")
+        return _from_table(store, tree, store.read(table), store.place / table)
     listed = _lists(store)
     return _from_lists(store, tree, *listed) if listed else _derived(store, tree)
 
@@ -211,12 +211,24 @@ def _check_once(where: Path, keys: list[str]) -> None:
 
 def _lists(store: Store) -> tuple[dict[str, tuple[str, str]], int] | None:
     """Each domain's (training list, whole list) and the first class's label, if all are there."""
-    by_name = {os.path.basename(name): name for name in store.names()}
+    there = {os.path.basename(name) for name in store.names()}
     for ending, first in _LISTS:
         wanted = {d: (f"{d}_train{ending}", f"{d}_test{ending}") for d in DOMAINS}
-        if all(name in by_name for pair in wanted.values() for name in pair):
-            return {d: (by_name[a], by_name[b]) for d, (a, b) in wanted.items()}, first
+        if there.issuperset(chain.from_iterable(wanted.values())):
+            return {d: (_the(store, a), _the(store, b)) for d, (a, b) in wanted.items()}, first
     return None
+
+
+def _the(store: Store, file: str) -> str:
+    """The name in the store of the file called so, of which there is one at least.
+
+    Raises DataError for two that differ: nobody here can say which is meant.
+    """
+    first, *others = (name for name in store.names() if os.path.basename(name) == file)
+    for other in others:
+        if store.read(other) != store.read(first):
+            raise damaged(store.place, f"holds {file} twice: {first} and {other}; keep one")
+    return first
 
 
 def _from_lists(store: Store, tree: Tree, lists: dict[str, tuple[str, str]], first: int) -> Pacs:

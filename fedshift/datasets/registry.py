@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from fedshift.errors import DataError, InputError
 
 # Sets whose images are decoded to a size of choice.
 SIZED = ("pacs", "iwildcam")
+_PACKED = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,25 @@ def load(
         raise InputError(f'size={size} is for {", ".join(SIZED)}, not for "{name}"; leave it out')
     if one.read is None:
         return _generated(one)
-    folder = _folder(one, _roots(folders))
-    if size is None:
-        train, test = one.read(folder)
-    else:
-        check_not_enlarged(folder, size)
-        train, test = one.read(folder, size)
+    roots = _roots(folders)
+    folder = _folder(one, roots)
+    try:
+        train, test = _read(one.read, folder, size)
+    except DataError as error:
+        raise DataError(f"{error}{_others(one, roots, folder)}") from error
     digest = content_sha256(train, test)
     if not one.self_checked:
         _check_content(one, folder, (train, test), digest)
     return Dataset(one.name, train, test, one.classes, digest, str(folder), one.licence)
+
+
+def _read(
+    read: Callable[..., tuple[Samples, Samples]], folder: Path, size: int | None
+) -> tuple[Samples, Samples]:
+    if size is None:
+        return read(folder)
+    check_not_enlarged(folder, size)
+    return read(folder, size)
 
 
 def find(name: str, folders: Sequence[Path | str] | None = None) -> Path:
@@ -116,6 +126,12 @@ def _find(one: Entry, roots: Sequence[Path]) -> Path | None:
     return next((path for path in _candidates(one, roots) if not one.missing(path)), None)
 
 
+def _others(one: Entry, roots: Sequence[Path], folder: Path) -> str:
+    """Where else the set lies, which is read once this folder is out of the way."""
+    others = [path for path in _candidates(one, roots) if path != folder and not one.missing(path)]
+    return f" Or move {folder} away: {others[0]} is read then." if others else ""
+
+
 def _folder(one: Entry, roots: Sequence[Path]) -> Path:
     found = _find(one, roots)
     if found is not None:
@@ -124,12 +140,21 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
         f" {path} is incomplete: it lacks {', '.join(one.missing(path))}."
         for path in _candidates(one, roots)
     )
+    packed = "".join(f" {path} is packed: unpack it beside itself." for path in _packed(one, roots))
     searched = ", ".join(map(str, roots)) or "no folder"
     raise DataError(
         f'data set "{one.name}" was not found. Looked in {searched}'
-        f" for a sub-folder called {' or '.join(one.folders)}.{partial} Get it: {one.how}. "
+        f" for a sub-folder called {' or '.join(one.folders)}.{partial}{packed} Get it: {one.how}. "
         "If it is elsewhere, name the folder above it in $FEDSHIFT_DATA."
     )
+
+
+def _packed(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
+    """Archives that would have to be unpacked first: of the usual folders, and official ones."""
+    names = [sub + ending for sub in one.folders for ending in _PACKED]
+    names += [remote.name for remote in one.remotes if remote.members]
+    paths = [root / name for root in roots for name in names if name not in one.folders]
+    return tuple(path for path in paths if os.path.isfile(path))
 
 
 def _known(one: Entry, roots: Sequence[Path]) -> Known:

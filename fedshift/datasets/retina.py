@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from fedshift.datasets.base import Samples, damaged
-from fedshift.datasets.images import ENDINGS, Images, Ints, Store, codes, decode, open_store
+from fedshift.datasets.images import ENDINGS, OTHER_ENDINGS, Images, Ints, codes, decode
 from fedshift.datasets.sheet import read_sheet
 from fedshift.datasets.sites import TEST_SHARE, Sites, SiteSplit, pooled, split_sites
+from fedshift.datasets.store import Store, open_store
 from fedshift.errors import DataError
 
 SITES = ("ACRIMA", "RIM-ONE", "REFUGE")
@@ -108,6 +109,7 @@ def scan(path: Path | str) -> Retina:
     store = open_store(Path(path))
     names = [name for name in store.names() if _is_image(name)]
     trees = [_tree(store, names, i) for i in range(len(SITES))]
+    _check_read(store)
     taken = {entry.name for tree in trees for entry in tree.values()}
     rest = [name for name in names if name not in taken]
     layouts: tuple[Callable[[Store, list[str]], Listed], ...] = (_acrima, _rim_one, _refuge)
@@ -196,6 +198,19 @@ def _tree(store: Store, names: Iterable[str], site: int) -> Listed:
         if parts[1].casefold() in _PARTS:
             _add(store, found, "/".join(parts), Picture(name, _class(parts[2]), ""))
     return found
+
+
+def _check_read(store: Store) -> None:
+    """Raises DataError for images of the tree in a format that is not read: nobody knows how many
+    there should be, so that nobody would miss them."""
+    others = [name for name in store.names() if name.lower().endswith(OTHER_ENDINGS)]
+    passed = [name for i in range(len(SITES)) for name in _tree(store, others, i).values()]
+    if passed:
+        raise damaged(
+            store.place,
+            f"holds {passed[0].name}, which is no JPEG or PNG file ({len(passed)} of them); "
+            "convert them to PNG",
+        )
 
 
 def _class(folder: str) -> str:

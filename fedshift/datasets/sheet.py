@@ -51,8 +51,11 @@ def _as_csv(raw: bytes, where: Path) -> bytes:
         raise damaged(where, f"not a readable .xlsx file ({error})") from error
     except (ElementTree.ParseError, ValueError, IndexError) as error:
         raise damaged(where, f"its worksheet cannot be understood ({error})") from error
+    rows = [row for row in rows if any(row)]
+    # A note beside the table is none of its columns.
+    width = len(rows[0]) if rows else 0
     out = io.StringIO()
-    csv.writer(out).writerows(row for row in rows if any(row))
+    csv.writer(out).writerows(row[:width] for row in rows)
     return out.getvalue().encode("utf-8")
 
 

@@ -12,10 +12,12 @@ from fedshift.datasets.base import Samples
 from fedshift.datasets.images import Ints
 from fedshift.errors import InputError
 from fedshift.holdout import hold_out
+from fedshift.sketch import sketched
 
 TEST_SHARE = 0.3
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Sites:
     """Example j is x[j] with label y[j] and comes from sites[site[j]]; label k is classes[k].

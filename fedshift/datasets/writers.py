@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedshift.datasets import idx
-from fedshift.datasets.base import Samples, damaged
-from fedshift.datasets.images import Folder
+from fedshift.datasets.base import Samples, damaged, read_whole
 from fedshift.datasets.sites import Sites
+from fedshift.datasets.store import Folder
 from fedshift.errors import DataError
 
 DIGITS = tuple("0123456789")
@@ -37,6 +38,14 @@ _EMNIST = "emnist-digits.mat"
 _EMNIST_FIELDS = ("images", "labels", "writers")
 
 _LEAF_CLASSES = 62
+
+
+class Drawn(NamedTuple):
+    """One writer's digits: images [n, 28, 28], labels [n], and the writer's id n times."""
+
+    images: NDArray[Any]
+    labels: NDArray[Any]
+    writer: NDArray[Any]
 
 
 def mnist(folder: Path) -> tuple[Sites, Sites]:
@@ -55,7 +64,16 @@ def mnist(folder: Path) -> tuple[Sites, Sites]:
 
 def _with_writers(folder: Path, part: str) -> Sites:
     samples = idx.read_samples(folder, _MNIST[part], len(DIGITS))
-    path = _existing(folder, _QMNIST[part])
+
+    def writers_of(path: Path) -> NDArray[Any]:
+        return _writers(path, part, samples)
+
+    who = read_whole(idx.existing(folder, _QMNIST[part]), writers_of)
+    return _sites(samples.x, samples.y, who)
+
+
+def _writers(path: Path, part: str, samples: Samples) -> NDArray[Any]:
+    """QMNIST's writer of each image, int64 [n]."""
     table = idx.read_integers(path, 2)
     if table.shape[1] != _COLUMNS or len(table) < len(samples):
         raise damaged(
@@ -72,12 +90,13 @@ def _with_writers(folder: Path, part: str) -> Sites:
             f"row {at} is of class {int(table[at, _CLASS])}, image {at} of "
             f"{_MNIST[part]} is labelled {int(samples.y[at])}: these are not MNIST's labels",
         )
-    return _sites(samples.x, samples.y, table[:, _WRITER].numpy())
+    writers: NDArray[Any] = table[:, _WRITER].numpy()
+    return writers
 
 
 def missing_mnist(folder: Path) -> tuple[str, ...]:
     """What `folder` lacks of the idx files and QMNIST's labels."""
-    labels = tuple(f"{stem}[.gz]" for stem in _QMNIST.values() if _find(folder, stem) is None)
+    labels = tuple(f"{stem}[.gz]" for stem in _QMNIST.values() if not idx.find(folder, stem))
     return (*idx.missing(folder), *labels)
 
 
@@ -93,11 +112,15 @@ def emnist(folder: Path) -> tuple[Sites, Sites]:
     one that public loaders read; no real copy was at hand.
     Raises DataError for a missing or damaged file, and fields that are not as above.
     """
+    paths = [path for path in _emnist_places(folder) if os.path.isfile(path)]
+    if not paths:
+        raise damaged(folder / _EMNIST, "no such file")
+    return read_whole(paths, _emnist_file)
+
+
+def _emnist_file(path: Path) -> tuple[Sites, Sites]:
     from scipy.io import loadmat
 
-    path = next((p for p in _emnist_places(folder) if os.path.isfile(p)), None)
-    if path is None:
-        raise damaged(folder / _EMNIST, "no such file")
     raw = Folder(path.parent).read(path.name)
     # The reader fails in many ways, one for each kind of damage.
     try:
@@ -112,12 +135,15 @@ def emnist(folder: Path) -> tuple[Sites, Sites]:
 def _emnist_part(path: Path, part: str, held: dict[str, NDArray[Any]]) -> Sites:
     images, labels, writers = (held[name] for name in _EMNIST_FIELDS)
     n, whole = labels.size, _whole(labels) and _whole(writers)
-    if images.dtype != np.uint8 or images.size != n * PIXELS or writers.size != n or not whole:
+    # Of a single image, the reader keeps one axis.
+    shape = (1, *images.shape) if images.ndim == 1 else images.shape
+    if images.dtype != np.uint8 or shape != (n, PIXELS) or writers.size != n or not whole:
+        turned = "; here every column is an image: transpose them" if shape == (PIXELS, n) else ""
         raise damaged(
             path,
             f"{part} has images {images.dtype} {list(images.shape)}, labels {labels.dtype} "
             f"{list(labels.shape)} and writers {writers.dtype} {list(writers.shape)}; expected "
-            "uint8 [n, 784] and whole numbers [n, 1]",
+            f"uint8 [n, 784] and whole numbers [n, 1]{turned}",
         )
     # Column by column: the first of the two pixel axes runs fastest.
     upright = images.reshape(n, 28, 28).transpose(0, 2, 1)
@@ -153,7 +179,8 @@ def leaf(folder: Path) -> tuple[Sites, Sites]:
     Source: Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv 1812.01097, and
     its data/femnist. Its preprocessing is known to list the first image of most writers twice; what
     the files hold is given as it is. No real copy was at hand.
-    Raises DataError for a missing or damaged file, and one with other content.
+    Raises DataError for a missing or damaged file, one with other content, and a writer who is in
+    two files of a part or twice in one.
     """
     train, test = (_leaf_part(folder, part) for part in PARTS)
     return train, test
@@ -163,23 +190,35 @@ def _leaf_part(folder: Path, part: str) -> Sites:
     files = sorted((folder / part).glob("*.json"))
     if not files:
         raise damaged(folder / part, "has no .json file")
-    found = [entry for path in files for entry in _leaf_file(path)]
+    found = []
+    lies: dict[str, Path] = {}
+    for path in files:
+        for user, entry in _leaf_file(path).items():
+            if user in lies:
+                raise damaged(
+                    path,
+                    f'user "{user}" is in {lies[user].name} as well; keep the files of one run of '
+                    "preprocess.sh",
+                )
+            lies[user] = path
+            found.append(entry)
     x, y, who = (np.concatenate([entry[k] for entry in found]) for k in range(3))
     if not len(y):
         raise damaged(folder / part, "has no digit (labels 0 to 9)")
     return _sites(torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y), who)
 
 
-def _leaf_file(path: Path) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """(images, labels, ids) of each writer's digits."""
+def _leaf_file(path: Path) -> dict[str, Drawn]:
+    """The digits of each writer."""
     try:
-        content = json.loads(Folder(path.parent).read(path.name))
-        users, sizes = content["users"], content["num_samples"]
+        content = json.loads(Folder(path.parent).read(path.name), object_pairs_hook=_once)
+        _check_keys(path, "", content, ("users", "num_samples", "user_data"))
+        users, sizes, held = (content[k] for k in ("users", "num_samples", "user_data"))
         if len(users) != len(sizes):
             raise damaged(path, f"num_samples has {len(sizes)} entries for {len(users)} users")
-        counts = dict(zip(users, sizes, strict=True))
-        held = {user: content["user_data"][user] for user in counts}
-        return [_leaf_user(path, user, held[user], counts[user]) for user in counts]
+        _check_users(path, users, held)
+        counts = zip(users, sizes, strict=True)
+        return {user: _leaf_user(path, user, held[user], count) for user, count in counts}
     except DataError:
         raise
     except (KeyError, TypeError, AttributeError) as error:
@@ -188,13 +227,49 @@ def _leaf_file(path: Path) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any
         raise damaged(path, f"not a complete JSON file ({error})") from error
 
 
-def _leaf_user(
-    path: Path, user: str, held: dict[str, Any], count: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which may say each name once: of two, the first would be lost."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f'"{twice}" is there twice')
+    return content
+
+
+def _check_keys(path: Path, what: str, content: Mapping[str, Any], keys: Sequence[str]) -> None:
+    absent = [key for key in keys if key not in content]
+    if absent:
+        raise damaged(path, f"{what}has no {', '.join(absent)}; LEAF writes {', '.join(keys)}")
+
+
+def _check_users(path: Path, users: Sequence[str], held: Mapping[str, Any]) -> None:
+    """Raises DataError unless users are named once each and are those of whom there are data."""
+    if not users:
+        raise damaged(path, "lists no users")
+    twice = [user for user, number in Counter(users).items() if number > 1]
+    if twice:
+        raise damaged(path, f'lists user "{twice[0]}" twice')
+    for one, other, said in (
+        (users, held, "is among users, but not in user_data"),
+        (held, set(users), "is in user_data, but not among users"),
+    ):
+        absent = [user for user in one if user not in other]
+        if absent:
+            raise damaged(path, f'"{absent[0]}" {said}')
+
+
+def _leaf_user(path: Path, user: str, held: dict[str, Any], count: int) -> Drawn:
+    _check_keys(path, f"user {user} ", held, ("x", "y"))
+    n = len(held["y"])
     try:
-        ink = 1.0 - np.asarray(held["x"], dtype=np.float64).reshape(len(held["y"]), 28, 28)
+        paper = np.asarray(held["x"], dtype=np.float64)
     except ValueError as error:
-        raise damaged(path, f"user {user}: x is not {len(held['y'])} times 784 numbers") from error
+        raise damaged(path, f"user {user}: x is not {n} times 784 numbers") from error
+    if n and paper.shape != (n, PIXELS):
+        shape = " x ".join(map(str, paper.shape))
+        raise damaged(path, f"user {user}: x is not {n} times 784 numbers, but {shape}")
+    ink = 1.0 - paper.reshape(n, 28, 28)
     if len(ink) != count:
         raise damaged(path, f"user {user} has {len(ink)} images; num_samples says {count}")
     if len(ink) and not (ink.min() >= 0.0 and ink.max() <= 1.0):
@@ -202,7 +277,7 @@ def _leaf_user(
     y = _labels(path, f"user {user}: y", held["y"], _LEAF_CLASSES).numpy()
     digit = y < len(DIGITS)
     images = np.rint(255.0 * ink[digit]).astype(np.uint8)
-    return images, y[digit], np.full(int(digit.sum()), user)
+    return Drawn(images, y[digit], np.full(int(digit.sum()), user))
 
 
 def missing_leaf(folder: Path) -> tuple[str, ...]:
@@ -239,14 +314,3 @@ def _labels(path: Path, what: str, values: ArrayLike, classes: int) -> Tensor:
     if y.size and not 0 <= y.min() <= y.max() < classes:
         raise damaged(path, f"{what} from {y.min()} to {y.max()}; allowed: 0 to {classes - 1}")
     return torch.from_numpy(y.astype(np.int64))
-
-
-def _find(folder: Path, stem: str) -> Path | None:
-    return next((folder / n for n in (f"{stem}.gz", stem) if os.path.isfile(folder / n)), None)
-
-
-def _existing(folder: Path, stem: str) -> Path:
-    path = _find(folder, stem)
-    if path is None:
-        raise damaged(folder / f"{stem}.gz", "no such file, neither gzipped nor raw")
-    return path

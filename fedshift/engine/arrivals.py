@@ -110,7 +110,7 @@ def _taken(
     def look(bad: Sequence[Dropped] = ()) -> None:
         # At all numbers of all replies: the first client that is refused is the one to name.
         if bad := gate.admit(came, asked).bad or bad:
-            raise _refusal(gate, bad[0], came)
+            raise _refusal(gate, bad[0], came, asked)
 
     admitted = gate.admit(came, asked, () if fold is None else fold.telling(asked.clients))
     if admitted.bad:
@@ -125,13 +125,13 @@ def _taken(
     return left
 
 
-def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply]) -> TrainingError:
+def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply], asked: Asked) -> TrainingError:
     """What a reply that cannot be used ends the run with."""
     try:
         for reply in came:
             # What is refused for its size is not read: it may be one number a billion times.
             if reply.client == bad.client and size_in_bytes(reply.update) <= gate.max_bytes:
-                check_finite(reply)
+                check_finite(reply, asked.infinite)
     except DivergedError:
         return DivergedError(bad.reason)
     except (RuntimeError, TypeError, AttributeError):  # no tensors at all: `bad` says so

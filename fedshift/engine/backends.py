@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
+from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
 ClientUpdate = Callable[[Parts, Parts, ClientData, Mapping[str, Plan]], tuple[Parts, Parts]]
@@ -19,6 +20,7 @@ ClientUpdate = Callable[[Parts, Parts, ClientData, Mapping[str, Plan]], tuple[Pa
 FAILED = "failed"
 
 
+@sketched
 class Job(NamedTuple):
     """One client's work in round t."""
 
@@ -30,6 +32,7 @@ class Job(NamedTuple):
     t: int = 0
 
 
+@sketched
 class Reply(NamedTuple):
     """What came of a job: the update that leaves the client and its changed state.
 
@@ -42,6 +45,7 @@ class Reply(NamedTuple):
     t: int = 0
 
 
+@sketched
 class Block(NamedTuple):
     """What came of clients that were trained together: updates and states as one, leaves [C, ...].
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedshift.engine.gate import Dropped
@@ -157,6 +158,7 @@ def _places(folder: Path) -> list[Path]:
     return sorted((p for p in found if not p.name.endswith(PARTIAL)), reverse=True)
 
 
+@torch.inference_mode(False)
 def _read(place: Path, shelf: Shelf) -> Saved:
     try:
         about = json.loads((place / ABOUT).read_bytes())

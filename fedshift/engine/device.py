@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedshift.arguments import called
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, stamp
+from fedshift.engine.door import check_backend
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
@@ -26,7 +28,11 @@ def on(device: str | torch.device, within: Backend) -> Backend:
     sums are taken there. Raises InputError for a device that torch does not have here, and where
     its memory does not hold the clients' examples and a block's training.
     """
-    place = torch.device(device)
+    check_backend(within)
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as e:
+        raise InputError(f'device is {called(device)}; give "cuda", or "cpu"') from e
     if place.type == "cuda" and not torch.cuda.is_available():
         raise InputError(
             f"there is no device {place} for this torch ({torch.__version__}); install a build for "

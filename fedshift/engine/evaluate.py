@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.arguments import check_kind
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.randomness import repeatable
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 # Input values of one block: 1,000 colour images of 96 pixels. A ResNet-50 keeps some hundred bytes
@@ -18,6 +21,7 @@ from fedshift.tree import Params
 LARGEST = 1000 * 3 * 96 * 96
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Score:
     """What a model got right, label by label, and the summed cross-entropy. Scores add.
@@ -87,8 +91,15 @@ def score(
     batch: int = 1000,
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones."""
+    check_kind("model", model, Model, "give Model(net)")
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
+    return repeatable(lambda: _score(model, params, buffers, examples, classes, batch))
+
+
+def _score(
+    model: Model, params: Params, buffers: Params, examples: Examples, classes: int, batch: int
+) -> Score:
     correct, predicted = torch.zeros(2, classes, dtype=torch.int64)
     loss, size = 0.0, min(batch, max(1, LARGEST // max(1, examples.x[:1].numel())))
     with torch.no_grad():

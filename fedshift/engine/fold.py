@@ -14,7 +14,7 @@ from fedshift.engine.backends import Block, Reply
 from fedshift.engine.replies import finite
 from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
-from fedshift.tree import Params, Parts, accumulate, same_form
+from fedshift.tree import Params, Parts, accumulate, same_form, sum_type
 
 # Bytes that are not worth a copy of the part that is kept: numbers of a block of stacked clients.
 LITTLE = 1 << 12
@@ -204,7 +204,7 @@ class Fold:
         like = self._like.setdefault(part, {k: _blank(v) for k, v in first.items()})
         with torch.inference_mode(False):  # they are added to elsewhere, too
             self._totals[part] = {
-                k: torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+                k: torch.zeros(v.shape, dtype=sum_type(v.dtype), device=v.device)
                 for k, v in like.items()
             }
 

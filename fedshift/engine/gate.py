@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.engine.backends import Block, Reply, failure
 from fedshift.engine.replies import (
     Came,
@@ -41,12 +42,17 @@ class Asked(NamedTuple):
     """What a round asked for: of these clients (ascending), by these messages.
 
     parts: what may leave a client of the method, by name; empty where that is not known.
+    fixed: names of parameters that are sent to clients and not back (`Model.fixed`).
+    infinite: the buffers that were not finite before round 1, as a mask of -inf: where one is still
+    the same, it passes.
     """
 
     t: int
     clients: tuple[int, ...]
     message: Callable[[int], Parts]
     parts: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
+    infinite: Params | None = None
 
 
 class Admitted(NamedTuple):
@@ -92,6 +98,7 @@ class Gate:
     max_skips: int = 10
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.on_bad not in get_args(OnBad):
             raise unknown("on_bad", str(self.on_bad), get_args(OnBad))
         if not (self.max_norm > 0 and self.max_gap >= 0):
@@ -126,7 +133,10 @@ class Gate:
             first[reply.client] = Came(reply, like or reply)
             usual = usual if why or like else reply
         told = [first[i] for i in sorted(first) if not bad[i]]
-        odd = misshapen(told, expected_update(asked.message, told, asked.parts)) if told else {}
+        odd: dict[int, str] = {}
+        if told:
+            expected = expected_update(asked.message, told, asked.parts, asked.fixed)
+            odd = misshapen(told, expected)
         for reply, _ in told:
             bad[reply.client] = odd.get(reply.client) or self._unusable(reply, asked, summed)
         good = tuple(reply for reply, _ in told if not bad[reply.client])
@@ -188,7 +198,7 @@ class Gate:
     def _unusable(self, reply: Reply, asked: Asked, summed: Collection[str]) -> str:
         """Why the numbers of a reply cannot be used."""
         try:
-            check_reply(reply, asked.message, summed)
+            check_reply(reply, asked.message, summed, asked.infinite)
         except (RuntimeError, TypeError, ValueError) as e:
             # Not only our own word: kinds of numbers that nobody expects cannot even be summed.
             return str(e)
@@ -204,7 +214,8 @@ class Gate:
 
 def norm_of(change: Params) -> float:
     """The Euclidean norm over all tensors, in float64."""
-    return math.sqrt(sum(float(v.double().square().sum()) for v in change.values()))
+    real = (torch.view_as_real(v) if v.is_complex() else v for v in change.values())
+    return math.sqrt(sum(float(v.double().square().sum()) for v in real))
 
 
 def astray(after: Parts, before: Parts) -> str:

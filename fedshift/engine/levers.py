@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fedshift.client.winograd import KINDS, Winograd, least
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import FAILED, Backend, ClientUpdate, Job, Reply
+from fedshift.engine.door import check_backend
 from fedshift.errors import UnfitError
 from fedshift.tree import Parts
 
@@ -28,6 +29,8 @@ def channels_last(backend: Backend) -> Backend:
 
 def winograd(backend: Backend) -> Backend:
     """Convolutions 3 x 3 and 5 x 5 are computed as `fedshift.client.winograd` does."""
+
+    check_backend(backend)
 
     def marked(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         return backend(_ByWinograd(update), jobs)
@@ -61,6 +64,8 @@ class _ByWinograd:
 
 
 def _marked(backend: Backend, mark: Callable[[Plan], Plan]) -> Backend:
+    check_backend(backend)
+
     def marked(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         return backend(update, (_with(job, mark) for job in jobs))
 

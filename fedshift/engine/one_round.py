@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
@@ -18,6 +18,7 @@ from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshape
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, stack
 
 States = Mapping[int, Parts]
@@ -25,6 +26,7 @@ States = Mapping[int, Parts]
 AHEAD = 16
 
 
+@sketched
 class Round(NamedTuple):
     """The state after round t (1-based), and who was drawn, who trained, with which weights.
 
@@ -119,10 +121,16 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
     return opened._replace(ids=ids, weights=weights, asked=torch.ones(len(ids), dtype=torch.bool))
 
 
-def question(opened: Opened) -> Asked:
-    """What the gate must know of a round: who was asked, what, and what may come back."""
+def question(opened: Opened, infinite: Params | None = None) -> Asked:
+    """What the gate must know of a round: who was asked, what, and what may come back.
+
+    infinite: as in `Asked`.
+    """
     asked = tuple(opened.ids[opened.asked].tolist())
-    return Asked(opened.t, asked, opened.message, frozenset(opened.stage.reveals()))
+    model = ask(opened.stage, Capabilities.trained_model)
+    fixed = frozenset[str]() if model is None else model.fixed
+    parts = frozenset(opened.stage.reveals())
+    return Asked(opened.t, asked, opened.message, parts, fixed, infinite)
 
 
 def job_of(
@@ -221,7 +229,7 @@ def settle(
         if odd := astray(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
-                "the learning rates, or set training.max_norm"
+                "the learning rates, or set max_norm"
             )
         if odd := reshaped(after, server):
             raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+
+import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.one_round import has_examples, jobs_of, open_round
-from fedshift.engine.rounds import Federation, draw_cohort, first_state, start
+from fedshift.engine.rounds import Federation, Round, draw_cohort, first_state, start
 from fedshift.engine.stacked import shortened
-from fedshift.errors import InputError, TrainingError
+from fedshift.engine.trial import check_model, check_router
+from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Params, Parts, flatten
 
 # Seconds of the loop that decide how many clients take part; steps of the longer of two trials.
 BUDGET, STEPS = 0.2, 5
 # Where one step of all takes longer, it is not tried again after a first call.
 LONG = 1.0
+# Clients that show whether a backend can train the others, too.
+TRIED = 2
 # Rounding moves a step by less; another result moves it by more.
 SAME = 1e-3
 
@@ -53,6 +59,7 @@ class Probed:
         )
 
 
+@torch.inference_mode(False)
 def probe(
     contenders: Mapping[str, Backend],
     algorithm: Algorithm,
@@ -88,21 +95,58 @@ def probe(
     return Probed(seconds, refused, len(jobs))
 
 
+def check_fit(
+    backend: Backend,
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    *,
+    cohort: int | None = None,
+    after: Round | None = None,
+) -> None:
+    """Try one step of a few clients of the next round: UnfitError for what it cannot train.
+
+    What is wrong with clients is left to the run to say, and so are batches that differ later on.
+    Raises InputError for a network that does not fit the clients' examples.
+    """
+    check_model(algorithm.model, federation)
+    check_router(algorithm, federation)
+    current = start(algorithm, federation) if after is None else after
+    if current.t >= rounds:
+        return
+    try:
+        update, jobs = _round_after(current, algorithm, federation, cohort)
+        tried = [shortened(job, 1) for job in itertools.islice(jobs, TRIED)]
+        list(backend(update, tried))
+    except UnfitError:
+        raise
+    except FedshiftError:
+        return
+
+
 def _first_round(
     algorithm: Algorithm, federation: Federation, cohort: int | None
 ) -> tuple[ClientUpdate, list[Job]]:
     """The work of round 1; of the first whose cohort has an example."""
-    total, seed = len(federation.clients), federation.seeds
-    server = start(algorithm, federation).server
-    draws = ((t, draw_cohort(total, cohort or total, t, seed.cohort)) for t in count(1))
-    t, ids = next((t, ids) for t, ids in draws if has_examples(server, ids))
-    opened = open_round(algorithm, server, ids, t)
+    first, total = start(algorithm, federation), len(federation.clients)
+    draws = (draw_cohort(total, cohort or total, t, federation.seeds.cohort) for t in count(1))
+    t = next(t for t, ids in enumerate(draws) if has_examples(first.server, ids))
+    update, jobs = _round_after(first._replace(t=t), algorithm, federation, cohort)
+    return update, list(jobs)
+
+
+def _round_after(
+    current: Round, algorithm: Algorithm, federation: Federation, cohort: int | None
+) -> tuple[ClientUpdate, Iterator[Job]]:
+    """The work of the round after this one, client by client."""
+    total, seed, t = len(federation.clients), federation.seeds, current.t + 1
+    ids = draw_cohort(total, cohort or total, t, seed.cohort)
+    opened = open_round(algorithm, current.server, ids, t)
 
     def state_of(i: int) -> Parts:
-        return first_state(algorithm, federation, i)
+        return current.states[i] if i in current.states else first_state(algorithm, federation, i)
 
-    jobs = jobs_of(opened, federation.clients, state_of, seed.batch)
-    return opened.stage.client_update, list(jobs)
+    return opened.stage.client_update, jobs_of(opened, federation.clients, state_of, seed.batch)
 
 
 def _reckoned(

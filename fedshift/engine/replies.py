@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshift.engine.backends import Reply
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import split_buffers
-from fedshift.tree import Parts, flatten, same_form, same_parts
+from fedshift.tree import Params, Parts, flatten, same_form, same_parts
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 # By how much counters (batches that running statistics have seen) may grow in one round.
@@ -33,25 +33,30 @@ class Came(NamedTuple):
 
 
 def expected_update(
-    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str] = ()
-) -> Parts:
+    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str] = (),
+    fixed: Collection[str] = (),
+) -> Parts:  # fmt: skip
     """What an update must look like: the model that was sent for what mirrors it.
 
     The model that was sent, not the server's: clients may receive only rows of a layer. For all
     else, the form that most replies have, so that one odd client does not make the others look odd;
     forms that mirror what was sent, and hold none but the method's `parts` (any if left out), come
-    first, and of two equals the one with more parts. `message` gives what a client was sent.
+    first, and of two equals the one with more parts. `message` gives what a client was sent; what
+    is `fixed` of its model does not come back.
     """
-    usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts)
+    usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts, fixed)
     own = {k: v for k, v in usual.update.items() if not parts or k in parts}
-    return {**own, **_mirrors(message, usual)}
+    return {**own, **_mirrors(message, usual, fixed)}
 
 
 def _looks(came: Sequence[Came]) -> dict[int, Reply]:
     return {id(one.like): one.like for one in came}
 
 
-def _usual(message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str]) -> Reply:
+def _usual(
+    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str],
+    fixed: Collection[str],
+) -> Reply:  # fmt: skip
     looks = {k: _form(like.update) for k, like in _looks(came).items()}
     forms = [looks[id(one.like)] for one in came]
     counts = Counter(forms)
@@ -60,7 +65,7 @@ def _usual(message: Callable[[int], Parts], came: Sequence[Came], parts: Collect
         i = forms.index(form)
         reply = came[i].reply
         fits = not parts or set(reply.update) <= set(parts)
-        sent = _mirrors(message, reply).items() if fits else ()
+        sent = _mirrors(message, reply, fixed).items() if fits else ()
         fits = fits and all(same_form(reply.update[k], v) for k, v in sent)
         return fits, counts[form], len(reply.update), -i
 
@@ -72,13 +77,14 @@ def _form(update: Parts) -> Form:
     return tuple((k, tuple(v.shape), v.dtype) for k, v in sorted(flat, key=itemgetter(0)))
 
 
-def _mirrors(message: Callable[[int], Parts], reply: Reply) -> Parts:
+def _mirrors(message: Callable[[int], Parts], reply: Reply, fixed: Collection[str]) -> Parts:
     """What was sent to a client, for the parts of its update that have the same form."""
     sent = message(reply.client)
     floats, counters = split_buffers(sent.get("buffers", {}))
     # What goes out and comes back by one name has one form, as SCAFFOLD's controls.
     others = {k: v for k, v in sent.items() if k not in ("params", "buffers")}
-    mirrors = others | {"delta": sent.get("params", {}), "buffers": floats, "counters": counters}
+    delta = {k: v for k, v in sent.get("params", {}).items() if k not in fixed}
+    mirrors = others | {"delta": delta, "buffers": floats, "counters": counters}
     return {part: tree for part, tree in mirrors.items() if part in reply.update}
 
 
@@ -143,38 +149,47 @@ def _odd_form(reply: Reply, expected: Parts) -> str:
 
 
 def check_reply(
-    reply: Reply, message: Callable[[int], Parts], summed: Collection[str] = ()
-) -> None:
+    reply: Reply, message: Callable[[int], Parts], summed: Collection[str] = (),
+    infinite: Params | None = None,
+) -> None:  # fmt: skip
     """`check_finite`, for the parts that are not `summed`, and `check_said`."""
     own = {part: tree for part, tree in reply.update.items() if part not in summed}
-    check_finite(Reply(reply.client, own, reply.changed))
+    check_finite(Reply(reply.client, own, reply.changed), infinite)
     check_said(reply, message)
 
 
-def check_finite(reply: Reply) -> None:
+def check_finite(reply: Reply, infinite: Params | None = None) -> None:
     """Raise DivergedError for non-finite numbers in what a client sends, or would keep.
+
+    But for buffers of the names and numbers of `infinite`: training has not made them.
 
     What a client keeps must be finite too: a personal model may diverge without a word of it in
     the update, and would be served.
     """
-    if odd := _not_finite(reply.update):
+    if odd := _not_finite(reply.update, infinite or {}):
         raise DivergedError(
             f'client {reply.client} sent non-finite numbers in "{odd}": its '
             "training diverged. Lower the learning rate, or look at this client's data"
         )
-    if odd := _not_finite(reply.changed):
+    if odd := _not_finite(reply.changed, infinite or {}):
         raise DivergedError(
             f'client {reply.client} would keep non-finite numbers in "{odd}": its own model '
             "diverged. Lower the learning rate, or the strength of what pulls on this model"
         )
 
 
-def _not_finite(parts: Parts) -> str:
+def not_finite(tree: Params) -> Params:
+    """The entries that hold NaN or infinity."""
+    return {name: v for name, v in tree.items() if not finite(v)}
+
+
+def _not_finite(parts: Parts, infinite: Params) -> str:
     """The first tensor that is not finite; empty if all are."""
     # What is no tree of tensors fails before any number is looked at.
     leaves = [(part, name, v) for part, tree in parts.items() for name, v in tree.items()]
     for part, name, v in leaves:
-        if not finite(v):
+        constant = name in infinite and part.endswith("buffers") and _same(v, infinite[name])
+        if not (constant or finite(v)):
             return f"{part}/{name}"
     return ""
 
@@ -193,17 +208,26 @@ def check_said(reply: Reply, message: Callable[[int], Parts]) -> None:
     counters = reply.update.get("counters", {})
     before = message(reply.client).get("buffers", {}) if counters else {}
     for name, v in counters.items():
-        most = before.get(name, torch.zeros_like(v)) + MOST_BATCHES
-        if bool((v < 0).any()) or bool((v > most).any()):
+        if name in before and _same(v, before[name]):  # a constant, whatever it is
+            continue
+        most = before.get(name, torch.zeros_like(v)).long() + MOST_BATCHES
+        if bool((v.long() < 0).any()) or bool((v.long() > most).any()):
             raise TrainingError(
                 f'client {reply.client} sent "counters/{name}" = {v.flatten()[:3].tolist()}, '
                 "which is no count of batches"
             )
 
 
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether all entries are the same, NaN like NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
 def finite(v: Tensor) -> bool:
     """Whether all entries are finite."""
-    if not (v.is_floating_point() or v.is_complex()):
+    if v.is_complex():
+        return bool(torch.isfinite(v).all())
+    if not v.is_floating_point():
         return True
     if v.numel() == 1 and v.dtype in PLAIN:
         return math.isfinite(v.item())

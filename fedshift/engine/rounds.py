@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
-from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, check_clients, largest_label
+from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import check_kind
+from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
+from fedshift.engine.door import TABLE, check_federation, check_fit, check_run
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
 from fedshift.engine.one_round import Round as Round
@@ -29,12 +30,16 @@ from fedshift.engine.one_round import (
     settle,
     skip,
 )
+from fedshift.engine.replies import not_finite
 from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
+from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
 from fedshift.errors import InputError
-from fedshift.model import Model, check_columns, dry_logits, dry_pass
+from fedshift.randomness import repeatable
 from fedshift.seeds import Seeds, generator
-from fedshift.tree import Params, Parts
+from fedshift.tree import Params, Parts, ordinary
+
+FEDERATION = "give Federation(clients, *model.init(), register(clients, K), Seeds.of(0))"
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,10 @@ class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
-    says which replies are let through, `shelf` where clients' states lie.
-    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`) and a
-    table of other clients.
+    says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
+    are left out (`fedshift.data.of_importance`).
+    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
+    of other clients, and what else `fedshift.engine.door` refuses.
     """
 
     clients: Sequence[ClientData]
@@ -56,13 +62,32 @@ class Federation:
     shelf: Shelf = Shelf()
 
     def __post_init__(self) -> None:
-        check_clients(self.clients)
-        for name, column in self.table.items():
-            if len(column) != len(self.clients):
-                raise InputError(
-                    f'{len(self.clients)} clients and {len(column)} rows of "{name}" in the '
-                    "table; make it with fedshift.data.register(clients, classes)"
-                )
+        check_federation(self)
+        for name in ("params", "buffers", "table"):
+            object.__setattr__(self, name, ordinary(getattr(self, name)))
+        clients = of_importance(self.clients)
+        if not isinstance(clients, Surveyed) and any(v.is_inference() for c in clients for v in c):
+            clients = tuple(ClientData(**ordinary(c._asdict())) for c in clients)
+        object.__setattr__(self, "clients", clients)
+
+    @cached_property
+    def infinite(self) -> Params:
+        """Buffers that are not finite from the first, see `engine.gate.Asked`."""
+        return not_finite(self.buffers)
+
+    def __repr__(self) -> str:
+        sizes = self.table["n"]
+        labels = f"{self.table['labels'].shape[1]} labels, " if "labels" in self.table else ""
+        return (
+            f"Federation({len(self.clients)} clients, {int(sizes.sum()):,} examples, {labels}"
+            f"{sum(v.numel() for v in self.params.values()):,} parameters, {self.seeds})"
+        )
+
+
+def check_size(clients: int, size: int) -> None:
+    """Raise InputError for a cohort of less than one client, or of more than there are."""
+    if not 1 <= size <= clients:
+        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
 
 
 def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
@@ -71,8 +96,7 @@ def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
     Client i has the i-th of N uniform numbers of the round, and the smallest are drawn. Thus one
     client more, at the end, leaves the draw as it is unless it is drawn itself.
     """
-    if not 1 <= size <= clients:
-        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
+    check_size(clients, size)
     if size == clients:
         return torch.arange(clients)
     numbers = torch.rand(clients, generator=generator(seed, "cohort", t), dtype=torch.float64)
@@ -90,6 +114,7 @@ def state_of(algorithm: Algorithm, federation: Federation, states: States, clien
     return states[client] if client in states else first_state(algorithm, federation, client)
 
 
+@torch.inference_mode(False)
 def play_round(
     algorithm: Algorithm,
     federation: Federation,
@@ -102,9 +127,23 @@ def play_round(
     """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
 
     Where the first bad reply ends the run, replies are summed and let go as they come, as far as
-    the method needs no more than their sums.
+    the method needs no more than their sums. Gradients are taken wherever it is called from, within
+    `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
+    played once more, with seeds (`fedshift.randomness.repeatable`).
     """
-    opened, clients = open_round(algorithm, server, ids, t), federation.clients
+    return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
+
+
+def _play_round(
+    algorithm: Algorithm,
+    federation: Federation,
+    server: Parts,
+    states: States,
+    ids: Tensor,
+    t: int,
+    backend: Backend,
+) -> Round:
+    opened, gate = open_round(algorithm, server, ids, t), federation.gate
     if opened.skipped:
         return skip(opened, server, opened.skipped)._replace(states=states)
     stage, seed = opened.stage, federation.seeds.batch
@@ -113,8 +152,8 @@ def play_round(
     def keep(client: int, changed: Parts) -> None:
         draft.put(client, own(client) | changed)
 
-    jobs = jobs_of(opened, clients, own, seed)
-    gate, asked, draft = federation.gate, question(opened), federation.shelf.draft(states)
+    jobs = jobs_of(opened, federation.clients, own, seed)
+    asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
@@ -137,50 +176,16 @@ def play_round(
     return played._replace(states=draft.whole())
 
 
-def check_model(model: Model, federation: Federation) -> None:
-    """Try the network on two examples: InputError unless it has an output for every class.
-
-    K is the table's where it has labels [N, K]; else the largest label says how many outputs there
-    must be at least. A network of one output is let through where all labels are 0: then they are
-    no classes, and the objective is not a classifier's.
-    """
-    held = _first_with_examples(federation)
-    if held is None:
-        return
-    logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
-    largest, columns = largest_label(federation.clients), logits.shape[1]
-    if "labels" in federation.table and (largest or columns > 1):
-        check_columns(logits, federation.table["labels"].shape[1])
-    if columns <= largest:
-        raise InputError(
-            f"the model has {columns} outputs, and clients hold label {largest}; "
-            f"give it one output per class, at least {largest + 1}"
-        )
-
-
-def check_router(algorithm: Algorithm, federation: Federation) -> None:
-    """Try the network: InputError unless it has N client logits, where the method learns them."""
-    if not ask(algorithm, Capabilities.trains_router):
-        return
-    held = _first_with_examples(federation)
-    if held is not None:
-        found = dry_pass(algorithm.model, federation.params, federation.buffers, held.x[:2])
-        client_logits(found, len(federation.clients))
-
-
-def _first_with_examples(federation: Federation) -> ClientData | None:
-    return next((c for c in federation.clients if len(c.y)), None)
-
-
+@torch.inference_mode(False)
 def start(algorithm: Algorithm, federation: Federation) -> Round:
-    """Round 0: the state before any training."""
-    return before_rounds(algorithm.init(federation.params, federation.buffers, federation.table))
-
-
-def check_schedule(algorithm: Algorithm, rounds: int) -> None:
-    """A schedule of rates that ends too early says so now, not after days."""
-    for phase in algorithm.at(rounds).phases().values():
-        phase.rate(rounds)
+    """Round 0: the state before any training. InputError for a column that the table lacks."""
+    params, buffers, table = federation.params, federation.buffers, federation.table
+    try:
+        return before_rounds(algorithm.init(params, buffers, table))
+    except KeyError as e:
+        if (name := e.args[0]) in table or name not in ("n", "labels"):
+            raise
+        raise InputError(f'the method needs the table\'s "{name}", which it lacks; {TABLE}') from e
 
 
 def run(
@@ -194,20 +199,35 @@ def run(
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. Raises InputError for impossible sizes and a
-    network that does not fit the clients' examples or a schedule without a rate for the last round,
-    all before the first round, and TrainingError when a client's update cannot be used.
+    cohort: clients drawn per round; None means all. Raises InputError, when it is called, for what
+    cannot be run: other things than those named here, impossible sizes, a network that does not fit
+    the clients' examples or the first model, and a schedule without a rate for one of the rounds.
+    The iterator raises TrainingError when a client's update cannot be used.
     """
-    keep_memory()
+    check_run(algorithm, rounds, cohort, backend, after, Round)
+    check_kind("federation", federation, Federation, FEDERATION)
     total = len(federation.clients)
     size = total if cohort is None else cohort
-    if rounds < 0:
-        raise InputError(f"rounds must be 0 or more, got {rounds}")
+    check_size(total, size)
+    check_fit(algorithm.model, federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
+    check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation) if after is None else after
-    if rounds > current.t:
-        check_schedule(algorithm, rounds)
+    check_schedule(algorithm, current.t + 1, rounds)
+    return _rounds(algorithm, federation, current, rounds, size, backend)
+
+
+def _rounds(
+    algorithm: Algorithm,
+    federation: Federation,
+    current: Round,
+    rounds: int,
+    size: int,
+    backend: Backend,
+) -> Iterator[Round]:
+    keep_memory()
+    total = len(federation.clients)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         before = current

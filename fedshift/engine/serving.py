@@ -17,12 +17,14 @@ from torch.nn import functional as F
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 HEAD = "head."
 Ties = Literal["smallest", "probability"]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Served:
     """What every client's model says about everybody's test examples.

@@ -20,17 +20,23 @@ from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply, Summer
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.gate import Asked, Gate
+from fedshift.tree import Params
 
 # Names, shapes and types of a client's update.
 Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
 class Terms(NamedTuple):
-    """What a process must know to sum its clients' updates: part -> their weights, ascending."""
+    """What a process must know to sum its clients' updates: part -> their weights, ascending.
+
+    parts, fixed, infinite: as in `engine.gate.Asked`
+    """
 
     gate: Gate
     parts: frozenset[str]
     weights: Mapping[str, tuple[float, ...]]
+    fixed: frozenset[str] = frozenset()
+    infinite: Params | None = None
 
 
 @runtime_checkable
@@ -59,7 +65,8 @@ class Books:
         whole = frozenset(self.fold.weights)
         if not whole or len(clients) < 3 or self.fold.telling(clients) != whole:
             return None
-        return Terms(self.gate, self.asked.parts, self.fold.numbers(clients))
+        asked, numbers = self.asked, self.fold.numbers(clients)
+        return Terms(self.gate, asked.parts, numbers, asked.fixed, asked.infinite)
 
     def own(
         self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
@@ -169,7 +176,9 @@ def _good(gate: Gate, block: Block, asked: Asked) -> bool:
 
 def _asked(jobs: Sequence[Job], terms: Terms) -> Asked:
     messages = {job.client: job.message for job in jobs}
-    return Asked(jobs[0].t, tuple(sorted(messages)), messages.__getitem__, terms.parts)
+    clients = tuple(sorted(messages))
+    known = terms.parts, terms.fixed, terms.infinite
+    return Asked(jobs[0].t, clients, messages.__getitem__, *known)
 
 
 def _fold(clients: tuple[int, ...], terms: Terms) -> Fold:

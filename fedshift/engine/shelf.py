@@ -16,9 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedshift.arguments import check_fields
 from fedshift.engine.one_round import States
 from fedshift.engine.tensor_file import Place, map_tensors, write_tensors
 from fedshift.errors import InputError
+from fedshift.sketch import sketched
 from fedshift.tree import Parts, flatten, size_in_bytes, unflatten
 
 
@@ -37,6 +39,7 @@ class Shelf:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.memory >= 0:
             raise InputError(f"{self.memory} bytes for clients' states; give 0 or more")
 
@@ -96,6 +99,7 @@ class OnDisk:
         return unflatten(map_tensors(self.path, self.places), self.parts)
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Kept(Mapping[int, Parts]):
     """States by client; those on disk are mapped anew whenever they are asked for."""

@@ -16,6 +16,7 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import (
     FAILED,
@@ -70,6 +71,7 @@ class Stacked:
     _measured: tuple[ClientUpdate, int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.memory < 1:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 

@@ -22,7 +22,8 @@ PAD = "~pad."
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
+    torch.uint8: "U8", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
+    torch.complex64: "C64", torch.bool: "BOOL",
 }  # fmt: skip
 KINDS = {name: kind for kind, name in DTYPES.items()}
 

@@ -19,6 +19,7 @@ from fedshift.engine.shares import Books, Terms, summed
 from fedshift.engine.waiting import awake, heard
 from fedshift.engine.wire import UnsentError, receive, send
 from fedshift.errors import FedshiftError, TrainingError
+from fedshift.randomness import repeatable
 from fedshift.tree import Parts
 
 
@@ -54,7 +55,8 @@ def serve(
     keep_memory()
     task: Any = None
     message: Parts = {}
-    with contextlib.suppress(EOFError, OSError):
+    # A process inherits what it was forked in, `torch.no_grad()` too.
+    with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         while True:
             if task is not None:
                 heard((connection,), None, task.patience)
@@ -73,12 +75,15 @@ def _reply(
     task: Task, jobs: Sequence[Job], terms: Terms | None
 ) -> tuple[tuple[Exception | None, Any], Sequence[Parts]]:
     """((what failed, what is said of the replies), the replies), to be sent."""
-    try:
-        within = task.within or loop
+    within = task.within or loop
+
+    def train() -> tuple[Any, Sequence[Parts]]:
         if terms is None:
-            about, trees = packed_replies(list(within(task.update, jobs)), None)
-        else:
-            about, trees = packed_replies(*summed(within, task.update, jobs, terms))
+            return packed_replies(list(within(task.update, jobs)), None)
+        return packed_replies(*summed(within, task.update, jobs, terms))
+
+    try:
+        about, trees = repeatable(train)
     except Exception as e:
         return (e if _arrives(e) else _plain(e), ()), ()
     return (None, about), trees

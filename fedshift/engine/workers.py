@@ -25,8 +25,9 @@ from multiprocessing.context import ForkProcess
 from typing import cast
 
 from fedshift.client.products import faster
-from fedshift.data import ClientData
+from fedshift.data import ClientData, of_importance
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
+from fedshift.engine.door import check_backend, check_workers
 from fedshift.engine.parcels import (
     Jobs,
     by_themselves,
@@ -41,6 +42,7 @@ from fedshift.engine.waiting import heard
 from fedshift.engine.wire import UnsentError, receive, send, shared
 from fedshift.engine.worker import Task, serve
 from fedshift.errors import InputError, TrainingError
+from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
 # Shares of a round for each process: while it trains one, the replies of the other are summed.
@@ -71,6 +73,7 @@ class _Worker:
     message: Parts = field(default_factory=dict)
 
 
+@sketched
 @dataclass(eq=False)
 class Team:
     """Processes that train clients; replaced are those that died or were ended.
@@ -98,6 +101,7 @@ class Team:
         would wait for a core before it could read what they answer. Not where there is a deadline,
         for it cannot end itself, nor where there is one process alone.
         """
+        check_backend(within)
         return _Blocks(self, within)
 
     def hire(self) -> _Worker:
@@ -170,15 +174,8 @@ def workers(
     backend raises what `loop` raises, TrainingError where a process dies once too often, and
     InputError after the `with` block.
     """
-    if count < 1:
-        raise InputError(f"{count} workers; give 1 or more")
-    if retries < 0 or not (deadline is None or deadline > 0):
-        raise InputError(
-            f"deadline={deadline}, retries={retries}; allowed: deadline > 0, retries >= 0"
-        )
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise InputError("workers need a system that can fork processes; leave them out")
-    team = Team(clients, [], deadline, retries)
+    check_workers(clients, count, deadline, retries)
+    team = Team(of_importance(clients), [], deadline, retries)  # as a federation has them
     faster()  # asked here, all processes answer alike
     try:
         for _ in range(count):

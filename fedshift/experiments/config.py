@@ -171,6 +171,10 @@ class Training(Section):
             raise ValueError('momentum is SGD\'s; leave it out with optimizer = "adam"')
         return self
 
+    def draws(self, clients: int) -> bool:
+        """Whether a round has fewer than all of the clients."""
+        return self.cohort is not None and self.cohort < clients
+
     def evaluates(self, t: int) -> bool:
         """Whether metrics are taken after round t."""
         return t % self.evaluate_every == 0 or t > self.rounds - max(self.evaluate_last, 1)

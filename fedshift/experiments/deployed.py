@@ -22,7 +22,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round, check_model
+from fedshift.engine.rounds import Federation, Round
+from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import CONFIG, EVENTS, SUMMARY, kept_in, record, reserved
@@ -98,6 +99,7 @@ def _play(
     after: Round | None = None,
 ) -> Iterator[Round]:
     check_model(algorithm.model, federation)
+    check_training(algorithm, federation.params, rounds)
     return on_grid(
         grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend, after=after,
         name=name_of(folder), **waits,

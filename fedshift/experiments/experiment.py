@@ -29,8 +29,12 @@ Engine = Callable[[Config, dict[str, Any]], Play]
 
 
 def in_process(config: Config, options: dict[str, Any]) -> Play:
-    """The engine that runs all clients in this process. Raises InputError for a deadline."""
+    """The engine that runs all clients in this process.
+
+    Raises InputError for a deadline and for retries.
+    """
     check_deadline(config)
+    check_retries(config)
     return run
 
 
@@ -45,6 +49,16 @@ def check_deadline(config: Config) -> None:
         raise InputError(
             "training.deadline needs clients in processes of their own, which can be ended: "
             "--workers N, or Flower"
+        )
+
+
+def check_retries(config: Config) -> None:
+    """Refuse, with InputError, retries where no process of a client can die alone."""
+    if config.training.retries:
+        raise InputError(
+            f"training.retries = {config.training.retries} asks clients again whose process died, "
+            "and here all train in one process; leave it out, or train with --workers N, or on "
+            "Flower"
         )
 
 

@@ -86,9 +86,10 @@ def iwildcam_task(
     `data.train` holds train, client by client, and then val, memory-mapped. A training run copies
     it to float32, four times its size in memory (16 GB for the complete set at 96 px), unless
     `size` is given and the network takes bytes: then it stays on disk, and pages come as they are
-    read.
+    read. Raises DataError as `pacs_task`, and both where the set is not complete.
     """
     found = iwildcam.scan(_found("iwildcam", size))
+    iwildcam.check_complete(found)
     roles = iwildcam_roles(found, clients)
     parts, rest = (*roles.clients, roles.validation), found.rows("test")
     train = found.samples(np.concatenate(parts), size or iwildcam.SIZE)

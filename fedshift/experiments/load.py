@@ -13,7 +13,9 @@ from pydantic_core import ErrorDetails
 from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
+from fedshift.experiments.meanings import check_carried, name_in
 from fedshift.experiments.method_fit import Problem, misfits
+from fedshift.experiments.toml_lines import lines_of
 
 Tables = dict[str, Any]
 MOST, MOST_TOLD = 1_000_000, 20
@@ -29,10 +31,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     except (RecursionError, ValueError) as e:  # tables within tables; numbers of 5,000 digits
         raise InputError(f"{path}: no configuration: {e}") from None
     written = _method_name(tables)
-    for override in overrides:
-        apply_override(tables, override)
+    apply_overrides(tables, overrides)
     if _method_name(tables) != written:
-        _drop_foreign_options(tables, overrides)
+        _drop_foreign_options(tables, _given(overrides))
     return validate(tables, text=text, origin=str(path), overrides=overrides)
 
 
@@ -77,21 +78,36 @@ def validate(
 
 
 def _method_name(tables: Tables) -> Any:
-    method = tables.get("method")
-    return method.get("name") if isinstance(method, dict) else None
+    return name_in(tables, "method")
 
 
-def _drop_foreign_options(tables: Tables, overrides: Sequence[str]) -> None:
+def _given(overrides: Sequence[str]) -> list[str]:
+    """The keys that -c sets, as section.key."""
+    return [".".join(k.strip() for k in o.partition("=")[0].split(".")) for o in overrides]
+
+
+def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
     """After `-c method.name=...`, forget the file's options that the new method does not have.
 
     So one file serves to compare methods. Options given by `-c` stay, and are judged.
     """
     name = _method_name(tables)
-    if name not in recipes.__all__:
+    if name not in recipes.__all__ or "method" not in tables or "method" in given:
         return
     kept = {"name", *recipes.recipe(name).options}
-    kept |= {o.partition("=")[0].strip().removeprefix("method.") for o in overrides}
+    kept |= {key.removeprefix("method.") for key in given}
     tables["method"] = {k: v for k, v in tables["method"].items() if k in kept}
+
+
+def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
+    """`apply_override`, one after the other.
+
+    Raises InputError, too, where a key would stay under a name that gives it another meaning.
+    """
+    written = {k: dict(v) if isinstance(v, dict) else v for k, v in tables.items()}
+    for override in overrides:
+        apply_override(tables, override)
+    check_carried(written, tables, _given(overrides))
 
 
 def apply_override(tables: Tables, override: str) -> None:
@@ -215,7 +231,7 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
 
 def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...]) -> str:
     dotted = ".".join(key)
-    given = [".".join(k.strip() for k in o.partition("=")[0].split(".")) for o in overrides]
+    given = _given(overrides)
     for path in given:
         if f"{dotted}.".startswith(f"{path}."):
             return f"-c {path}"
@@ -228,18 +244,9 @@ def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...
 
 def line_of(text: str, key: tuple[str, ...]) -> int | None:
     """The 1-based line where `key` (or else its section) is written, None where it is not."""
-    section: tuple[str, ...] = ()
-    header = None
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.strip()
-        if line.startswith("["):
-            section = tuple(part.strip(" \"'") for part in line.strip("[] ").split("."))
-            header = number if section == key[: len(section)] else header
-        elif "=" in line and not line.startswith("#"):
-            name = tuple(part.strip(" \"'") for part in line.partition("=")[0].split("."))
-            if section + name == key or (section + name == key[:-1] and key[-1].isdigit()):
-                return number
-    return header
+    lines = lines_of(text)
+    written = (key[:length] for length in range(len(key), 0, -1) if key[:length] in lines)
+    return next((lines[part] for part in written), None)
 
 
 def _method_problems(config: Config) -> list[Problem]:

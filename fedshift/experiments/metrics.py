@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-from fedshift.server.pals import effective_sample_size
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -22,6 +16,8 @@ class Metrics:
     validation_*         on validation examples that follow T, where there are any
     source_accuracy      on the clients' pooled validation examples: what selection without a
                          target would look at
+    ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
+    gap                  ||T - S^T a||_2 of the round's weights
     """
 
     round: int
@@ -36,14 +32,6 @@ class Metrics:
     source_accuracy: float
     clients_trained: int
     ess: float
-
-
-def ess_of(weights: Floats, sizes: Floats) -> float:
-    """The effective sample size of a round's weights [C], in examples; 0 where it has no meaning.
-
-    That is where nobody counts (the round was skipped), and, as the limit of 1 / sum_i a_i^2 / n_i,
-    where a client without examples does, as under uniform weights.
-    """
-    used = weights > 0
-    some = bool(used.any()) and bool((sizes[used] > 0).all())
-    return effective_sample_size(weights, sizes) if some else 0.0
+    # After the others: rows that earlier versions kept have none.
+    ess_fraction: float = math.nan
+    gap: float = math.nan

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round, check_model
+from fedshift.engine.rounds import Federation, Round
 from fedshift.engine.traffic import Meter
+from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Method
 from fedshift.experiments.experiment import Engine, federation_of, method_of
@@ -61,6 +62,7 @@ def _play(
             "in-process"
         )
     check_model(algorithm.model, federation)
+    check_training(algorithm, federation.params, rounds)
     asks = config.shift.target == "clients"
     with quiet():
         # Not before: Flower reads its environment when it is imported.

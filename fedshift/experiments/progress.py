@@ -16,6 +16,7 @@ from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError
 from fedshift.experiments.label_sets import SetRound
 from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.played import Played, played_of
 from fedshift.experiments.served import ServedMetrics
 
 SECONDS = 60.0
@@ -42,14 +43,18 @@ class Missed(NamedTuple):
             self.skipped + bool(played.skipped),
         )
 
-    def sentence(self, rounds: int) -> str:
-        """What a reader of the results has to know of that; empty where nothing was missing."""
+    def sentence(self, rounds: int, means: bool = False) -> str:
+        """What a reader of the results has to know of that; empty where nothing was missing.
+
+        means: whether the results give the weights of the rounds, not those over all clients.
+        """
         if not (self.rounds or self.skipped):
             return ""
+        whose = "those of the rounds that were played" if means else "those of all clients"
         return (
             f"Rounds that lacked answers: {self.rounds} of {rounds}, {self.answers} in all; "
             f"rounds that were skipped: {self.skipped}; answers used: {self.used}. Weights and "
-            "sample sizes are those of all clients; events.jsonl says of each such round who "
+            f"sample sizes are {whose}; events.jsonl says of each such round who "
             "dropped out or why it was skipped, and how far from the target the rest was."
         )
 
@@ -64,6 +69,7 @@ class Progress:
     sets: list[SetRound] = field(default_factory=list)
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
+    played: Played = Played()
 
     def facts(self) -> dict[str, Any]:
         """Everything but the round, as values that JSON can hold."""
@@ -73,6 +79,7 @@ class Progress:
             "sets": [_plain(asdict(one)) for one in self.sets],
             "traffic": list(self.traffic),
             "missed": list(self.missed),
+            "played": self.played.facts(),
         }
 
 
@@ -86,6 +93,7 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         Traffic(*facts["traffic"]),
         # A run that an earlier version began is counted from here on.
         Missed(*facts.get("missed", ())),
+        played_of(facts["played"]) if "played" in facts else Played(),
     )
 
 

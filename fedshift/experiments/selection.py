@@ -14,17 +14,33 @@ from fedshift.data import Task
 from fedshift.errors import InputError
 from fedshift.experiments.config import Selection
 from fedshift.experiments.training import Outcome
-from fedshift.server.pals import Fidelity, PalsWeights, pals_weights
+from fedshift.server.pals import PalsWeights, pals_weights
+from fedshift.server.pals_input import Fidelity
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it."""
+    """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it.
+
+    solved: the weights over all clients.
+    """
 
     label: str
     fraction: float
     solved: PalsWeights
     outcome: Outcome
+
+    @property
+    def ess(self) -> float:
+        """In examples: of the weights over all clients, or as its rounds had it on average."""
+        played = self.outcome.played
+        return self.solved.ess if played is None else played.mean.ess
+
+    @property
+    def ess_fraction(self) -> float:
+        """The same as a share of all examples, or of a cohort's."""
+        played = self.outcome.played
+        return self.solved.ess_fraction if played is None else played.mean.ess_fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +70,7 @@ class Choice:
             rows.append(
                 {
                     "label": c.label,
-                    "ess_fraction": c.solved.ess_fraction,
+                    "ess_fraction": c.ess_fraction,
                     "estimated_accuracy": final.estimated_accuracy,
                     "estimated_se": final.estimated_se,
                     "validation_accuracy": final.validation_accuracy,
@@ -129,7 +145,7 @@ def choose(
     for rule, value in scores.items():
         known = [c for c in done if not math.isnan(value(c))]
         if known:
-            picks[rule] = max(known, key=lambda c: (value(c), c.solved.ess)).label
+            picks[rule] = max(known, key=lambda c: (value(c), c.ess)).label
     return Choice(selection.rule, done, picks)
 
 

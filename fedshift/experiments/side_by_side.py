@@ -15,14 +15,14 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
 from fedshift.engine.levers import channels_last, winograd
-from fedshift.engine.probe import probe
+from fedshift.engine.probe import check_fit, probe
 from fedshift.engine.rounds import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
 from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import Engine, check_deadline
+from fedshift.experiments.experiment import Engine, check_deadline, check_retries
 from fedshift.experiments.training import Play
 
 Name = Literal[
@@ -32,6 +32,8 @@ Name = Literal[
 SPREAD = ("workers", "dense", "channels-last", "winograd", "auto")
 # Those of one process whose numbers do not depend on how fast they are.
 ALONE = tuple(name for name in get_args(Name) if name not in ("workers", "auto"))
+# Those that train whatever the loop trains, or find out themselves what they can.
+FIT = ("loop", "workers", "cuda-loop", "auto")
 # Faster ways to train one client, by name.
 ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
     "channels-last": channels_last,
@@ -145,6 +147,8 @@ class _Chosen:
             )
         if not spread:
             check_deadline(config)
+        if self.way.processes == 0:
+            check_retries(config)
         limits = {"deadline": config.training.deadline, "retries": config.training.retries}
         return partial(_play, self, threads == 1, limits)
 
@@ -161,7 +165,26 @@ def _play(
     backend: Backend = loop,
     after: Round | None = None,
 ) -> Iterator[Round]:
-    """As `engine.rounds.run`; of `backend`, only a meter is used, which counts for the others."""
+    """As `engine.rounds.run`; of `backend`, only a meter is used, which counts for the others.
+
+    Raises UnfitError at once, before a round is asked for, for a backend that cannot train this.
+    """
+    if chosen.way.name not in FIT:
+        check_fit(chosen.way.alone(), algorithm, federation, rounds, cohort=cohort, after=after)
+    return _played(chosen, forks, limits, algorithm, federation, rounds, cohort, backend, after)
+
+
+def _played(
+    chosen: _Chosen,
+    forks: bool,
+    limits: dict[str, Any],
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    cohort: int | None,
+    backend: Backend,
+    after: Round | None,
+) -> Iterator[Round]:
     # A process more than there are clients in a round would never have one.
     most = len(federation.clients) if cohort is None else cohort
     with contextlib.ExitStack() as held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,28 @@ from numpy.typing import NDArray
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
-from fedshift.experiments.metrics import ess_of
 from fedshift.experiments.own_looks import grey_note, look_names
+from fedshift.experiments.played import asks_for_less, ess_of, pals_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
-from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+from fedshift.server.pals import (
+    PalsWeights,
+    ess_curve,
+    pals_weights,
+)
+from fedshift.server.pals_input import Fidelity
 from fedshift.tree import size_in_bytes
 
 Floats = NDArray[np.float64]
+
+
+class Form(TypedDict, total=False):
+    """What of a FedPALS rule is not the trade of labels against sample size."""
+
+    cap: float | None
+    fidelity: Fidelity
+
+
 PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
 CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
@@ -30,8 +44,7 @@ def summary(experiment: Experiment) -> dict[str, Any]:
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
     rows = counts / np.maximum(sizes, 1.0)[:, None]
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
-    residual, ess = target - weights @ rows, ess_of(weights, sizes)
-    hull, solved = pals_weights(counts, target, lam=0.0), _solved(experiment)
+    hull = pals_weights(counts, target, lam=0.0)
     return {
         "fedshift": package_version("fedshift"),
         "name": experiment.config.name,
@@ -42,13 +55,9 @@ def summary(experiment: Experiment) -> dict[str, Any]:
         "label_counts": counts.astype(int),
         "weights": outcome.weights,
         "fedavg_weights": by_size,
-        "lam": None if solved is None else solved.lam,
-        "ess": ess,
-        "ess_fraction": ess / sizes.sum(),
-        "distance": float(np.linalg.norm(residual)),
-        "l1_distance": float(np.abs(residual).sum()),
+        **_weighed(experiment, weights, sizes, target - weights @ rows),
         "hull_distance": hull.distance,
-        "certified": None if solved is None else solved.certified,
+        "cohorts": _cohorts(experiment),
         "curve": _curve(experiment, counts, target),
         "unmeasured_mass": outcome.estimate.unmeasured_mass,
         "final": _final(outcome),
@@ -80,16 +89,16 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
 
 
 def _missing(outcome: Outcome) -> list[str]:
-    said = outcome.missed.sentence(outcome.last.t)
+    said = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
     return [said] if said else []
 
 
 def _of_method(experiment: Experiment) -> list[str]:
-    """What the server knows of absent labels, and what weights of examples leave."""
+    """What of its options does nothing, absent labels, and what weights of examples leave."""
     found, server = _label_sets(experiment), experiment.outcome.last.server
     classes = experiment.prepared.task.classes
     sets = [] if found is None else label_sets.sentences(found, classes)
-    return [*sets, *sentence(importance(server))]
+    return [*_needless(experiment), *sets, *sentence(importance(server))]
 
 
 def _label_sets(experiment: Experiment) -> dict[str, Any] | None:
@@ -156,22 +165,69 @@ def _serving(experiment: Experiment) -> dict[str, Any] | None:
     return {"looks": looks, **at_end.details}
 
 
-def _solved(experiment: Experiment) -> PalsWeights | None:
-    """The programme behind the weights, for a method that has one, over all clients."""
-    if experiment.choice is not None:
-        return experiment.choice.chosen.solved
-    options = experiment.config.method.options
-    if options.get("lam") is None and options.get("ess") is None:
+def _weighed(
+    experiment: Experiment, weights: Floats, sizes: Floats, residual: Floats
+) -> dict[str, Any]:
+    """Lambda, ESS and distances of the weights: over all clients, or as the rounds had them."""
+    played = experiment.outcome.played
+    if played is not None:
+        of = played.mean
+        return {
+            "lam": played.lam,
+            "ess": of.ess,
+            "ess_fraction": of.ess_fraction,
+            "distance": of.gap,
+            "l1_distance": of.l1,
+            "certified": None if played.lams is None else played.certified == played.rounds,
+        }
+    ess, solved = ess_of(weights, sizes), _solved(experiment)
+    return {
+        "lam": None if solved is None else solved.lam,
+        "ess": ess,
+        "ess_fraction": ess / sizes.sum(),
+        "distance": float(np.linalg.norm(residual)),
+        "l1_distance": float(np.abs(residual).sum()),
+        "certified": None if solved is None else solved.certified,
+    }
+
+
+def _cohorts(experiment: Experiment) -> dict[str, int] | None:
+    """How many clients a round draws, and over how many rounds the weights are means."""
+    played, drawn = experiment.outcome.played, experiment.config.training.cohort
+    if played is None or drawn is None:
         return None
-    table = experiment.outcome.federation.table
-    chosen = {k: options[k] for k in ("lam", "ess", "cap", "fidelity") if k in options}
-    return pals_weights(table["labels"].numpy(), experiment.prepared.told, **chosen)
+    return {"clients": drawn, "rounds": played.rounds}
+
+
+def _solved(experiment: Experiment) -> PalsWeights | None:
+    """The programme behind the weights over all clients, of a method that has one."""
+    rule = pals_of(experiment.algorithm)
+    return None if rule is None else rule.solved(experiment.outcome.federation.table)
+
+
+def _needless(experiment: Experiment) -> list[str]:
+    """That `ess` asks for less than there is, where it does."""
+    rule, played = pals_of(experiment.algorithm), experiment.outcome.played
+    if rule is None or rule.ess is None:
+        return []
+    asked = f"Asked for an ESS of {100 * rule.ess:.3g} %"
+    if played is not None:
+        often = f"{played.unneeded} of {played.rounds} rounds"
+        return [
+            f"{asked}: in {often} the closest mixture of the cohort (lambda = 0) already has more; "
+            "there ess changes nothing."
+        ] * bool(played.unneeded)
+    solved = rule.solved(experiment.outcome.federation.table)
+    return [
+        f"{asked}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "
+        "so ess changes nothing."
+    ] * asks_for_less(rule, solved)
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> list[dict[str, float]]:
     """The ESS-gap curve under the method's cap and fidelity, from the largest ESS down."""
-    options = experiment.config.method.options
-    form = {k: options[k] for k in ("cap", "fidelity") if k in options}
+    rule = pals_of(experiment.algorithm)
+    form: Form = {} if rule is None else {"cap": rule.cap, "fidelity": rule.fidelity}
     ends = [pals_weights(counts, target, lam=lam, **form) for lam in (np.inf, 0.0)]
     largest, smallest = (end.ess_fraction for end in ends)
     inner = [f for f in CURVE if smallest < f < largest - 1e-9]

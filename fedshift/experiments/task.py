@@ -29,7 +29,8 @@ from fedshift.experiments.own_looks import check_images
 from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.server_rows import reserve
 from fedshift.experiments.settings import gate_of
-from fedshift.model import Model, check_classes
+from fedshift.model import Model
+from fedshift.outputs import check_classes
 from fedshift.seeds import Seeds, numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal

@@ -22,7 +22,8 @@ from fedshift.errors import DivergedError, InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
-from fedshift.experiments.metrics import Metrics, ess_of
+from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.played import Played, describe_weights, reach, registered
 from fedshift.experiments.progress import Keeper, Missed, Progress, Saver
 from fedshift.experiments.served import (
     LastRound,
@@ -71,9 +72,11 @@ def silent(event: dict[str, Any]) -> None:
 class Outcome:
     """A trained model and all that was measured on the way.
 
+    weights   [M] over all clients, or, where rounds draw cohorts, their means over the rounds
     sets      per evaluated round, for a method with label sets
     traffic   of the last round
     missed    answers that did not come, or could not be used
+    played    the weights of the rounds, where these draw cohorts; None elsewhere
     """
 
     label: str
@@ -91,6 +94,7 @@ class Outcome:
     sets: tuple[SetRound, ...] = ()
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
+    played: Played | None = None
 
     @property
     def final(self) -> Metrics:
@@ -177,23 +181,26 @@ def train(
     time goes to.
     """
     _check_first_round(algorithm, federation, training, task)
-    saver = Saver(keeper, label, training.rounds)
-    done, meter, seen = saver.start(), Meter(clock=clock), None
-    listen(_begun(label, done, training.rounds))
-    began = time.perf_counter()
+    saver, meter, seen = Saver(keeper, label, training.rounds), Meter(clock=clock), None
+    done = saver.start()
+    # First: a backend that cannot train this says so before anybody hears of rounds.
     played = play(
         algorithm, federation, training.rounds,
         cohort=training.cohort, backend=meter, after=done.after,
     )  # fmt: skip
+    listen(_begun(label, done, training.rounds))
+    began = time.perf_counter()
     for current in clock.each(PLANNING, _noting(played, done)):
         seconds = time.perf_counter() - began
-        lost = _lost(current, federation, task)
-        listen(_played(label, current, training.rounds, seconds) | lost)
+        weights = describe_weights(current, federation.table, task.target)
+        listen(_played(label, current, training.rounds, seconds) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
+        if training.draws(len(federation.clients)):
+            done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
                 seen = evaluate(algorithm, current, federation, task)
-            done.metrics.append(_metrics(current, seen, federation))
+            done.metrics.append(_metrics(current, seen, federation, task))
             done.served += [] if seen.served is None else [seen.served.metrics]
             done.sets += set_round(current)
             listen({"event": "evaluation", "run": label, **vars(done.metrics[-1]), **_own(seen)})
@@ -228,23 +235,27 @@ def _outcome(
     last = done.after
     assert last is not None  # a run has at least one round
     seen = evaluate(algorithm, last, federation, task) if seen is None else seen
-    weights = algorithm.weigh(last.server, torch.arange(len(federation.clients)))
+    # None are known of rounds that a version without `Played` has played.
+    played = done.played if done.played.rounds else None
+    everybody = torch.arange(len(federation.clients))
+    weights = algorithm.weigh(last.server, everybody).tolist() if played is None else played.weights
     return Outcome(
         label,
         last.server.get("params", {}),
         last.server.get("buffers", {}),
-        tuple(weights.tolist()),
+        tuple(weights),
         tuple(done.metrics),
         seen.test,
         seen.clients,
         seen.estimate,
-        replace(federation, table=_registered(last, federation)),
+        replace(federation, table=registered(last, federation.table)),
         last,
         tuple(done.served),
         _at_end(algorithm, last, federation, task, seen),
         tuple(done.sets),
         done.traffic,
         done.missed,
+        played,
     )
 
 
@@ -294,34 +305,8 @@ def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str
     }
 
 
-def _lost(current: Round, federation: Federation, task: Task) -> dict[str, Any]:
-    """Who dropped out and why, and how far from the target the others mix: ||T - S^T a||.
-
-    Of a skipped round, why it was; its gap is that of those it would have been played with, and
-    there is none where these had no example.
-    """
-    if not current.dropped and not current.skipped:
-        return {}
-    if not current.weights.any():
-        return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
-    table = {k: v[current.cohort] for k, v in _registered(current, federation).items()}
-    rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
-    gap = float((task.target - current.weights @ rows).norm())
-    said = {"dropped": [one._asdict() for one in current.dropped], "gap": gap}
-    return said | {"skipped": current.skipped} if current.skipped else said
-
-
-def _registered(current: Round, federation: Federation) -> Params:
-    """Sizes and label counts as clients told them: machines may hold other data than are dealt.
-
-    The experiment's own where the method does not ask for labels, so that both belong together.
-    """
-    told = current.server.get("table", {})
-    return told if {"n", "labels"} <= told.keys() else federation.table
-
-
-def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metrics:
-    sizes = _registered(current, federation)["n"][current.cohort].numpy()
+def _metrics(current: Round, seen: Evaluation, federation: Federation, task: Task) -> Metrics:
+    left = reach(current, federation.table, task.target)
     return Metrics(
         round=current.t,
         train_loss=current.loss,
@@ -334,5 +319,7 @@ def _metrics(current: Round, seen: Evaluation, federation: Federation) -> Metric
         validation_loss=math.nan if seen.validation is None else seen.validation.loss,
         source_accuracy=pool(seen.clients).accuracy,
         clients_trained=len(current.trained),
-        ess=ess_of(current.weights.numpy(), sizes),
+        ess=left.ess,
+        ess_fraction=left.ess_fraction,
+        gap=left.gap,
     )

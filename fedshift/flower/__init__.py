@@ -35,3 +35,7 @@ def __getattr__(name: str) -> Any:
 
     check_flower()
     return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *globals()} - {"TYPE_CHECKING", "Any", "annotations", "import_module"})

@@ -117,7 +117,7 @@ def _tensor(array: Array, headers: Headers) -> Tensor:
         raise InputError(f"an array that is not NumPy's but {array.stype}")
     shape, fortran, dtype, start = headers.of(array.data)
     held = len(array.data) - start
-    if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize != held:
+    if dtype.kind not in "fiubc" or math.prod(shape) * dtype.itemsize != held:
         raise InputError(f"an array of {dtype} {shape} in {held} bytes")
     order: Literal["F", "C"] = "F" if fortran else "C"
     view = np.frombuffer(array.data, np.uint8)[start:].view(dtype).reshape(shape, order=order)

@@ -13,14 +13,18 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.data import ClientData, Examples, count, label_counts
+from fedshift.arguments import called, check_fields
+from fedshift.data import ClientData, Examples, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
 from fedshift.engine.evaluate import score
 from fedshift.engine.one_round import job_of
-from fedshift.engine.replies import check_finite
+from fedshift.engine.replies import check_finite, not_finite
 from fedshift.errors import FedshiftError, InputError
+from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
+from fedshift.randomness import repeatable
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 LOG = logging.getLogger("fedshift.flower")
@@ -28,6 +32,7 @@ STATE, DONE = "state.", "done"
 Handler = Callable[[Message, Context], Message]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Site:
     """All that one client has: the method, its examples, the seed of its batches.
@@ -36,6 +41,8 @@ class Site:
     seed        the run's `seeds.batch`, the same on all clients
     validation  examples to score models on, for federated evaluation
     first       the first (parameters, buffers); the network's own if left out
+
+    Raises InputError for importances that are not one number per example, finite and 0 or more.
     """
 
     algorithm: Algorithm
@@ -43,6 +50,11 @@ class Site:
     seed: int = 0
     validation: Examples | None = None
     first: tuple[Params, Params] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_importance(self.data.w, len(self.data.y), int(self.data.id))
+        object.__setattr__(self, "data", of_importance((self.data,))[0])
 
     @property
     def start(self) -> tuple[Params, Params]:
@@ -92,8 +104,14 @@ def client_app(
                  (`AlgorithmStrategy`), which go on when the server was killed; None: it ends with
                  Flower's run
 
-    A client that fails, or whose training diverges, keeps what it had before the round.
+    A client that fails, or whose training diverges, keeps what it had before the round. Raises
+    InputError where `site` is no function.
     """
+    if not callable(site):
+        raise InputError(
+            f"site is {called(site)}; give a function from the client's number to its Site, as "
+            "`lambda i: Site(method, clients[i])`"
+        )
     return app_of(lambda context: site(partition(context)), threads, open_states, keep)
 
 
@@ -223,6 +241,7 @@ def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     return kept or site.algorithm.init_client(*site.start, site.data)
 
 
+@torch.inference_mode(False)
 def _trained(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None
 ) -> tuple[Parts, Parts]:
@@ -230,8 +249,10 @@ def _trained(
     t, client = _round(sent), int(site.data.id)
     stage, state = site.algorithm.at(t), _state(site, context, disk)
     job = job_of(stage, parts_of(sent), state, site.data, client, t, site.seed)
-    update, changed = stage.client_update(job.message, job.state, job.data, job.plans)
-    check_finite(Reply(client, update, changed))
+    update, changed = repeatable(
+        lambda: stage.client_update(job.message, job.state, job.data, job.plans)
+    )
+    check_finite(Reply(client, update, changed), not_finite(site.start[1]))
     return update, state | changed
 
 

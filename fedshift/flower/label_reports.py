@@ -11,6 +11,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fedshift.errors import InputError
+from fedshift.real import described, numbers
 
 LOG = logging.getLogger("fedshift.flower")
 Floats = NDArray[np.float64]
@@ -96,9 +97,11 @@ class LabelTable:
 
     def _row(self, counts: Any, what: str) -> Floats:
         try:
-            row = np.asarray(counts, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"{what} = {counts!r}: must be {self.classes} numbers") from None
+            row = numbers(counts)
+        except ValueError:
+            raise InputError(
+                f"{what} = {described(counts)}: must be {self.classes} numbers"
+            ) from None
         if row.shape != (self.classes,):
             raise InputError(
                 f"{what} has {row.size} numbers, and the target {self.classes} labels; give one "

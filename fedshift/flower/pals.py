@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ from fedshift.flower.array_mean import Arrays, arrays_of, mean_arrays, mean_metr
 from fedshift.flower.label_reports import COUNTS, PARTITION, LabelTable
 from fedshift.flower.nodes import names_of
 from fedshift.flower.records import failure_of
-from fedshift.server.pals import Fidelity, effective_sample_size
+from fedshift.real import described, number, numbers
+from fedshift.server.pals import effective_sample_size
+from fedshift.server.pals_input import Fidelity
 from fedshift.server.weights import Pals
 
 LOG = logging.getLogger("fedshift.flower")
@@ -76,10 +78,9 @@ class FedPALS(Strategy):
         label_counts: Mapping[int | str, Sequence[float]] | Sequence[Sequence[float]] | None = None,
         inner: Strategy | None = None,
     ) -> None:
-        numbers = {"lam": lam, "ess": ess, "cap": cap}
-        for name, given in numbers.items():
-            if given is not None and not isinstance(given, Real):
-                raise InputError(f"{name}={given!r}: must be a number")
+        for name, given in (("lam", lam), ("ess", ess), ("cap", cap)):
+            if given is not None and math.isnan(number(given)):
+                raise InputError(f"{name}={described(given)}: must be a number")
         self.rule = Pals(_shares(target), lam, ess, cap, fidelity)
         self.table = LabelTable(len(self.rule.target), label_counts)
         self.inner = FedAvg() if inner is None else _sound(inner)
@@ -218,10 +219,14 @@ def _shares(target: Sequence[float]) -> tuple[float, ...]:
         # A mapping would be read as its keys, and text letter by letter.
         if isinstance(target, Mapping | str):
             raise TypeError
-        return tuple(float(t) for t in target)
+        shares = numbers(list(target))
+        if shares.ndim != 1:
+            raise TypeError
+        return tuple(shares.tolist())
     except (TypeError, ValueError):
         raise InputError(
-            f"target={target!r}: must be a list of shares, one for each label, as [0.5, 0.3, 0.2]"
+            f"target={described(target)}: must be a list of shares, one for each label, as "
+            "[0.5, 0.3, 0.2]"
         ) from None
 
 

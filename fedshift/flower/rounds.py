@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedshift.engine.rounds import Round, check_schedule
+from fedshift.engine.rounds import Round
+from fedshift.engine.trial import check_schedule
 from fedshift.errors import TrainingError
 from fedshift.flower.client import STATE
 from fedshift.flower.records import failure_of, to_parts
@@ -29,9 +30,9 @@ def play(
     app was made with `open_states`); `Round.states` is empty after all others. Raises as the
     strategy does, and InputError for a schedule that has no rate for the last round.
     """
-    check_schedule(strategy.algorithm, rounds)
-    nothing, config = ArrayRecord(), ConfigRecord()
     first = 1 if strategy.current is None else strategy.current.t + 1
+    check_schedule(strategy.algorithm, first, rounds)
+    nothing, config = ArrayRecord(), ConfigRecord()
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
         strategy.aggregate_train(t, answered(grid, messages, strategy.timeout, strategy.retries))

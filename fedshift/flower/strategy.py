@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, check_method
+from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.evaluate import Score
 from fedshift.engine.gate import Admitted, Dropped, Gate
 from fedshift.engine.one_round import (
@@ -24,8 +25,10 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
+from fedshift.engine.replies import not_finite
 from fedshift.engine.rounds import draw_cohort
 from fedshift.engine.traffic import Traffic
+from fedshift.engine.trial import check_training
 from fedshift.errors import DataError, InputError
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
@@ -52,6 +55,23 @@ def apart(a: Params, b: Params) -> str:
 
 def silent(played: Round) -> None:
     """A listener that hears nothing."""
+
+
+def _check_limits(timeout: float, retries: int) -> None:
+    check_number("timeout", timeout)
+    check_whole("retries", retries)
+    if retries < 0 or not timeout > 0:
+        raise InputError(
+            f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
+        )
+
+
+def _check_given(algorithm: object, seeds: object, gate: object, **whole: object) -> None:
+    check_method(algorithm)
+    check_kind("seeds", seeds, Seeds, "give Seeds.of(0)")
+    check_kind("gate", gate, Gate, "give Gate()")
+    for what, given in whole.items():
+        check_whole(what, given)
 
 
 class AlgorithmStrategy(Strategy):
@@ -101,12 +121,11 @@ class AlgorithmStrategy(Strategy):
         after: Round | None = None,
         name: str = "",
     ) -> None:
-        if retries < 0 or not timeout > 0:
-            raise InputError(
-                f"timeout={timeout}, retries={retries}; allowed: timeout > 0, retries >= 0"
-            )
+        size = clients if cohort is None else cohort
+        _check_given(algorithm, seeds, gate, clients=clients, classes=classes, cohort=size)
+        _check_limits(timeout, retries)
         self.algorithm, self.clients, self.classes, self.seeds = algorithm, clients, classes, seeds
-        self.cohort = clients if cohort is None else cohort
+        self.cohort = size
         self.params, self.buffers = algorithm.model.init() if first is None else first
         self.patience, self.timeout, self.own = patience, timeout, own
         self.evaluates, self.listen, self.gate = evaluates, listen, gate
@@ -121,7 +140,9 @@ class AlgorithmStrategy(Strategy):
         self.scores: dict[int, Score] = {}
         self.traffic = Traffic()
         draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
+        check_training(algorithm, self.params, 1)
 
+    @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
         """Meet the clients, unless that is done, and set up the server's state."""
         if self.current is not None and self.met is not None:
@@ -164,6 +185,7 @@ class AlgorithmStrategy(Strategy):
             for i, records in to_shared_records(sent).items()
         ]
 
+    @torch.inference_mode(False)
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -268,7 +290,7 @@ class AlgorithmStrategy(Strategy):
     def _admitted(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """What the gate lets through, with the reasons for the rest."""
         came = arrived(messages, self._client, self.gate.max_bytes)
-        admitted = self.gate.admit(came.replies, question(opened))
+        admitted = self.gate.admit(came.replies, question(opened, not_finite(self.buffers)))
         unread = dict(came.unread)
         bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
         return admitted._replace(bad=tuple(bad))

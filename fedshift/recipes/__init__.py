@@ -7,12 +7,15 @@ prints. Nothing registers itself on import.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import check_kind, settled
 from fedshift.errors import unknown
 from fedshift.recipes import (
     collaborating,
@@ -48,6 +51,27 @@ __all__ = sorted(
 )
 
 
+def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
+    """The recipe, which says what is wrong with its setting and options before it uses them."""
+    hints = get_type_hints(make)
+
+    @functools.wraps(make)
+    def checked(setting: Setting, **options: Any) -> Algorithm:
+        cure = "give Setting(model, target), target being the label shares"
+        check_kind(f"the setting of {make.__name__}", setting, Setting, cure)
+        for name in options.keys() & hints.keys():
+            options[name] = settled(f"{make.__name__} {name}", options[name], hints[name])
+        return make(setting, **options)
+
+    # Where it is found by its name, as pickle looks for it.
+    checked.__module__ = __name__
+    return checked
+
+
+for _name in __all__:
+    globals()[_name] = _checked(globals()[_name])
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A recipe as a value: its name, summary, reference, note and options."""
@@ -63,7 +87,7 @@ class Recipe:
 def recipe(name: str) -> Recipe:
     """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
     if name not in __all__:
-        raise unknown("method", name, __all__)
+        raise unknown("method", str(name), __all__)
     make = globals()[name]
     text = inspect.getdoc(make) or ""
     signature = inspect.signature(make, eval_str=True)

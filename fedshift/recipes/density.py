@@ -73,7 +73,7 @@ def _leaves_rounds(setting: Setting, before: int) -> None:
         raise InputError(
             f"the run has {setting.rounds} rounds, and the first {before} fit densities and weigh "
             "examples (density_rounds + weighing_rounds), which leaves none to train; for T rounds "
-            f"of training set training.rounds = {before} + T"
+            f"of training set rounds = {before} + T"
         )
 
 

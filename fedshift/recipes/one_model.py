@@ -22,7 +22,7 @@ from fedshift.errors import InputError
 from fedshift.recipes.setting import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
-from fedshift.server.pals import Fidelity
+from fedshift.server.pals_input import Fidelity
 from fedshift.server.weights import Pals
 
 __all__ = [

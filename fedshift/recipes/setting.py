@@ -7,14 +7,17 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.optimizers import ServerOptimizer, Sgd
+from fedshift.sketch import sketched
 
 Part = Literal["steps", "few", "head"]
 
 
+@sketched
 @dataclass(frozen=True)
 class Setting:
     """The network, the target T [K], local SGD and the server's optimiser.
@@ -45,6 +48,7 @@ class Setting:
                 f'Setting.head is the text "{self.head}"; it must be a tuple of name prefixes: '
                 f'head=("{self.head}",)'
             )
+        check_fields(self)
 
 
 class SettingError(InputError):

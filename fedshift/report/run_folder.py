@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshift.errors import DataError, nearest, shown
+from fedshift.report.cohorts import Cohorts
 from fedshift.report.difference_fields import Differences, Importance, lengths
 from fedshift.report.label_set_fields import LabelSets
 from fedshift.report.serving_fields import Last, Serving
@@ -30,12 +31,8 @@ ROUND_COLUMNS = (
     "clients_trained", "ess",
 )  # fmt: skip
 SERVED_COLUMNS = (
-    "round",
-    "system_accuracy",
-    "average_accuracy",
-    "global_accuracy",
-    "router_accuracy",
-)
+    "round", "system_accuracy", "average_accuracy", "global_accuracy", "router_accuracy",
+)  # fmt: skip
 CLIENT_COLUMNS = ("client", "n", "weight", "fedavg_weight", "accuracy", "n_validation")
 
 
@@ -101,7 +98,7 @@ class Summary:
     distance and l1_distance are those of the target to the mixture that the run trained on.
     last, serving: where clients serve models of their own; None elsewhere, and in old folders.
     label_sets, importance: for methods with label sets, and that weigh examples.
-    differences: where the clients' inputs differ.
+    differences: where the clients' inputs differ. cohorts: where rounds draw some clients.
     """
 
     fedshift: str | None
@@ -129,6 +126,7 @@ class Summary:
     label_sets: LabelSets | None = None
     differences: Differences | None = None
     importance: Importance | None = None
+    cohorts: Cohorts | None = None
 
     @property
     def hull(self) -> float | None:

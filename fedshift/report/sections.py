@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedshift.report.cohorts import cohort_note
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.run_folder import RunResult, Selection
@@ -44,6 +45,7 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     ]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
+    text += cohort_note(runs, labels)
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
 
 
@@ -72,7 +74,8 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         before = [("n", tuple(c.n for c in first.clients), ".0f")]
         numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", before)
         parts += [heading(split, runs), figure(drawing, also + left_out(split)), fold(numbers)]
-    return section("weights", "Weights", *parts)
+    means = cohort_note(runs, labels).strip()
+    return section("weights", "Weights", *parts, *([note(means)] if means else []))
 
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -100,7 +103,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     caption = (
         "Down is a mixture closer to the target, right is less variance. The rings are the "
         "weights that the runs used."
-    )
+    ) + cohort_note(runs, labels)
     return section("ess", "What closeness to the target costs", figure(drawing, caption), *parts)
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedshift.sketch import sketched
 
+
+@sketched
 @dataclass(frozen=True, eq=False)
 class ClientHead:
     """z = gamma + xi h: gamma [N], xi [N, e], client features h [B, e] -> client logits [B, N].

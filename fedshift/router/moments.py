@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fedshift.errors import InputError
 from fedshift.router.head import ClientHead
+from fedshift.sketch import sketched
 
 
+@sketched
 class Moments(NamedTuple):
     """What a client sends, once: n [], sum_b h_b [e], sum_b h_b h_b^T [e, e]; float64.
 
@@ -33,6 +35,7 @@ def moments(features: Tensor) -> Moments:
     return Moments(torch.tensor(float(len(h)), dtype=torch.float64), h.sum(0), h.T @ h)
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Gaussians:
     """N Gaussians of one covariance: means [N, e], factor [e, e], sizes n [N]; float64.

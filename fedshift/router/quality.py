@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.errors import InputError
+from fedshift.sketch import sketched
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +76,7 @@ def _auc(high: Floats, low: Floats) -> float:
     return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
     """Error among the queries that are answered, as fewer and fewer are: coverage, risk [B]."""

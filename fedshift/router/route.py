@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
+from fedshift.arguments import check_kind
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
@@ -22,12 +23,14 @@ from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_thresholds, finite_logits, outputs
 from fedshift.router.refit import refit_locally
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
 ABSTAIN = -1
 Mode = Literal["hard", "mixture"] | int
 
 
+@sketched
 class Routed(NamedTuple):
     """clients [B, k], best first, and their posterior probabilities [B, k] among all clients.
 
@@ -44,6 +47,7 @@ def best(score: Tensor, k: int) -> Tensor:
     return score.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class Router:
     """Client models, and the scores that say which of them should answer. Frozen; `of` builds it.
@@ -89,6 +93,8 @@ class Router:
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
         """
+        check_method(algorithm)
+        check_kind("server", server, dict, "give the round's, played.server")
         if not untrained and not ask(algorithm, Capabilities.trains_router):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
@@ -205,6 +211,7 @@ class Router:
             known = replace(known, sizes=left)
         return replace(self, sizes=sizes, gaussians=known)
 
+    @torch.inference_mode(False)
     def refitted(
         self,
         clients: Sequence[ClientData],
@@ -221,11 +228,13 @@ class Router:
         found = refit_locally(features, penalty=penalty, tolerance=tolerance, rounds=rounds)
         return replace(self, head=found.head, sizes=self._counted(features))
 
+    @torch.inference_mode(False)
     def with_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
         """With the clients' feature moments, for novelty; the client head stays."""
         sent = [moments(h) for h in self._features_of(clients)]
         return replace(self, gaussians=pooled(sent, loading))
 
+    @torch.inference_mode(False)
     def from_moments(self, clients: Sequence[ClientData], *, loading: float = 0.01) -> Router:
         """With the moments and, from them, a client head in closed form: `Gaussians.head`."""
         features = self._features_of(clients)

@@ -9,11 +9,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called, check_fields
+from fedshift.errors import InputError
 from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, Parts, weighted_sum
 
 # Of the updates: by which weights a part was summed while replies came in, part -> [C].
 SUMMED = "summed"
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class Combine(Protocol):
@@ -34,6 +37,14 @@ class Mean:
     """sum_i a_i v_i with a from a weight rule."""
 
     weights: Weights = BySize()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if hasattr(self.weights, "weigh"):
+            raise InputError(
+                f"Mean weights must be a rule for weights, got {called(self.weights)}, which "
+                "combines already; give BySize()"
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -71,13 +82,39 @@ def combined(combine: Combine, updates: Parts, seed: int) -> Params:
 def combine_counters(weights: Tensor, stacked: Params) -> Params:
     """The largest value among clients of positive weight; counters [C, ...] are never averaged."""
     held = weights > 0
-    return {k: v[held].amax(0) for k, v in stacked.items()}
+
+    def largest(v: Tensor) -> Tensor:
+        # torch compares no unsigned numbers of more than a byte.
+        return (v.long() if v.dtype in UNSIGNED else v)[held].amax(0).to(v.dtype)
+
+    return {k: largest(v) for k, v in stacked.items()}
 
 
 def check_weights(weights: Tensor, count: int) -> None:
-    """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9."""
+    """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9.
+
+    Raises InputError for any others, with what they are.
+    """
+    if weights.shape != (count,):
+        raise InputError(
+            f"a cohort of {count} clients was given weights of shape {tuple(weights.shape)}; a "
+            f"weight rule returns one number for each, of shape ({count},)"
+        )
     total = float(weights.sum())  # not finite where one of them is not
-    if weights.shape != (count,) or not math.isfinite(total):
-        raise ValueError(f"weights of shape {tuple(weights.shape)} for {count} clients")
+    if not math.isfinite(total):
+        raise InputError(_not_finite(weights))
     if abs(total - 1.0) > 1e-9 or float(weights.min()) < 0:
-        raise ValueError(f"weights must lie on the simplex, they sum to {total!r}")
+        raise InputError(
+            f"weights must be 0 or more and sum to 1; these sum to {total!r}, and the smallest is "
+            f"{float(weights.min())!r}; divide a rule's numbers by their sum"
+        )
+
+
+def _not_finite(weights: Tensor) -> str:
+    odd = (~torch.isfinite(weights)).nonzero().flatten().tolist()
+    if odd:
+        return f"weights must be finite; that of client {odd[0]} of the cohort is {weights[odd[0]]}"
+    return (
+        f"weights are finite, up to {float(weights.abs().max()):.4g}, and their sum is not: it is "
+        "more than a number can hold; divide a rule's numbers before they are summed"
+    )

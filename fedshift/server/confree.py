@@ -17,7 +17,9 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError, unknown
+from fedshift.real import described, number
 from fedshift.seeds import numpy_generator
 from fedshift.server.hull import project
 from fedshift.server.simplex import NO_CAP, Floats, Problem
@@ -139,8 +141,9 @@ class ConFree:
     needs = ("n",)
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.alpha < math.inf:
-            raise InputError(f"ConFree alpha must be 0 or more, got {self.alpha}")
+        check_fields(self)
+        if not 0.0 <= number(self.alpha) < math.inf:
+            raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
         if self.scope not in ("tensor", "model"):
             raise unknown("scope of ConFree", str(self.scope), ("tensor", "model"))
 

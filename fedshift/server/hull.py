@@ -28,7 +28,7 @@ from fedshift.server.qp import (
     minimise,
     too_large,
 )
-from fedshift.server.rounding import ON_TARGET, rounding_error
+from fedshift.server.rounding import ON_TARGET, rounding_error, span_part
 from fedshift.server.simplex import (
     AT_CAP,
     AT_ZERO,
@@ -44,8 +44,13 @@ from fedshift.server.simplex import (
     residual,
 )
 
-# Slopes this close (beyond the gap of the projection) are a tie.
+# Slopes this close (beyond the gap of the projection) are a tie, for clients that differ by 1; by
+# less where all lie near each other and the target, see `_tie`.
 TIE = 1e-14
+# A projection of this gap is exact where clients differ by more than `APART`; nearer ones ask for
+# less in proportion to the square of how far they differ, as the gap is of that order.
+EXACT = 1e-15
+APART = 1e-2
 # The lam / N tried where SMALL_LAM was too large.
 TINY_LAM = 1e-14
 
@@ -60,7 +65,11 @@ def project(problem: Problem) -> Floats:
         return accelerated_gradient(problem, SMALL_LAM * problem.total).weights
     if (problem.upper >= 1.0).all():
         try:
-            return _project_by_columns(problem.rows)
+            near = _project_by_columns(problem.rows)
+            # Beside the one that stands for sum a = 1, it loses how clients differ by little.
+            far = _reach(problem, near) >= APART
+            if far or _distance_gap(problem, near) <= _exact_gap(problem, near):
+                return near
         except RuntimeError:
             pass  # Lawson-Hanson ran out of iterations: use the general method
     # Sizes play no part in the distance; equal ones keep the faces well conditioned. Ratio tests
@@ -71,12 +80,28 @@ def project(problem: Problem) -> Floats:
     best, least = small.weights, np.inf
     for candidate in chain([small], ratio_tests(problem, 0.0, small)):
         a = candidate.weights
-        gap = linear_gap(gradient(problem, 0.0, a), a, problem.upper)
+        gap = _distance_gap(problem, a)
         if gap < least:
             best, least = a, gap
-        if gap <= 1e-15:
+        if gap <= _exact_gap(problem, a):
             break
     return best
+
+
+def _distance_gap(problem: Problem, weights: Floats) -> float:
+    """The Frank-Wolfe gap of the squared distance to T."""
+    return linear_gap(gradient(problem, 0.0, weights), weights, problem.upper)
+
+
+def _exact_gap(problem: Problem, weights: Floats) -> float:
+    """The gap at which a projection counts as exact."""
+    return EXACT * min(1.0, (_reach(problem, weights) / APART) ** 2)
+
+
+def _reach(problem: Problem, weights: Floats) -> float:
+    """max_i ||S_i - S^T a||: how far the clients lie from a mixture of theirs."""
+    apart = problem.rows - weights @ problem.rows
+    return float(np.sqrt(np.einsum("ij,ij->i", apart, apart).max()))
 
 
 def _project_by_columns(rows: Floats) -> Floats:
@@ -109,11 +134,11 @@ def max_ess(problem: Problem, nearest: Floats, barred: Flags) -> Solution:
     """
     face = _face(problem, nearest, barred)
     if too_large(problem) or face.mass < 1e-14:
-        error = np.inf if too_large(problem) else 0.0
+        error = np.inf if too_large(problem) else face.astray
         zero = np.zeros(problem.rows.shape[1])
         return Solution(nearest, face.status, zero, 0.0, error)
     exact = _least_squares_on_target(face.part)
-    return face.whole(exact, rounding_error(face.part, 0.0, exact, face.distance))
+    return face.whole(exact, rounding_error(face.part, 0.0, exact, face.distance, face.missed))
 
 
 def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution) -> Solution:
@@ -133,9 +158,10 @@ def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution)
     start = limit.weights[face.free] / face.mass
     off = allocation_gap(part, start, dual.w, dual.theta) + lam * float(dual.w @ dual.w)
     stay = Solution(start, exact.status, dual.w, dual.theta, math.sqrt(part.total * off))
+    apart = face.distance, face.missed
     found = (
-        face.whole(exact, rounding_error(part, lam, exact, face.distance)),
-        face.whole(stay, limit.error + rounding_error(part, lam, stay, face.distance)),
+        face.whole(exact, rounding_error(part, lam, exact, *apart)),
+        face.whole(stay, limit.error + rounding_error(part, lam, stay, *apart)),
     )
     best = min(found, key=lambda s: s.error)
     return best if _stays_off(problem, lam, nearest, best) else replace(best, error=np.inf)
@@ -147,7 +173,8 @@ class _Face:
 
     `part` is the problem of the free clients alone with v, seen from the face, as the target and
     their weights divided by `mass`; `shift` is that target minus T, and `distance` that of v to T,
-    in the scale of `part`.
+    in the scale of `part`. `missed` is by how much v can miss the nearest point, in that scale too,
+    and `astray` the L1 of weights that the nearest point could have off the face.
     """
 
     status: Codes
@@ -156,6 +183,8 @@ class _Face:
     shift: Floats
     part: Problem
     distance: float
+    missed: float
+    astray: float
 
     @property
     def free(self) -> Flags:
@@ -169,7 +198,8 @@ class _Face:
         weights[free], status[free] = self.mass * solution.weights, solution.status
         w = self.mass * solution.w
         theta = self.mass * solution.theta - float(self.shift @ w)
-        return Solution(weights, status, w, theta, self.mass * solution.error + rounding)
+        error = self.mass * solution.error + rounding + self.astray
+        return Solution(weights, status, w, theta, error)
 
 
 def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
@@ -181,9 +211,59 @@ def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
     size = max(mass, tiny)
     # A mixture of the free rows, and not v less the held part, which would cancel.
     shift = nearest[free] @ problem.rows[free] / max(float(nearest[free].sum()), tiny)
-    part = Problem(problem.rows[free] - shift, problem.sizes[free], problem.upper[free] / size)
+    part = Problem(
+        problem.rows[free] - shift,
+        problem.sizes[free],
+        problem.upper[free] / size,
+        None if problem.counts is None else problem.counts[free],
+    )
     distance = float(np.linalg.norm(nearest @ problem.rows)) / size
-    return _Face(status, fixed, mass, shift, part, distance)
+    missed, astray = _projection_error(problem, nearest, status, barred)
+    astray += _let_in(problem, nearest, barred, missed)
+    return _Face(status, fixed, mass, shift, part, distance, missed / size, astray)
+
+
+def _let_in(problem: Problem, nearest: Floats, barred: Flags, missed: float) -> float:
+    """The L1 of weights that barred clients could have after all, if v misses v* by so much.
+
+    Of a label of which v* has v_k, a client with the share s_k has at most the weight v_k / s_k.
+    """
+    if problem.counts is None or not barred.any():
+        return 0.0
+    shares = problem.counts / problem.counts.sum(axis=1, keepdims=True)
+    inside, theirs = nearest @ shares + missed, shares[barred]
+    most = np.divide(inside, theirs, out=np.full_like(theirs, np.inf), where=theirs > 0.0)
+    return 2.0 * float(most.min(axis=1).sum())
+
+
+def _projection_error(
+    problem: Problem, nearest: Floats, status: Codes, barred: Flags
+) -> tuple[float, float]:
+    """How far v can be from the point nearest to T, and the L1 of weights off the face `status`.
+
+    With g the part of v - T in the span of the face, v is the exact projection of T + g where every
+    client off the face is on its side, s_i the slopes (S_i - v) . (v - T - g): s_i >= m at zero and
+    s_i <= -m at the cap, m > 0. A projection moves no further than its target does: ||v - v*|| <=
+    ||g||. Both are nearest points, so m times the weight off the face is at most ||g||^2 / 4. What
+    rounding of the slopes adds to g is charged for with the spectrum of the face.
+    """
+    off = nearest @ problem.rows
+    length = float(np.linalg.norm(off))
+    free, used = status == FREE, ~barred
+    if length <= ON_TARGET or not free.any():
+        return length, 0.0
+    rows = problem.rows[free]
+    g = span_part(rows - rows.mean(axis=0), off)
+    slopes = problem.rows @ (off - g)
+    level = float(slopes[free].mean())
+    margins = np.where(status == AT_CAP, level - slopes, slopes - level)[used & ~free]
+    missed = min(float(np.linalg.norm(g)), length)
+    if margins.size == 0:
+        return missed, 0.0
+    least = float(margins.min())
+    if least < _tie(problem, nearest) / 4:
+        return missed, math.inf
+    return missed, missed**2 / (2.0 * least)
 
 
 def _stays_off(problem: Problem, lam: float, nearest: Floats, solution: Solution) -> bool:
@@ -198,7 +278,8 @@ def _stays_off(problem: Problem, lam: float, nearest: Floats, solution: Solution
     zero, held = status == AT_ZERO, status == AT_CAP
     least = slopes[zero] - level - pull[zero]
     most = slopes[held] - level - pull[held] + lam * (problem.upper / problem.sizes)[held]
-    return bool((least >= TIE / 4).all() and (most <= -TIE / 4).all())
+    margin = _tie(problem, nearest) / 4
+    return bool((least >= margin).all() and (most <= -margin).all())
 
 
 def _least_squares_on_target(problem: Problem) -> Solution:
@@ -247,10 +328,16 @@ def _exposed(problem: Problem, nearest: Floats) -> Codes:
     if float(np.linalg.norm(nearest @ problem.rows)) <= ON_TARGET:
         return status
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
-    tie = TIE + linear_gap(slopes, nearest, problem.upper)
+    tie = _tie(problem, nearest) + linear_gap(slopes, nearest, problem.upper)
     status[(slopes > level + tie) & (nearest <= 0.0)] = AT_ZERO
     status[(slopes < level - tie) & (nearest >= problem.upper)] = AT_CAP
     return status
+
+
+def _tie(problem: Problem, nearest: Floats) -> float:
+    """How close slopes count as equal: their rounding is in proportion to both their factors."""
+    scale = _reach(problem, nearest) + float(np.linalg.norm(nearest @ problem.rows))
+    return TIE * min(1.0, scale)
 
 
 def _slopes(problem: Problem, nearest: Floats) -> Floats:

@@ -32,6 +32,8 @@ from fedshift.server.simplex import (
 ESS_TOLERANCE = 1e-12
 # A proven L1 error at which nothing better is looked for.
 PROVEN = 1e-7
+# The lam / N beyond which no ESS is looked for: there the weights are n / N to the last bit.
+MOST_LAM = 1e30
 # Below this a label's share is rounding dust.
 ABSENT = 1e-14
 
@@ -64,13 +66,16 @@ class Mixture:
         return np.where((weights >= self.merged.upper)[self.group], self.full.upper, spread)
 
 
-def mixture(shares: Floats, sizes: Floats, target: Floats, bound: float) -> Mixture:
+def mixture(
+    shares: Floats, sizes: Floats, target: Floats, bound: float, counts: Floats | None = None
+) -> Mixture:
     """Merge what is equal and project the target; `shares` [M, K], `sizes` [M], all n_i > 0.
 
     Equal rows enter f only through their sum, and sum a_i^2/n_i is then least for a_i proportional
     to n_i: the group is one client with n = sum n_i. A cap breaks this where it binds on the larger
     members only, so that with a cap only clients equal in row and size are merged: their weights
-    are equal at the (unique) optimum, and the group's cap is the sum of theirs.
+    are equal at the (unique) optimum, and the group's cap is the sum of theirs. With `counts`, of
+    which the shares are the rounding, ties between clients are told from near ties.
     """
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
@@ -79,7 +84,8 @@ def mixture(shares: Floats, sizes: Floats, target: Floats, bound: float) -> Mixt
     members = np.bincount(group)
     upper = np.minimum(members * bound, NO_CAP) if capped else np.full(first.shape, NO_CAP)
     totals = np.bincount(group, weights=sizes).astype(np.float64)
-    merged = Problem(narrow(full.rows[first]), totals, upper)
+    exact = None if counts is None else counts[first]
+    merged = Problem(narrow(full.rows[first]), totals, upper, exact)
     only_equal = full.upper.sum() <= 1.0 + 1e-12
     nearest = merged.upper / merged.upper.sum() if only_equal else project(merged)
     absent = nearest @ shares[first] <= ABSENT
@@ -215,7 +221,9 @@ def _bracket(problem: Problem, above: Score) -> tuple[float, float]:
         else:
             low, high = high, edge
         reached = above(edge, now) >= 0.0
-        if reached != falling or edge < LEAST_LAM * problem.total:
+        # A goal that rounding puts next to the top may not be reached at all.
+        within = LEAST_LAM * problem.total <= edge <= MOST_LAM * problem.total
+        if reached != falling or not within:
             return low, high
 
 

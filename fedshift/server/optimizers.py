@@ -7,7 +7,9 @@ from typing import Protocol
 
 import torch
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
+from fedshift.real import described, number
 from fedshift.tree import Params, add, map_, zeros
 
 
@@ -31,10 +33,11 @@ class Sgd:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.lr < float("inf"):
-            raise InputError(f"server lr must be a positive number, got {self.lr}")
-        if not 0.0 <= self.momentum < 1.0:
-            raise InputError(f"server momentum must be in [0, 1), got {self.momentum}")
+        check_fields(self)
+        if not 0.0 < number(self.lr) < float("inf"):
+            raise InputError(f"server lr must be a positive number, got {described(self.lr)}")
+        if not 0.0 <= number(self.momentum) < 1.0:
+            raise InputError(f"server momentum must be in [0, 1), got {described(self.momentum)}")
 
     def init(self, params: Params) -> Params:
         return zeros(params) if self.momentum else {}
@@ -64,6 +67,7 @@ class Adam:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_moments(self.lr, self.beta1, self.beta2, self.tau)
 
     def init(self, params: Params) -> Params:
@@ -90,6 +94,7 @@ class Yogi:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_moments(self.lr, self.beta1, self.beta2, self.tau)
 
     def init(self, params: Params) -> Params:
@@ -103,11 +108,11 @@ class Yogi:
 
 def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
     for name, v in (("lr", lr), ("tau", tau)):
-        if not 0.0 < v < float("inf"):
-            raise InputError(f"server {name} must be a positive number, got {v}")
+        if not 0.0 < number(v) < float("inf"):
+            raise InputError(f"server {name} must be a positive number, got {described(v)}")
     for name, v in (("beta1", beta1), ("beta2", beta2)):
-        if not 0.0 <= v < 1.0:
-            raise InputError(f"server {name} must be in [0, 1), got {v}")
+        if not 0.0 <= number(v) < 1.0:
+            raise InputError(f"server {name} must be in [0, 1), got {described(v)}")
 
 
 def _first_moments(params: Params, tau: float) -> Params:

@@ -9,14 +9,15 @@ second term is lam / ESS(a): lam trades the match of the labels against effectiv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedshift.errors import InputError, unknown
+from fedshift.arguments import settled
+from fedshift.errors import InputError
+from fedshift.real import described, number, numbers
 from fedshift.server.mixture import (
     Mixture,
     at_ess,
@@ -26,17 +27,24 @@ from fedshift.server.mixture import (
     squared_gap,
 )
 from fedshift.server.norm_form import at_lam_norm, norm_evidence
+from fedshift.server.pals_input import (
+    SUM_TOLERANCE,
+    Fidelity,
+    check_cap,
+    check_setting,
+    checked_counts,
+    checked_target,
+)
 from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
+from fedshift.sketch import sketched
 
-Fidelity = Literal["squared", "norm"]
-
-# Gap and sum at which an answer counts as exact, and the proven L1 error that goes with them. The
-# gap's own rounding is about 1e-16 |f|; the bound on the error is of second order in rounding.
+# Gap at which an answer counts as exact, and the proven L1 error that goes with it. The gap's own
+# rounding is about 1e-16 |f|; the bound on the error is of second order in rounding.
 GAP_TOLERANCE = 1e-12
-SUM_TOLERANCE = 1e-12
 L1_TOLERANCE = 1e-6
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class PalsWeights:
     """Weights and the evidence for them.
@@ -45,8 +53,9 @@ class PalsWeights:
     `distance` is ||T - S^T a0||, a0 the answer at lam = 0: how far T lies outside what the clients
     can mix (under the cap); `residual` [K] = T - S^T a; `gap` is the Frank-Wolfe gap, a bound on
     f(a) - f*; `l1_bound` = sqrt(N gap / lam) bounds ||a - a*||_1 (inf at lam = 0). `certified`: the
-    gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and the duality gap of the
-    active set proves ||a - a*||_1 <= 1e-6, at lam = 0 with a* the max-ESS minimiser.
+    gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and ||a - a*||_1 <= 1e-6 by the
+    duality gap of the active set and a charge for rounding and for the projection at lam = 0. a* is
+    the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser.
     """
 
     weights: Floats
@@ -66,17 +75,26 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
     It is N at a = n / N, its largest value, and n_i when client i has all the weight. Raises
     InputError when the lengths differ or a client without examples has a positive weight.
     """
-    a, n = np.asarray(weights, dtype=np.float64), np.asarray(sizes, dtype=np.float64)
+    try:
+        a, n = numbers(weights), numbers(sizes)
+    except ValueError as error:
+        raise InputError(f"weights and sizes must be two lists of numbers; {error}") from error
     if a.shape != n.shape or a.ndim != 1:
         raise InputError(
             f"weights and sizes must be two lists of one length; got {a.shape}, {n.shape}"
         )
     used = a > 0.0
-    if not used.any() or (n[used] <= 0.0).any():
+    if not used.any() or not (n[used] > 0.0).all():
         raise InputError(
             "some weight must be positive, and only clients with examples may have one"
         )
-    return float(1.0 / np.sum(a[used] ** 2 / n[used]))
+    if not np.isfinite(np.concatenate([a, n])).all() or float(min(a.min(), n.min())) < 0.0:
+        raise InputError("weights and sizes must be finite and 0 or more")
+    with np.errstate(all="ignore"):
+        ess = float(1.0 / np.sum(a[used] ** 2 / n[used]))
+    if not 0.0 < ess < math.inf:
+        raise InputError("weights or sizes are too small or too large: their squares are no floats")
+    return ess
 
 
 def pals_weights(
@@ -100,17 +118,19 @@ def pals_weights(
     weight. `fidelity="norm"` minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is
     solved as alpha_norm(lam) = alpha_squared(2 r lam) with r = ||T - S^T a|| at the solution.
 
-    Raises InputError for counts or a target that are no such tables, for lam and ess both or
-    neither or out of range, and for a cap or an ess that cannot be met.
+    Raises InputError for counts or a target that are no such tables, for clients of less than 1e-12
+    or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
+    1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
     FedPALS, eq. 8 and 9. The authors' development code minimises the unsquared form, by SLSQP,
     which is too loose for the second term; eq. 8 and we square the norm. The cap is ours.
     """
     check_setting(lam, ess, cap, fidelity)
+    settled("normalise_target", normalise_target, bool)
     clients = _prepare(label_counts, target, cap, normalise_target)
     if ess is not None:
-        return _with_ess(clients, float(ess), fidelity)
-    return _with_lam(clients, float(lam), fidelity)  # type: ignore[arg-type]
+        return _with_ess(clients, number(ess), fidelity)
+    return _with_lam(clients, number(lam) + 0.0, fidelity)  # -0.0 is 0.0
 
 
 def ess_curve(
@@ -122,10 +142,15 @@ def ess_curve(
     fidelity: Fidelity = "squared",
 ) -> tuple[PalsWeights, ...]:
     """`pals_weights` at each ESS fraction, in the order given; the hull is searched only once."""
-    for fraction in fractions:
+    if isinstance(fractions, str) or not isinstance(fractions, Iterable):
+        raise InputError(
+            f"fractions must be a list of ESS fractions, as (0.25, 0.5); got {described(fractions)}"
+        )
+    wanted = list(fractions)
+    for fraction in wanted:
         check_setting(None, fraction, cap, fidelity)
     clients = _prepare(label_counts, target, cap, False)
-    return tuple(_with_ess(clients, float(fraction), fidelity) for fraction in fractions)
+    return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in wanted)
 
 
 # --------------------------------------------------------------------------- solving
@@ -211,92 +236,18 @@ def _l1_bound(total: float, gap: float, lam: float) -> float:
     return math.sqrt(total * gap / lam) if lam > 0.0 else math.inf
 
 
-# --------------------------------------------------------------------------- input
-
-
 def _prepare(
     label_counts: ArrayLike, target: ArrayLike, cap: float | None, rescale: bool
 ) -> _Clients:
-    counts = _checked_counts(label_counts)
-    wanted = _checked_target(target, counts.shape[1], rescale)
+    counts = checked_counts(label_counts)
+    wanted = checked_target(target, counts.shape[1], rescale)
     sizes = counts.sum(axis=1)
     active = np.flatnonzero(sizes > 0.0)
+    most = NO_CAP
     if cap is not None:
-        _check_cap(cap, active.size)
-    bound = NO_CAP if cap is None or cap >= 1.0 else max(float(cap), 1.0 / active.size)
+        most = number(cap)
+        check_cap(most, active.size)
+    bound = NO_CAP if most >= 1.0 else max(most, 1.0 / active.size)
     n = sizes[active]
-    mixed = mixture(counts[active] / n[:, None], n, wanted, bound)
+    mixed = mixture(counts[active] / n[:, None], n, wanted, bound, counts[active])
     return _Clients(mixed, active, counts.shape[0])
-
-
-def _checked_counts(label_counts: ArrayLike) -> Floats:
-    try:
-        counts = np.asarray(label_counts, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            "label_counts must be a table of numbers [clients, classes] with rows of one length; "
-            f"got {type(label_counts).__name__}: {error}"
-        ) from error
-    if counts.ndim != 2 or 0 in counts.shape:
-        raise InputError(
-            f"label_counts must be a table [clients, classes]; got shape {counts.shape}. "
-            "Give one row per client, also when there is a single client."
-        )
-    for bad, what in ((~np.isfinite(counts), "not finite"), (counts < 0.0, "negative")):
-        if bad.any():
-            i, k = (int(j) for j in np.argwhere(bad)[0])
-            raise InputError(
-                f"label_counts[{i}, {k}] is {counts[i, k]:g}, which is {what}; counts must be "
-                f"finite and >= 0 ({int(bad.sum())} such entries)"
-            )
-    if not counts.any():
-        raise InputError("label_counts are all zero: no client has any example to weigh")
-    return counts
-
-
-def _checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
-    try:
-        wanted = np.asarray(target, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"target must be a list of {classes} numbers; {error}") from error
-    if wanted.shape != (classes,):
-        raise InputError(
-            f"target must have one entry per class: label_counts has {classes} classes, target has "
-            f"shape {wanted.shape}"
-        )
-    for bad, what in ((~np.isfinite(wanted), "not finite"), (wanted < 0.0, "negative")):
-        if bad.any():
-            k = int(np.argmax(bad))
-            raise InputError(f"target[{k}] is {wanted[k]:g}, which is {what}; allowed: 0 to 1")
-    total = float(wanted.sum())
-    if rescale and total > 0.0:
-        return wanted / total
-    if abs(total - 1.0) > 1e-6:
-        raise InputError(
-            f"target sums to {total:.9g}, it must sum to 1 within 1e-6; pass label shares, or "
-            "normalise_target=True (--normalise) to have it divided by its sum"
-        )
-    return wanted
-
-
-def check_setting(lam: float | None, ess: float | None, cap: float | None, fidelity: str) -> None:
-    """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges."""
-    if fidelity not in get_args(Fidelity):
-        raise unknown("fidelity", str(fidelity), get_args(Fidelity))
-    if (lam is None) == (ess is None):
-        given = "neither" if lam is None else f"both (lam={lam!r}, ess={ess!r})"
-        raise InputError(f"give exactly one of lam and ess; got {given}")
-    if lam is not None and not lam >= 0.0:
-        raise InputError(f"lam must be a number >= 0, inf allowed; got {lam!r}")
-    if ess is not None and not 0.0 < ess <= 1.0:
-        raise InputError(f"ess is a fraction of the examples, 0 < ess <= 1; got {ess!r}")
-    if cap is not None and not 0.0 < cap <= 1.0:
-        raise InputError(f"cap must be a weight, 0 < cap <= 1; got {cap!r}")
-
-
-def _check_cap(cap: float, active: int) -> None:
-    if cap * active < 1.0 - SUM_TOLERANCE:
-        raise InputError(
-            f"cap={cap:g} cannot be met: {active} clients with examples could carry "
-            f"{cap * active:.6g} in all, the weights must sum to 1; use cap >= {1.0 / active:.6g}"
-        )

@@ -6,13 +6,16 @@ Non-finite changes never come this far; the engine refuses them with the client'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
+from fedshift.real import described, number
 from fedshift.server.weights import Uniform, Weights
 from fedshift.tree import Params, map_, weighted_sum
 
@@ -49,8 +52,11 @@ class Trimmed:
     needs = Uniform.needs
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.share < 0.5:
-            raise InputError(f"share must be at least 0 and less than 0.5, got {self.share}")
+        check_fields(self)
+        if not 0.0 <= number(self.share) < 0.5:
+            raise InputError(
+                f"share must be at least 0 and less than 0.5, got {described(self.share)}"
+            )
 
     def weigh(self, table: Params) -> Tensor:
         return Uniform()(table)
@@ -76,9 +82,11 @@ class Krum:
     needs = Uniform.needs
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.byzantine < 0 or self.keep < 1:
             raise InputError(
-                f"byzantine={self.byzantine}, keep={self.keep}; allowed: byzantine >= 0, keep >= 1"
+                f"byzantine={described(self.byzantine)}, keep={described(self.keep)}; allowed: "
+                "whole numbers, byzantine >= 0, keep >= 1"
             )
 
     def weigh(self, table: Params) -> Tensor:
@@ -127,10 +135,12 @@ class Geometric:
     tolerance: float = 1e-9
 
     def __post_init__(self) -> None:
-        if not (self.floor > 0 and self.steps >= 1 and self.tolerance >= 0):
+        check_fields(self)
+        if not (0 < self.floor < math.inf and self.steps >= 1 and self.tolerance >= 0):
             raise InputError(
-                f"floor={self.floor}, steps={self.steps}, tolerance={self.tolerance}; allowed: "
-                "floor > 0, steps >= 1, tolerance >= 0"
+                f"floor={described(self.floor)}, steps={described(self.steps)}, "
+                f"tolerance={described(self.tolerance)}; allowed: floor > 0, steps >= 1 and whole, "
+                "tolerance >= 0"
             )
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedshift.server.rank import rank
 from fedshift.server.simplex import Flags, Floats, Problem, Solution, residual
 
 # Rounding of a row S_i - T and of a residual: a few units in the last place of 1.
@@ -20,6 +21,8 @@ ROUNDING = 4e-16
 RANK_TOLERANCE = 1e-15
 # A residual up to this is rounding: the weights mix to the target.
 ON_TARGET = 2e-15
+# Stands for a singular value that is not zero and drowns in rounding.
+HIDDEN = 1e-100
 # A charge that needs no closer look.
 NEGLIGIBLE = 1e-9
 
@@ -61,11 +64,44 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
         x = np.linalg.qr(x, mode="r")
     values = np.linalg.svd(x, compute_uv=False)
     kept = values[values > RANK_TOLERANCE]
+    if _nearly_dependent(problem, face, kept.size):
+        kept = np.append(kept, HIDDEN)
     return Spectrum(kept, kept.size < sizes.size - 1)
 
 
+def _nearly_dependent(problem: Problem, face: Flags, seen: int) -> bool:
+    """Whether the counts tell apart what rounding makes dependent: more of rank than is `seen`."""
+    if problem.counts is None or seen >= _most_modes(problem, face):
+        return False
+    return seen < rank(problem.counts[face]) - 1
+
+
+def _most_modes(problem: Problem, face: Flags) -> int:
+    """How many singular values above 0 a face can have.
+
+    Centred rows sum to zero, and a label that none of these clients holds adds nothing.
+    """
+    labels: int = problem.rows.shape[1]
+    if problem.counts is not None:
+        labels = int((problem.counts[face] > 0.0).any(axis=0).sum())
+    return min(int(np.count_nonzero(face)), labels) - 1
+
+
+def span_part(rows: Floats, x: Floats) -> Floats:
+    """The part of x [K] in the span of centred rows [M, K], as far as it is above rounding."""
+    square = np.linalg.qr(rows, mode="r") if rows.shape[0] > rows.shape[1] else rows
+    _, values, basis = np.linalg.svd(square, full_matrices=False)
+    basis = basis[values > RANK_TOLERANCE]
+    part: Floats = (basis @ x) @ basis
+    return part
+
+
 def rounding_error(
-    problem: Problem, lam: float, solution: Solution, distance: float | None = None
+    problem: Problem,
+    lam: float,
+    solution: Solution,
+    distance: float | None = None,
+    shifted: float = 0.0,
 ) -> float:
     """A bound on the L1 change of the optimum that rounding of the rows and the target can cause.
 
@@ -77,20 +113,25 @@ def rounding_error(
     or with the clients about to meet or leave a bound. Whatever the face, no term exceeds the one
     with s^2 = 0 and max s/(s^2 + x) = 1/sqrt(x), which is tried first. `distance` is that of the
     hull to the target where `problem` has its nearest point in the target's place; if T is outside,
-    the rows of all clients decide where that point is.
+    the rows of all clients decide where that point is. `shifted` is how far from there it may be,
+    and counts as a target off by as much does.
     """
     missed = float(np.linalg.norm(residual(problem, solution.weights)))
     length = missed if distance is None else max(distance, missed)
     if lam > 0.0:
         ridge = lam / problem.total
-        anywhere = ROUNDING * (length / ridge + _spread(problem, solution) / math.sqrt(ridge))
+        moved = shifted + ROUNDING * _spread(problem, solution)
+        anywhere = ROUNDING * length / ridge + moved / math.sqrt(ridge)
         if anywhere <= NEGLIGIBLE:
             return anywhere
         missed = 0.0
-    charge = max(
-        _on_face(problem, lam, solution, face, missed, length)
-        for face in _reachable(problem, lam, solution, missed, length)
-    )
+    missed += shifted
+    free = (solution.weights > 0.0) & (solution.weights < problem.upper)
+    modes = spectrum(problem, free)
+    charge = _on_face(problem, lam, solution, free, modes, missed, length)
+    for face in _reachable(problem, lam, solution, free, modes, charge, length):
+        more = _on_face(problem, lam, solution, face, spectrum(problem, face), missed, length)
+        charge = max(charge, more)
     return charge if lam == 0.0 else min(charge, anywhere)
 
 
@@ -100,34 +141,50 @@ def _spread(problem: Problem, solution: Solution) -> float:
 
 
 def _on_face(
-    problem: Problem, lam: float, solution: Solution, face: Flags, missed: float, length: float
+    problem: Problem,
+    lam: float,
+    solution: Solution,
+    face: Flags,
+    modes: Spectrum,
+    missed: float,
+    length: float,
 ) -> float:
     if not face.any():
         return 0.0
-    modes, ridge = spectrum(problem, face), lam / float(problem.sizes[face].sum())
+    ridge = lam / float(problem.sizes[face].sum())
     moved = (missed + ROUNDING * _spread(problem, solution)) * modes.inward(ridge)
     return moved + ROUNDING * length * modes.sideways(ridge)
 
 
 def _reachable(
-    problem: Problem, lam: float, solution: Solution, missed: float, length: float
+    problem: Problem,
+    lam: float,
+    solution: Solution,
+    free: Flags,
+    modes: Spectrum,
+    charge: float,
+    length: float,
 ) -> list[Flags]:
-    """The free clients, and these without or with those that the charge could bring to a bound."""
+    """The free clients without or with those that the charge could bring to a bound.
+
+    At lam = 0 all clients, too, where T is outside, or where the free ones span less than all do: a
+    target that rounding moves off that span can only be met by others.
+    """
     a, upper, n = solution.weights, problem.upper, problem.sizes
-    free = (a > 0.0) & (a < upper)
     total = float(n[free].sum()) or problem.total
-    charge = _on_face(problem, lam, solution, free, missed, length)
     slack = np.minimum(a, upper - a)
     leaving = free & (slack <= np.sqrt(n / total) * charge)
     wanted = problem.rows @ solution.w + solution.theta
     margin = np.where(a >= upper, wanted - upper / n, -wanted)
-    near = charge * (1.0 + 1.0 / spectrum(problem, free).least)
+    near = charge * (1.0 + 1.0 / modes.least)
     joining = ~free & (total * margin <= near + total * ROUNDING * np.linalg.norm(solution.w))
-    faces = [free]
+    faces = []
     if leaving.any():
         faces.append(free & ~leaving)
     if joining.any():
         faces.append(free | joining)
-    if length > ON_TARGET and lam == 0.0:
-        faces.append(np.ones_like(free))
+    everyone = np.ones_like(free)
+    short = modes.values.size < _most_modes(problem, everyone)
+    if lam == 0.0 and (length > ON_TARGET or short):
+        faces.append(everyone)
     return faces

@@ -19,6 +19,9 @@ Flags = NDArray[np.bool_]
 
 # A weight on the simplex never exceeds one, so an upper bound of two is never active.
 NO_CAP = 2.0
+# A sum of weights this far from 1 is no rounding of sums of like numbers.
+DRIFTED = 1e-9
+TINY = float(np.finfo(float).tiny)
 AT_ZERO, FREE, AT_CAP = np.int8(-1), np.int8(0), np.int8(1)
 
 
@@ -27,11 +30,13 @@ class Problem:
     """Clients of positive size, seen from the target.
 
     `rows` [M, K] holds S_i - T, `sizes` [M] the n_i, `upper` [M] the caps (`NO_CAP` for none).
+    `counts` [M, K] are what the rows were rounded from, each up to a factor; None if not known.
     """
 
     rows: Floats
     sizes: Floats
     upper: Floats
+    counts: Floats | None = None
 
     @property
     def total(self) -> float:
@@ -76,9 +81,29 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
     free = (weights > 0.0) & (weights < upper)
     # One exact re-balance on the final support: cumulative sums over 2M terms lose a few digits.
     short = 1.0 - weights.sum()
-    weights[free] += short * sizes[free] / max(sizes[free].sum(), np.finfo(float).tiny)
+    weights[free] += short * sizes[free] / max(sizes[free].sum(), TINY)
     np.clip(weights, 0.0, upper, out=weights)
+    if abs(float(weights.sum()) - 1.0) > DRIFTED:
+        return _allocate_anew(scores, sizes, upper, at)
     return weights
+
+
+def _allocate_anew(scores: Floats, sizes: Floats, upper: Floats, breaks: Floats) -> Floats:
+    """`allocate` where sizes differ so much that running sums lose the small ones altogether.
+
+    The segment of theta is found by halves among the sorted breakpoints, every sum taken anew.
+    """
+    low, high = 0, breaks.size - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        full = np.clip(sizes * (scores + breaks[middle]), 0.0, upper).sum() >= 1.0
+        low, high = (low, middle) if full else (middle, high)
+    start = np.clip(sizes * (scores + breaks[low]), 0.0, upper)
+    free = (-scores <= breaks[low]) & (upper / sizes - scores >= breaks[high])
+    weights = start.copy()
+    weights[free] += (1.0 - start.sum()) * sizes[free] / max(sizes[free].sum(), TINY)
+    filled: Floats = np.clip(weights, 0.0, upper)
+    return filled
 
 
 def objective(problem: Problem, lam: float, weights: Floats) -> float:

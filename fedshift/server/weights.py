@@ -15,8 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
-from fedshift.server.pals import Fidelity, check_setting, pals_weights
+from fedshift.real import number, numbers
+from fedshift.server.pals import PalsWeights, pals_weights
+from fedshift.server.pals_input import Fidelity, check_setting
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 
@@ -40,6 +44,11 @@ class BySize:
         total = table["n"].sum()
         if not total > 0:
             raise InputError("no client of this cohort has any example; weights are undefined")
+        if not math.isfinite(total):
+            raise InputError(
+                "the clients' numbers of examples are no finite numbers, or sum to more than a "
+                f"number can hold; the largest is {float(table['n'].max()):.4g}"
+            )
         return table["n"] / total
 
 
@@ -53,6 +62,7 @@ class Uniform:
         return torch.full_like(table["n"], 1.0 / len(table["n"]))
 
 
+@sketched
 @dataclass(frozen=True)
 class Pals:
     """FedPALS: argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i.
@@ -70,26 +80,41 @@ class Pals:
 
     def __post_init__(self) -> None:
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
-        if any(not 0.0 <= t <= 1.0 for t in self.target):
+        check_fields(self)
+        try:
+            target = numbers(self.target)
+        except ValueError as error:
+            raise InputError(f"target must be a list of shares; {error}") from error
+        if target.ndim != 1:
+            raise InputError(f"target must be a list of shares; got shape {target.shape}")
+        if not ((target >= 0.0) & (target <= 1.0)).all():
             raise InputError(f"the target must hold shares from 0 to 1, got {self.target}")
-        if not math.isclose(sum(self.target), 1.0, abs_tol=1e-6):
-            raise InputError(f"the target must sum to 1, it sums to {sum(self.target):.6g}")
+        if not math.isclose(sum(target.tolist()), 1.0, abs_tol=1e-6):
+            raise InputError(f"the target must sum to 1, it sums to {sum(target.tolist()):.6g}")
 
     def __call__(self, table: Params) -> Tensor:
+        return torch.tensor(self.solved(table).weights.tolist(), dtype=torch.float64)
+
+    def solved(self, table: Params) -> PalsWeights:
+        """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
-        rule = tuple(self.target), self.lam, self.ess, self.cap, self.fidelity
-        return torch.tensor(_solved(labels.tobytes(), labels.shape, *rule), dtype=torch.float64)
+        lam, ess, cap = (
+            None if given is None else number(given) for given in (self.lam, self.ess, self.cap)
+        )
+        rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity
+        return _solved(labels.tobytes(), labels.shape, *rule)
 
 
 @lru_cache(maxsize=1)
 def _solved(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity,
-) -> tuple[float, ...]:  # fmt: skip
+) -> PalsWeights:  # fmt: skip
     """The weights over a table of label counts; not solved again where the same cohort comes next.
 
     The solver takes milliseconds, which in a small federation is as long as training.
     """
     counts = np.frombuffer(labels).reshape(shape)
     solved = pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
-    return tuple(solved.weights.tolist())
+    solved.weights.setflags(write=False)  # they are kept for whoever asks next
+    return solved

@@ -17,8 +17,10 @@ from scipy.stats import rankdata
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.base import Floats, Ints, check_count, marginals
+from fedshift.sketch import sketched
 
 
+@sketched
 @dataclass(frozen=True, eq=False)
 class LabelDistances:
     """Between the label marginals of each two clients, all in [0, 1]; [M, M], 0 on the diagonal.

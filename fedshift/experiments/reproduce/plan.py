@@ -10,7 +10,7 @@ from typing import Any
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.extras import check_extras
-from fedshift.experiments.load import apply_override, validate
+from fedshift.experiments.load import apply_override, apply_overrides, validate
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.reproduce.store import Run, Store, run_of
 from fedshift.experiments.reproduce.study import Column, Options, Row, Study
@@ -116,8 +116,7 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
     tables: dict[str, Any] = dict(column.tables(row))
     tables["method"] = {"name": row.method, **own, **options}
     tables["seeds"] = {"run": seed}
-    for override in plan.overrides:
-        apply_override(tables, override)
+    apply_overrides(tables, plan.overrides)
     every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:

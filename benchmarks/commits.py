@@ -1,0 +1,137 @@
+"""Processor time of rounds by two versions of the package, in turn.
+
+    python benchmarks/commits.py --before CHECKOUT [--only W1,W2,W3] [--pairs 9] [--write]
+
+CHECKOUT holds the other version, such as one made by `git worktree add CHECKOUT f00c906`. Each
+version has a process of its own that keeps its clients; they play the loop's rounds turn by turn,
+who begins changing with each turn. The interval is that of the median by order statistics, at
+least 95 %. `--write` adds the table to docs/results/commits.md.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"  # before torch is imported, or it does nothing
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from math import comb
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results" / "commits.md"
+# Processor seconds that a turn takes at least, so that the clock's grain does not matter.
+TURN = 1.0
+
+
+def play(name: str) -> None:
+    """A process of one version: each line that it reads has it play so many rounds."""
+    from workloads import WORKLOADS
+
+    from fedshift.engine.rounds import run
+
+    workload = next(w for w in WORKLOADS if w.name == name)
+    federation, algorithm = workload.federation(quick=name == "W1")
+    rounds = iter(run(algorithm, federation, 10**6, cohort=workload.cohort))
+    next(rounds)
+    for line in sys.stdin:
+        began = time.process_time()
+        for _ in range(int(line)):
+            next(rounds)
+        print(time.process_time() - began, flush=True)
+
+
+class Version:
+    """A process that plays one workload with the package of one checkout."""
+
+    def __init__(self, checkout: Path, name: str) -> None:
+        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        command = [sys.executable, __file__, "--play", name]
+        pipe: Any = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=ROOT
+        )
+
+    def seconds(self, rounds: int) -> float:
+        """Processor seconds of so many rounds more."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(rounds, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def end(self) -> None:
+        """No more rounds."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def interval(ratios: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """The narrowest interval of order statistics that has the median with that probability."""
+    ordered, n = sorted(ratios), len(ratios)
+    best = 0
+    for k in range(n // 2):  # P(median below the k-th or above) = 2 sum_{i <= k} C(n, i) / 2^n
+        if 1 - 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n >= level:
+            best = k
+    return ordered[best], ordered[n - 1 - best]
+
+
+def compared(before: Path, name: str, pairs: int) -> dict[str, Any]:
+    """The ratios now / before of one workload, turn by turn."""
+    versions = Version(before, name), Version(ROOT, name)
+    first = max(v.seconds(1) for v in versions)
+    rounds = max(1, round(TURN / first))
+    ratios = []
+    for turn in range(pairs):
+        order = (0, 1) if turn % 2 else (1, 0)
+        seconds = {i: versions[i].seconds(rounds) for i in order}
+        ratios.append(seconds[1] / seconds[0])
+    for version in versions:
+        version.end()
+    low, high = interval(ratios)
+    median = sorted(ratios)[len(ratios) // 2]
+    return {"workload": name, "rounds": rounds, "median": median, "low": low, "high": high}
+
+
+def main() -> None:
+    """Print a line for each workload."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--only", default="W1,W2,W3")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--play", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.play:
+        play(asked.play)
+        return
+    if asked.before is None:
+        parser.error("--before CHECKOUT is missing")
+    lines = [
+        "# Processor time of the loop, now and before",
+        "",
+        f"Ratio now / before, turn by turn, by `python benchmarks/commits.py --before CHECKOUT "
+        f"--only {asked.only} --pairs {asked.pairs}`.",
+        "",
+        "| workload | rounds a turn | median ratio | interval of the median |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name in asked.only.split(","):
+        row = compared(asked.before.resolve(), name, asked.pairs)
+        print(json.dumps(row), flush=True)
+        spread = f"{row['low']:.3f} to {row['high']:.3f}"
+        lines.append(f"| {name} | {row['rounds']} | {row['median']:.3f} | {spread} |")
+    if asked.write:
+        PAGE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

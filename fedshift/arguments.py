@@ -1,0 +1,246 @@
+"""What Python callers give, looked at before it is used: kinds, whole numbers, numbers.
+
+Each check passes in silence, or raises InputError: the argument, what was given, what to give.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections import abc
+from dataclasses import fields
+from functools import cache
+from numbers import Real
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedshift.errors import InputError, shown
+from fedshift.real import is_whole
+
+# What to write for a kind. As text, because nothing of the library is known to this file.
+EXAMPLES = {
+    "Algorithm": "FedAvg(model)",
+    "Combine": "Mean(BySize())",
+    "Gate": "Gate()",
+    "Local": "Local(lr=0.1)",
+    "Mean": "Mean(BySize())",
+    "Model": "Model(net)",
+    "Path": "Path(...) of it",
+    "Seeds": "Seeds.of(0)",
+    "ServerOptimizer": "Sgd() of fedshift.server.optimizers",
+    "Share": 'Share(("head.",))',
+    "Shelf": "Shelf()",
+    "Tensor": "torch.as_tensor(...) of it",
+    "Term": "CrossEntropy() of fedshift.client.objectives",
+    "Weights": "BySize()",
+}
+FILES_ONLY = (
+    '; "auto" is a word of experiment files, where each of several numbers is tried: in Python '
+    "train once with each, and keep the run of the best estimate_target_accuracy(correct, total, "
+    "target), as docs/selection.md says"
+)
+WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "text"}
+
+
+def called(given: object) -> str:
+    """What was given, in a few words: `the text "2"`, `20.0`, `the class Adam`, `a Linear`."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if isinstance(given, str):
+        return f'the text "{shown(given)}"'
+    if given is None or isinstance(given, int | float):
+        return repr(given)
+    if isinstance(given, types.FunctionType):
+        return f"the function {given.__name__}"
+    return with_article(type(given).__name__)
+
+
+def with_article(name: str) -> str:
+    """`a Linear`, `an Adam`."""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def is_number(given: object) -> bool:
+    """Whether it is a real number, numpy's included. True and False are none, nor are tensors."""
+    return isinstance(given, Real) and not isinstance(given, bool)
+
+
+def check_whole(name: str, given: object) -> None:
+    """Raise InputError unless it is a whole number."""
+    if not is_whole(given):
+        raise InputError(f"{name} must be a whole number, got {called(given)}{_number(given, int)}")
+
+
+def check_number(name: str, given: object) -> None:
+    """Raise InputError unless it is a number."""
+    if not is_number(given):
+        raise InputError(f"{name} must be a number, got {called(given)}{_number(given, float)}")
+
+
+def check_kind(name: str, given: object, kind: type, cure: str) -> None:
+    """Raise InputError unless it is an object of that class."""
+    if not isinstance(given, kind):
+        raise InputError(
+            f"{name} must be {with_article(kind.__name__)}, got {called(given)}; {cure}"
+        )
+
+
+def check_listed(name: str, given: Any, kind: type, cure: str) -> None:
+    """Raise InputError unless it is a list, or what can be read as one, of objects of a class.
+
+    What makes its entries on demand is asked for the first one alone.
+    """
+    if isinstance(given, abc.Iterator):
+        raise InputError(f"{name} is {called(given)}, gone after one look; give list(...) of it")
+    if isinstance(given, kind):
+        raise InputError(f"{name} is {called(given)}, and a list is due; give [it]")
+    listed = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    if not listed or isinstance(given, str | abc.Mapping | type) or hasattr(given, "tolist"):
+        raise InputError(f"{name} is {called(given)}, and a list is due; {cure}")
+    if not len(given):
+        raise InputError(f"no {name}; give at least one: {cure}")
+    for i, each in enumerate(given if isinstance(given, list | tuple) else [given[0]]):
+        check_kind(f"{name}[{i}]", each, kind, cure)
+
+
+def check_fields(made: Any) -> None:
+    """Raise InputError for a field of a dataclass whose value is not what its annotation says.
+
+    Looked at are numbers, texts, tuples, classes and protocols, alone or as alternatives; names in
+    a `Literal` are left to those who know the nearest one. Lists, arrays and tensors become the
+    tuples that annotations ask for, so that equal settings are equal however they were written.
+    """
+    for name, hint in _hints(made.__class__):
+        given = getattr(made, name)
+        value = settled(f"{type(made).__name__} {name}", given, hint)
+        if value is not given:
+            object.__setattr__(made, name, value)
+
+
+def settled(name: str, given: Any, hint: Any) -> Any:
+    """What was given, as its annotation asks for it. Raises InputError as `check_fields` does."""
+    if _fits(given, hint):
+        return given
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, list) and _fits(tuple(listed), hint):
+        return tuple(listed)
+    raise InputError(
+        f"{name} must be {_said(hint)}, got {_misfit(given, hint)}{_cure(given, hint)}"
+    )
+
+
+def _misfit(given: Any, hint: Any) -> str:
+    """What does not fit; within a tuple, its first entry that does not."""
+    each = [get_args(one)[0] for one in _alternatives(hint) if get_origin(one) is tuple]
+    if each and isinstance(given, tuple | list):
+        odd = [called(v) for v in given if not _fits(v, each[0])]
+        return f"{called(given)} with {odd[0]}" if odd else called(given)
+    return called(given)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+@cache
+def _hints(kind: Any) -> tuple[tuple[str, Any], ...]:
+    hints = get_type_hints(kind)
+    return tuple((f.name, hints[f.name]) for f in fields(kind) if f.init)
+
+
+def _fits(given: object, hint: Any) -> bool:
+    if hint is None or hint is type(None):
+        return given is None
+    if hint is int:
+        return is_whole(given)
+    if hint is float:
+        return is_number(given)
+    if hint is bool:
+        return isinstance(given, bool) or str(getattr(given, "dtype", "")) == "bool"  # numpy's
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(given, one) for one in get_args(hint))
+    if origin is tuple:
+        if not isinstance(given, tuple):
+            return False
+        each = get_args(hint)
+        if each[-1] is Ellipsis:
+            return all(_fits(one, each[0]) for one in given)
+        return len(given) == len(each) and all(map(_fits, given, each))
+    if origin is abc.Callable:
+        return callable(given) and not isinstance(given, type)
+    if origin is not None or not isinstance(hint, type):
+        return True
+    if getattr(hint, "_is_protocol", False):
+        return not isinstance(given, type) and all(hasattr(given, name) for name in members(hint))
+    return isinstance(given, hint)
+
+
+def members(protocol: type) -> tuple[str, ...]:
+    """What an object of a protocol must have."""
+    return tuple(n for n in vars(protocol) if not n.startswith("_") or n == "__call__")
+
+
+def _said(hint: Any) -> str:
+    """An annotation in words: `a whole number or None`."""
+    if hint is None or hint is type(None):
+        return "None"
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_said(one) for one in get_args(hint))
+    if origin is tuple:
+        each = get_args(hint)
+        if each[-1] is not Ellipsis:
+            return f"a tuple of {len(each)}"
+        return f"a tuple, each {_said(each[0])}"
+    if origin is Literal:
+        return " or ".join(f'"{one}"' for one in get_args(hint))
+    if origin is abc.Callable:
+        return "a function"
+    name = getattr(hint, "__name__", str(hint))
+    return WORDS.get(name) or with_article(name)
+
+
+def _cure(given: object, hint: Any) -> str:
+    """What to do, from what was given and what may be; empty where the message says enough."""
+    kinds = _alternatives(hint)
+    if isinstance(given, type) and any(_fits_class(given, kind) for kind in kinds):
+        return f"; give an object of it, {given.__name__}(...)"
+    for kind in kinds:
+        if kind in (int, float):
+            if cure := _number(given, kind):
+                return cure
+        elif get_origin(kind) is tuple:
+            if isinstance(given, str) and get_args(kind)[0] is str:
+                return f'; give ("{shown(given)}",)'
+        elif name := getattr(kind, "__name__", ""):
+            # A rule that says who counts how much is no way to combine; a mean by it is one.
+            if name in ("Combine", "Mean") and hasattr(given, "needs"):
+                return f"; give Mean({type(given).__name__}(...)) of fedshift.server.combine"
+            if name in EXAMPLES:
+                return f"; give {EXAMPLES[name]}"
+    return ""
+
+
+def _fits_class(given: type, kind: Any) -> bool:
+    """Whether objects of a class would fit."""
+    if not isinstance(kind, type):
+        return False
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(given, name) for name in members(kind))
+    return issubclass(given, kind)
+
+
+def _number(given: object, kind: type[int] | type[float]) -> str:
+    """How it becomes such a number, where that is sure: `; give 20` for 20.0 and for "20"."""
+    if isinstance(given, str) and given == "auto":
+        return FILES_ONLY
+    try:
+        number = float(given) if isinstance(given, str) or is_number(given) else math.nan  # type: ignore[arg-type]
+    except ValueError:
+        return ""
+    if kind is int and number.is_integer():
+        return f"; give {round(number)}"
+    if kind is float and math.isfinite(number):
+        return f"; give {number:g}"
+    # Tensors and arrays of one number.
+    return f"; give {kind.__name__}(...) of it" if hasattr(given, "item") else ""

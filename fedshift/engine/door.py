@@ -1,0 +1,214 @@
+"""What `run`, `Federation` and `workers` are given, looked at before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import check_method
+from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
+from fedshift.data import ClientData, check_clients
+from fedshift.engine.gate import Gate
+from fedshift.engine.shelf import Shelf
+from fedshift.errors import InputError, nearest, shown
+from fedshift.model import Model
+from fedshift.seeds import Seeds
+
+if TYPE_CHECKING:
+    from fedshift.engine.rounds import Federation
+
+# How a backend that is known by name is made.
+MADE = {
+    "loop": "leave backend out",
+    "workers": "write `with workers(federation.clients, 2) as team:` (fedshift.engine.workers) and "
+    "give backend=team",
+    "stacked": "give backend=Stacked() (fedshift.engine.stacked)",
+    "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacked)",
+    "channels-last": "give backend=channels_last(loop) (fedshift.engine.levers)",
+    "winograd": "give backend=winograd(loop) (fedshift.engine.levers)",
+    "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
+    "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
+    "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
+}
+TABLE = "make it with fedshift.data.register(clients, classes)"
+
+
+def check_federation(made: Federation) -> None:
+    """Raise InputError unless a federation's fields are what they must be."""
+    check_clients(made.clients)
+    check_params("params", made.params)
+    check_params("buffers", made.buffers)
+    check_table(made.table, len(made.clients))
+    check_kind("seeds", made.seeds, Seeds, f"give {_seeds(made.seeds)}")
+    check_kind("gate", made.gate, Gate, "give Gate()")
+    check_kind("shelf", made.shelf, Shelf, "give Shelf()")
+
+
+def _seeds(given: object) -> str:
+    return f"Seeds.of({given})" if isinstance(given, int) else "Seeds.of(0)"
+
+
+def check_params(what: str, given: object) -> None:
+    """Raise InputError unless it is a dictionary of tensors that no gradient hangs on to."""
+    cure = "give *model.init(), or the parameters and buffers of a round's server"
+    if not isinstance(given, dict):
+        raise InputError(f"{what} must be a dictionary of tensors, got {called(given)}; {cure}")
+    for name, v in given.items():
+        if not isinstance(name, str) or not isinstance(v, Tensor):
+            raise InputError(
+                f"{what}[{name!r}] is {called(v)}; give tensors by name, as torch.as_tensor(...) "
+                "makes them of arrays"
+            )
+        if v.requires_grad:
+            raise InputError(
+                f'{what}["{name}"] carries a gradient\'s history (requires_grad); give '
+                "*model.init(), or detach() it"
+            )
+
+
+def check_table(table: object, clients: int) -> None:
+    """Raise InputError unless it has a row per client, "n" and maybe "labels", of counts."""
+    if not isinstance(table, dict):
+        raise InputError(f"table must be a dictionary of tensors, got {called(table)}; {TABLE}")
+    if "n" not in table:
+        has = ", ".join(f'"{shown(str(name))}"' for name in table)
+        raise InputError(f'the table has {has or "no column"}, and "n" is missing; {TABLE}')
+    for name, column in table.items():
+        if not isinstance(column, Tensor):
+            raise InputError(f'the table\'s "{name}" is {called(column)}, no tensor; {TABLE}')
+        if column.ndim < 1 or len(column) != clients:
+            count = len(column) if column.ndim else 0
+            raise InputError(
+                f'{clients} clients and {count} rows of "{name}" in the table; {TABLE}'
+            )
+        form = 1 if name == "n" else 2 if name == "labels" else column.ndim
+        if column.ndim != form or column.dtype != torch.float64:
+            raise InputError(
+                f'the table\'s "{name}" is {column.dtype} {tuple(column.shape)}; "n" is float64 '
+                f'[N], "labels" float64 [N, K]: {TABLE}'
+            )
+        if not bool(torch.isfinite(column).all()) or bool((column < 0).any()):
+            raise InputError(
+                f'the table\'s "{name}" holds a number that is negative or not finite; {TABLE}'
+            )
+
+
+def check_run(
+    algorithm: object, rounds: object, cohort: object, backend: object, after: object, kind: type
+) -> None:
+    """Raise InputError for what a run cannot be made of; `kind` is that of `after`."""
+    check_method(algorithm)
+    check_whole("rounds", rounds)
+    if isinstance(rounds, int) and rounds < 0:
+        raise InputError(f"rounds must be 0 or more, got {rounds}")
+    if cohort is not None:
+        check_whole("cohort", cohort)
+    check_backend(backend)
+    if after is not None:
+        check_kind("after", after, kind, "give a Round, as `run` yields them")
+
+
+def check_backend(backend: object) -> None:
+    """Raise InputError for a backend's name or class, and for workers outside of their block."""
+    if isinstance(backend, str):
+        cure = MADE.get(backend, f"leave it out, or give one.{nearest(backend, MADE)}")
+        raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
+    if isinstance(backend, type):
+        raise InputError(
+            f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
+        )
+    if isinstance(backend, contextlib.ContextDecorator):
+        raise InputError(
+            "backend is workers(...) outside of a `with` block; write "
+            "`with workers(federation.clients, 2) as team:` and give backend=team"
+        )
+    if isinstance(backend, FunctionType) and backend.__name__ == "workers":
+        raise InputError(f"backend is the function workers; {MADE['workers']}")
+    if not callable(backend):
+        raise InputError(
+            f"backend is {called(backend)}; give a backend, such as Stacked(), or leave it out"
+        )
+
+
+def check_fit(model: Model, federation: Federation) -> None:
+    """Raise InputError unless the first model is the network's by name, shape, kind and place.
+
+    Its type may be another one, as long as its numbers are of the same kind: a float64 model of a
+    float32 network computes in float64.
+    """
+    params, buffers = federation.params, federation.buffers
+    for what, given, own in (
+        ("params", params, dict[str, Tensor](model.net.named_parameters())),
+        ("buffers", buffers, dict[str, Tensor](model.net.named_buffers())),
+    ):
+        _check_names(what, given, own)
+        for name, v in given.items():
+            _check_like(f'{what}["{name}"]', v, own[name])
+    tensors = (federation.clients[0].x, *params.values(), *buffers.values())
+    places = sorted({str(v.device) for v in tensors})
+    if len(places) > 1:
+        raise InputError(
+            f"clients, params and buffers lie on {' and '.join(places)}; have all on one device, "
+            "as v.cpu() does, and let a backend move them: on(device, backend)"
+        )
+
+
+def _check_names(what: str, given: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+    unknown = [name for name in given if name not in known]
+    missing = [name for name in known if name not in given]
+    if unknown:
+        raise InputError(
+            f'{what} has "{shown(unknown[0])}", which the network has not.'
+            f"{nearest(unknown[0], known)} Give *model.init(), or a model trained with this network"
+        )
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"{what} lacks the network's {names}{more}; give *model.init(), or a model trained "
+            "with this network"
+        )
+
+
+def _check_like(what: str, given: Tensor, own: Tensor) -> None:
+    if given.shape != own.shape:
+        raise InputError(
+            f"{what} has the shape {tuple(given.shape)}, the network's has {tuple(own.shape)}; "
+            "give *model.init(), or a model trained with this network"
+        )
+    if (given.is_floating_point(), given.is_complex()) != (
+        own.is_floating_point(),
+        own.is_complex(),
+    ):
+        raise InputError(
+            f"{what} is {given.dtype}, the network's is {own.dtype}; give {what}.to({own.dtype})"
+        )
+
+
+def check_workers(clients: object, count: int, deadline: float | None, retries: int) -> None:
+    """Raise InputError for what no processes can be made of, and where none can be made."""
+    check_whole("the number of workers", count)
+    check_whole("retries", retries)
+    if deadline is not None:
+        check_number("deadline", deadline)
+    if count < 1:
+        raise InputError(f"{count} workers; give 1 or more")
+    check_listed("clients", clients, ClientData, "give federation.clients")
+    if retries < 0 or not (deadline is None or deadline > 0):
+        raise InputError(
+            f"deadline={deadline}, retries={retries}; allowed: deadline > 0, retries >= 0"
+        )
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InputError("workers need a system that can fork processes; leave them out")
+    # Asked here, since Python itself asks in an assertion alone.
+    if multiprocessing.current_process().daemon:
+        raise InputError(
+            "workers cannot be made in a daemonic process, as those of multiprocessing.Pool are; "
+            "leave them out there, or use concurrent.futures.ProcessPoolExecutor"
+        )

@@ -1,0 +1,104 @@
+"""A method and its network, tried on a federation before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.client.objectives import Term
+from fedshift.client.origin import client_logits
+from fedshift.data import ClientData, largest_label
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.outputs import check_columns, dry_logits, dry_pass
+from fedshift.tree import Params
+
+if TYPE_CHECKING:
+    from fedshift.engine.rounds import Federation
+
+
+@torch.inference_mode(False)
+def check_model(model: Model, federation: Federation) -> None:
+    """Try the network on two examples: InputError unless it has an output for every class.
+
+    K is the table's where it has labels [N, K]; else the largest label says how many outputs there
+    must be at least. A network of one output is let through where all labels are 0: then they are
+    no classes, and the objective is not a classifier's.
+    """
+    held = _first_with_examples(federation)
+    if held is None:
+        return
+    logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
+    # BatchNorm needs two examples in training.
+    pair = held.x[:2] if len(held.x) > 1 else torch.cat([held.x, held.x])
+    model.look(federation.params, federation.buffers, pair)
+    largest, columns = largest_label(federation.clients), logits.shape[1]
+    if "labels" in federation.table and (largest or columns > 1):
+        check_columns(logits, federation.table["labels"].shape[1])
+    if columns <= largest:
+        raise InputError(
+            f"the model has {columns} outputs, and clients hold label {largest}; "
+            f"give it one output per class, at least {largest + 1}"
+        )
+
+
+@torch.inference_mode(False)
+def check_router(algorithm: Algorithm, federation: Federation) -> None:
+    """Try the network: InputError unless it has N client logits, where the method learns them."""
+    if not ask(algorithm, Capabilities.trains_router):
+        return
+    held = _first_with_examples(federation)
+    if held is not None:
+        found = dry_pass(algorithm.model, federation.params, federation.buffers, held.x[:2])
+        client_logits(found, len(federation.clients))
+
+
+def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
+    """Raise InputError for a loss that no example takes part in, and for a phase that trains no
+    parameter or names such as there are not.
+
+    Phases are those of the first and the last round: stages between them are seen by the clients.
+    """
+    for term in _objectives(algorithm):
+        if not term.reads_data():
+            raise InputError(
+                f"the objective {term} does not depend on the clients' examples, so nothing would "
+                f"be learned; add a loss, CrossEntropy() + {term}"
+            )
+    for stage in (algorithm.at(1), algorithm.at(max(1, rounds))):
+        model = ask(stage, Capabilities.trained_model)
+        if model is None:
+            continue
+        own = params if model is algorithm.model else model.init()[0]
+        for phase in stage.phases().values():
+            phase.check(model, own)
+
+
+def _objectives(method: Any) -> Iterator[Term]:
+    """The losses of a method and of those within it."""
+    for one in fields(method) if is_dataclass(method) else ():
+        value = getattr(method, one.name)
+        if isinstance(value, Term):
+            yield value
+        elif hasattr(value, "client_update"):
+            yield from _objectives(value)
+
+
+def _first_with_examples(federation: Federation) -> ClientData | None:
+    return next((c for c in federation.clients if len(c.y)), None)
+
+
+def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
+    """A schedule of rates that ends too early, or falls below 0, says so now, not after days."""
+    known: Algorithm | None = None
+    # The last round first: a schedule that knows its end says what it was made for.
+    for t in range(last, first - 1, -1):
+        stage = algorithm.at(t)
+        if stage is not known:  # a million rounds of one stage ask for its phases once
+            known, phases = stage, [p for p in stage.phases().values() if callable(p.lr)]
+        for phase in phases:
+            phase.rate(t)

@@ -1,0 +1,63 @@
+"""What examples must be: finite inputs, labels that are class numbers, importances."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError
+
+
+def first_not_finite(x: Tensor) -> int | None:
+    """The first row of x [n, ...] that holds NaN or infinity; None where all is finite.
+
+    Whole numbers are not looked at: bytes may be mapped from disk, and stay there.
+    """
+    # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
+    # sum of finite entries that overflows is settled by the look.
+    if not (x.is_floating_point() or x.is_complex()) or bool(torch.isfinite(x.sum())):
+        return None
+    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
+    return int(bad.nonzero()[0]) if bool(bad.any()) else None
+
+
+def check_finite(x: Tensor, what: str, until: str) -> None:
+    """Raise InputError, with the first row, where x [n, ...] holds NaN or infinity."""
+    bad = first_not_finite(x)
+    if bad is not None:
+        raise InputError(
+            f"{what}[{bad}] holds NaN or infinity; leave such examples out, or fill them in, "
+            f"before {until}"
+        )
+
+
+def check_labels(y: Tensor, client: int) -> None:
+    """Raise InputError unless y [n] are whole numbers of at least 0."""
+    if y.ndim != 1:
+        raise InputError(f"client {client}: labels of shape {tuple(y.shape)}; give one per example")
+    if y.is_floating_point() or y.is_complex():
+        raise InputError(
+            f"client {client}: labels are {y.dtype}; they are class numbers 0, 1, ...: "
+            "give whole numbers, as y.long() makes them"
+        )
+    least = int(y.long().min()) if len(y) else 0  # torch has no minimum of some kinds of numbers
+    if least < 0:
+        raise InputError(f"client {client} has label {least}; labels are 0, 1, ..., K-1")
+
+
+def check_importance(w: object, n: int, client: int) -> None:
+    """Raise InputError unless w [n] are finite numbers of at least 0."""
+    if not isinstance(w, Tensor) or w.is_complex() or w.shape != (n,):
+        what = f"of shape {tuple(w.shape)}" if isinstance(w, Tensor) else f"a {type(w).__name__}"
+        raise InputError(
+            f"client {client}: w is {what}; give a tensor of one number per example, {n} of them"
+        )
+    if bool((w == 1).all()):
+        return
+    odd = ~(torch.isfinite(w) & (w >= 0))
+    if bool(odd.any()):
+        row = int(odd.nonzero()[0])
+        raise InputError(
+            f"client {client}: w[{row}] is {w[row].item()}; importances are finite and 0 or more, "
+            "and 0 leaves the example out"
+        )

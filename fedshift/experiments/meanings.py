@@ -1,0 +1,112 @@
+"""Keys of a file that mean something else once a name is another: they are never carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedshift.errors import InputError, shown
+from fedshift.experiments.config import Config
+
+# What an option of one key is -> the names under which it is that.
+Meanings = Mapping[str, tuple[str, ...]]
+
+# The key that names what a section's options belong to.
+NAMES = {"method": "name", "model": "name", "shift": "kind"}
+# Options of several names that are not the same under all of them.
+OTHERWISE: Mapping[str, Meanings] = {
+    "method.alpha": {
+        "how far changes may be from the guidance": ("confree",),
+        "the strength of the regularisation": ("feddyn",),
+        "the scale of the logits of absent labels": ("fedrs",),
+    },
+    "method.lam": {
+        "the pull of the personal model to the model received": (
+            "ditto", "ditto_drm_repo", "labelset_ditto",
+        ),
+        "the weight of the class loss": ("feddrm", "feddrm_shared_head"),
+        "the pull of the features": ("fedpac",),
+        "how much sample size counts against the match of the labels": ("fedpals",),
+    },
+    "method.mode": {
+        "how the logits of absent labels are scaled": ("fedrs",),
+        "who learns which labels a client holds": (
+            "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
+        ),
+    },
+    "method.mu": {
+        "the pull towards the model received": (
+            "fedpac_drm_repo", "fedpals", "fedprox", "fedproxft", "labelset_fedprox",
+        ),
+        "the strength of the contrastive term": ("feddisk", "moon", "moon_uniform"),
+    },
+    "method.share": {
+        "the part of the examples that the mixture is learned on": ("fedala",),
+        "the part of a cohort that is cut at either end": ("fedtrimmed",),
+    },
+    "method.tau": {
+        "the smallest divisor of the server's step": ("fedadam", "fedyogi"),
+        "the temperature of the contrastive term": ("feddisk", "moon", "moon_uniform"),
+    },
+    "method.tune_part": {
+        "what clients tune in the last rounds": ("fedbabu",),
+        "what the server tunes": (
+            "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
+        ),
+    },
+    "model.projection": {
+        "the width of a linear layer before the classifier": ("resnet18", "resnet50"),
+        "the width of the projection head": ("lenet-moon", "mlp-moon"),
+    },
+    "shift.beta": {
+        "how evenly a client's examples are shared among the labels": ("dirichlet-per-client",),
+        "how evenly a label's examples are shared among the clients": ("dirichlet-per-class",),
+        "how even the clients' sizes are": ("quantity",),
+    },
+}  # fmt: skip
+
+
+def name_in(tables: Mapping[str, Any], section: str) -> Any:
+    """The name in a section of a parsed file; the default where none is written."""
+    table, key = tables.get(section), NAMES[section]
+    default = getattr(getattr(Config(), section), key)
+    return table.get(key, default) if isinstance(table, dict) else default
+
+
+def check_carried(
+    written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
+) -> None:
+    """Refuse, with InputError, a file's option that -c has left under a name of another meaning.
+
+    `written` are the file's tables, `tables` those with -c, `given` the keys that -c has set.
+    """
+    problems = [
+        problem
+        for section in NAMES
+        if section not in given
+        for problem in _moved(section, written, tables, given)
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _moved(
+    section: str, written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
+) -> Iterator[str]:
+    old, new = name_in(written, section), name_in(tables, section)
+    options = written.get(section)
+    for option, value in options.items() if isinstance(options, dict) else ():
+        key = f"{section}.{option}"
+        before, after = _meaning(key, old), _meaning(key, new)
+        if key not in given and before and after and before != after:
+            yield (
+                f"-c {section}.{NAMES[section]}={new}: {key} = {shown(str(value))} is {before} in "
+                f"{old}, and {after} in {new}; set it as well with -c {key}=VALUE, or leave it out "
+                f"with -c {key}="
+            )
+
+
+def _meaning(key: str, name: Any) -> str | None:
+    """What the option is under a name; None where it is the same everywhere, or none of it."""
+    meanings = OTHERWISE.get(key, {})
+    return next((what for what, names in meanings.items() if name in names), None)

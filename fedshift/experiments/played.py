@@ -1,0 +1,185 @@
+"""The weights that rounds were really played with: what each leaves, and their means over a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, rows
+from fedshift.engine.one_round import Round
+from fedshift.server.combine import Mean
+from fedshift.server.pals import PalsWeights, effective_sample_size
+from fedshift.server.weights import Pals
+from fedshift.tree import Params
+
+Floats = NDArray[np.float64]
+
+
+class Reach(NamedTuple):
+    """What weights a over a cohort of N examples leave.
+
+    ess = 1 / sum_i a_i^2 / n_i in examples and ess_fraction = ess / N; gap = ||T - S^T a||_2 and
+    l1 = ||T - S^T a||_1, S being the cohort's label marginals.
+    """
+
+    ess: float
+    ess_fraction: float
+    gap: float
+    l1: float
+
+
+def registered(current: Round, table: Params) -> Params:
+    """Sizes n [M] and label counts [M, K] as clients told them: they may hold other data.
+
+    `table`, of the data that are dealt, where the method does not ask for labels, so that both
+    belong together.
+    """
+    own = current.server.get("table", {})
+    return own if {"n", "labels"} <= own.keys() else table
+
+
+def ess_of(weights: Floats, sizes: Floats) -> float:
+    """`effective_sample_size`; NaN where a client without examples has weight, as in a plain mean.
+
+    And where nobody has any, as in a round whose cohort holds no example. Then it is not defined,
+    and no reason for a run to fail.
+    """
+    used = weights > 0
+    if not used.any() or (sizes[used] <= 0).any():
+        return math.nan
+    return effective_sample_size(weights, sizes)
+
+
+def reach(current: Round, table: Params, target: Tensor) -> Reach:
+    """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
+    known = registered(current, table)
+    n, labels = (known[name][current.cohort] for name in ("n", "labels"))
+    residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
+    ess = ess_of(current.weights.numpy(), n.numpy())
+    if not current.weights.any():
+        return Reach(math.nan, math.nan, math.nan, math.nan)
+    total = float(n.sum())
+    fraction = ess / total if total > 0 else math.nan
+    return Reach(ess, fraction, float(residual.norm()), float(residual.abs().sum()))
+
+
+def pals_of(algorithm: Algorithm) -> Pals | None:
+    """The FedPALS rule by which a method weighs, also of one that is wrapped; None: it has none."""
+    combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))
+    if isinstance(combine, Mean):
+        return combine.weights if isinstance(combine.weights, Pals) else None
+    return None if inner is None else pals_of(inner)
+
+
+def asks_for_less(rule: Pals, solved: PalsWeights) -> bool:
+    """Whether `ess` is below what the weights have at lambda = 0, and so changes nothing."""
+    low = rule.ess is not None and solved.ess_fraction > rule.ess * (1 + 1e-9)
+    return low and solved.lam == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """Sums over the rounds that changed something, of a run that draws a cohort for each.
+
+    shares [M] sums a_i, 0 where a client was not drawn. Of a method with FedPALS' programme also
+    the least and the largest lambda, in how many rounds the weights are certified, and in how many
+    `ess` changes nothing.
+    """
+
+    rounds: int = 0
+    shares: Floats = field(default_factory=lambda: np.zeros(0))
+    reached: Reach = Reach(0.0, 0.0, 0.0, 0.0)
+    lams: tuple[float, float] | None = None
+    certified: int = 0
+    unneeded: int = 0
+
+    def after(self, current: Round, algorithm: Algorithm, table: Params, target: Tensor) -> Played:
+        """With one round more; a skipped one has changed nothing and does not count."""
+        if current.skipped:
+            return self
+        shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
+        shares[current.cohort.numpy()] += current.weights.numpy()
+        pairs = zip(self.reached, reach(current, table, target), strict=True)
+        summed = replace(
+            self, rounds=self.rounds + 1, shares=shares, reached=Reach(*(a + b for a, b in pairs))
+        )
+        rule = pals_of(algorithm)
+        if rule is None:
+            return summed
+        solved = rule.solved(rows(current.server, current.cohort))
+        low, high = self.lams or (solved.lam, solved.lam)
+        return replace(
+            summed,
+            lams=(min(low, solved.lam), max(high, solved.lam)),
+            certified=self.certified + solved.certified,
+            unneeded=self.unneeded + asks_for_less(rule, solved),
+        )
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """[M]: every client's mean weight."""
+        return tuple((self.shares / self.rounds).tolist())
+
+    @property
+    def mean(self) -> Reach:
+        """The means of what the rounds reached."""
+        return Reach(*(v / self.rounds for v in self.reached))
+
+    @property
+    def lam(self) -> float | None:
+        """The lambda of all rounds; None where each has its own, as with `ess`, or none."""
+        return self.lams[0] if self.lams and self.lams[0] == self.lams[1] else None
+
+    def facts(self) -> dict[str, Any]:
+        """All of it as values that JSON can hold, number by number the same.
+
+        As text where a number may be NaN or infinite, which JSON has no numbers for.
+        """
+        return {
+            "rounds": self.rounds,
+            "shares": self.shares.tolist(),
+            "reached": [str(v) for v in self.reached],
+            "lams": None if self.lams is None else [str(lam) for lam in self.lams],
+            "certified": self.certified,
+            "unneeded": self.unneeded,
+        }
+
+
+def played_of(facts: Mapping[str, Any]) -> Played:
+    """The inverse of `Played.facts`."""
+    low_and_high = facts["lams"]
+    return Played(
+        facts["rounds"],
+        np.array(facts["shares"], dtype=np.float64),
+        Reach(*(float(v) for v in facts["reached"])),
+        None if low_and_high is None else (float(low_and_high[0]), float(low_and_high[1])),
+        facts["certified"],
+        facts["unneeded"],
+    )
+
+
+def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str, Any]:
+    """What the event of a round says of its weights, where its cohort is not all or some are lost.
+
+    Who dropped out and why, and how far from the target the others mix. Of a skipped round, why it
+    was; its gap is that of those it would have been played with.
+    """
+    lost = bool(current.dropped or current.skipped)
+    if not lost and len(current.cohort) == len(table["n"]):
+        return {}
+    if not current.weights.any():  # nobody has an example: there is no gap
+        return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
+    of = reach(current, table, target)
+    said: dict[str, Any] = {"gap": of.gap}
+    if lost:
+        said = {"dropped": [one._asdict() for one in current.dropped], "gap": of.gap}
+    if current.skipped:
+        return said | {"skipped": current.skipped}
+    weights = {"cohort": current.cohort.tolist(), "weights": current.weights.tolist()}
+    return said | weights | {"ess": of.ess, "ess_fraction": of.ess_fraction}

@@ -1,0 +1,240 @@
+"""Random numbers that a network draws while it computes: they too follow from the run's seeds.
+
+Layers such as dropout draw from generators of the whole process: torch's, numpy's or Python's. A
+pass that is known to draw is therefore computed within `seeded`: its generators start at the pass's
+own seed, and are put back afterwards. Two steps find out which passes draw. A network is tried
+once, before round 1 (`Model.look`). And each round compares the generators before and after
+(`repeatable`): if they moved, the round is computed again with every pass seeded and watched.
+
+Not seen, because nothing outside of the network shows them: generators that a network makes for
+itself, such as numpy's `default_rng` or `random.Random`. A `torch.Generator` that a module holds as
+an attribute is seen. Another thread that draws from the process's generators at the same time
+disturbs passes that draw; runs of fedshift in several threads do not disturb one another.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedshift.errors import InputError
+
+T = TypeVar("T")
+Source = Literal["torch", "numpy", "python"]
+SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
+
+
+class _Shared:
+    """What all threads of the process share: one lock, since they share the generators."""
+
+    lock = threading.RLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """In a forked process nobody is left to release a lock that another thread had."""
+        cls.lock = threading.RLock()
+
+
+class _Watch(threading.local):
+    """Whether every pass of this thread is to be seeded and watched, and whether one drew."""
+
+    on = False
+    drew = False
+
+
+_watch = _Watch()
+os.register_at_fork(after_in_child=_Shared.renew)
+
+
+class States(NamedTuple):
+    """The process's generators as they stand; devices: those of GPUs that are in use."""
+
+    torch: Tensor
+    numpy: dict[str, Any]
+    python: tuple[Any, ...]
+    devices: tuple[Tensor, ...]
+
+    def moved(self, now: States) -> frozenset[Source]:
+        """The generators that stand elsewhere now."""
+        same_devices = len(self.devices) == len(now.devices) and all(
+            map(torch.equal, self.devices, now.devices)
+        )
+        moved: set[Source] = set()
+        if not (torch.equal(self.torch, now.torch) and same_devices):
+            moved.add("torch")
+        if not _same_numpy(self.numpy, now.numpy):
+            moved.add("numpy")
+        if self.python != now.python:
+            moved.add("python")
+        return frozenset(moved)
+
+
+def states() -> States:
+    """How the process's generators stand, while no other thread computes a seeded pass."""
+    with _Shared.lock:
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        return States(
+            torch.default_generator.get_state(),
+            np.random.get_state(legacy=False),
+            random.getstate(),
+            tuple(devices),
+        )
+
+
+def put_back(before: States) -> None:
+    """Set the process's generators to where they stood."""
+    with _Shared.lock:
+        torch.default_generator.set_state(before.torch)
+        np.random.set_state(before.numpy)
+        random.setstate(before.python)
+        if before.devices:
+            torch.cuda.set_rng_state_all(list(before.devices))
+
+
+def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two states of numpy's generator are one; its dictionaries hold arrays."""
+    if one.keys() != other.keys():
+        return False
+    for name, a in one.items():
+        b = other[name]
+        if isinstance(a, Mapping):
+            if not _same_numpy(a, b):
+                return False
+        elif not np.array_equal(a, b):
+            return False
+    return True
+
+
+def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
+    """The `torch.Generator`s that the network's modules hold, also in lists and dictionaries."""
+    seen: dict[int, torch.Generator] = {}
+    for module in net.modules():
+        for value in vars(module).values():
+            inside: Collection[Any] = (value,)
+            if isinstance(value, Mapping):
+                inside = value.values()
+            elif isinstance(value, (list, tuple)):
+                inside = value
+            seen |= {id(g): g for g in inside if isinstance(g, torch.Generator)}
+    return tuple(seen.values())
+
+
+@contextmanager
+def seeded(
+    seed: int,
+    sources: Collection[Source] = SOURCES,
+    own: Collection[torch.Generator] = (),
+    device: torch.device | None = None,
+) -> Iterator[None]:
+    """Generators start at `seed` within the block and are as they were after it.
+
+    sources: which of the process's; own: generators of the network; device: a GPU whose generator
+    is torch's besides the processor's.
+    """
+    number = seed % 2**64
+    on_cpu = device is None or device.type == "cpu" or "torch" not in sources
+    gpu = None if on_cpu else torch.get_device_module(device)
+    with _Shared.lock:
+        by_torch = (torch.default_generator,) if "torch" in sources else ()
+        before = [(g, g.get_state()) for g in (*own, *by_torch)]
+        on_gpu = None if gpu is None else gpu.get_rng_state(device)
+        numpy_state = np.random.get_state(legacy=False) if "numpy" in sources else None
+        python_state = random.getstate() if "python" in sources else None
+        try:
+            for g, _ in before:
+                g.manual_seed(number)
+            if gpu is not None:
+                with gpu.device(device):
+                    gpu.manual_seed(number)
+            if numpy_state is not None:
+                np.random.seed(number % 2**32)
+            if python_state is not None:
+                random.seed(number)
+            yield
+        finally:
+            for g, state in before:
+                g.set_state(state)
+            if gpu is not None:
+                gpu.set_rng_state(on_gpu, device)
+            if numpy_state is not None:
+                np.random.set_state(numpy_state)
+            if python_state is not None:
+                random.setstate(python_state)
+
+
+def watching() -> bool:
+    """Whether passes of this thread must be seeded and watched."""
+    return _watch.on
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Every pass within the block is seeded, and its network remembers whether it draws."""
+    before = _watch.on, _watch.drew
+    _watch.on, _watch.drew = True, False
+    try:
+        yield
+    finally:
+        _watch.on, _watch.drew = before[0], before[1] or _watch.drew
+
+
+@contextmanager
+def noted(sources: set[Source]) -> Iterator[None]:
+    """Add to `sources` the process's generators that the block draws from; call it in `seeded`."""
+    start = states()
+    yield
+    drawn = start.moved(states())
+    _watch.drew = _watch.drew or not drawn <= sources
+    sources |= drawn
+
+
+def repeatable(compute: Callable[[], T]) -> T:
+    """compute(), once more with every pass seeded where it drew random numbers unforeseen.
+
+    The process's generators are left as they were. compute must be a pure function. Raises
+    InputError if numbers are drawn outside of the networks' passes, which no seed reaches. Where
+    other threads are at work, they may have drawn them: then this is a RuntimeWarning.
+    """
+    before = states()
+    try:
+        result = compute()
+        if not before.moved(states()):
+            return result
+        with watched():
+            between = states()
+            result = compute()
+            drew = _watch.drew
+            moved = between.moved(states())
+        if moved:
+            _report(moved)
+    except BaseException:
+        # Another thread may have drawn meanwhile, and would draw the same again.
+        if threading.active_count() == 1:
+            put_back(before)
+        raise
+    if drew and not moved:
+        put_back(before)
+    return result
+
+
+def _report(moved: Collection[Source]) -> None:
+    """Say that numbers were drawn where they cannot be repeated."""
+    names = " and ".join(f"{'Python' if s == 'python' else s}'s" for s in sorted(moved))
+    said = (
+        f"random numbers were drawn from {names} global generator while models were computed, "
+        "outside of the network's forward pass, where no seed of the run reaches: equal seeds "
+        "would not give equal runs. Draw in the forward pass, or from a generator of your own, "
+        "such as torch.Generator().manual_seed(batch.seed)"
+    )
+    if threading.active_count() == 1:
+        raise InputError(said)
+    warnings.warn(f"{said}. (Or another thread drew them.)", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,81 @@
+"""Real numbers as users give them: what is none (text, True, a date) is never taken for one."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedshift.errors import shown
+
+# What numpy would turn into numbers without a word, by its letter for the kind of an array.
+_NOT_REAL = {
+    "b": "True and False",
+    "S": "text",
+    "U": "text",
+    "c": "complex numbers",
+    "M": "dates",
+    "m": "spans of time",
+    "V": "records",
+}
+
+
+def number(given: object) -> float:
+    """A real number as a float; NaN, which no range allows, for all else and for one too large.
+
+    Text, True and False, complex numbers and arrays are no real numbers; an array or a tensor
+    without dimensions, a Fraction and a Decimal are.
+    """
+    kind = getattr(getattr(given, "dtype", None), "kind", "f")
+    if isinstance(given, str | bytes | bytearray | bool) or kind in _NOT_REAL:
+        return math.nan
+    if getattr(given, "shape", ()) != ():
+        return math.nan
+    try:
+        value = float(given)  # type: ignore[arg-type]
+        return math.nan if math.isinf(value) and given != value else value
+    except (TypeError, ValueError, OverflowError, ArithmeticError):
+        return math.nan
+
+
+def is_whole(given: object) -> bool:
+    """Whether it is an integer, numpy's included. True and False are none."""
+    return isinstance(given, Integral) and not isinstance(given, bool)
+
+
+def described(given: object) -> str:
+    """What was given, for a message, however large."""
+    try:
+        return shown(repr(given))
+    except ValueError:  # Python writes no integer of more than some 4,300 digits
+        return "a number beyond all bounds"
+
+
+def numbers(given: ArrayLike) -> NDArray[np.float64]:
+    """An array of float64, of whatever shape; raises ValueError, which says what is no number.
+
+    Infinite and NaN entries are let through: what they are entries of can be named by the caller.
+    """
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise ValueError("some entries are masked; fill them in, as with .filled(0)")
+    try:
+        array = np.asarray(given)
+    except (TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    if array.dtype.kind in _NOT_REAL:
+        raise ValueError(f"it holds {_NOT_REAL[array.dtype.kind]}")
+    if array.dtype.kind == "O":
+        return _from_objects(array)
+    with np.errstate(over="ignore"):
+        return array.astype(np.float64, copy=False)
+
+
+def _from_objects(array: NDArray[Any]) -> NDArray[np.float64]:
+    values = np.array([number(x) for x in array.flat], dtype=np.float64)
+    for value, x in zip(values.tolist(), array.flat, strict=True):
+        if math.isnan(value) and not (isinstance(x, float) and math.isnan(x)):
+            raise ValueError(f"{described(x)} is no number that a float can hold")
+    return values.reshape(array.shape)

@@ -1,0 +1,141 @@
+"""What FedPALS weights are computed from: counts, a target and a setting, or an `InputError`."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedshift.arguments import check_number
+from fedshift.errors import InputError, unknown
+from fedshift.real import described, number, numbers
+from fedshift.server.simplex import Floats
+
+Fidelity = Literal["squared", "norm"]
+
+# How far the sum of weights may be from 1.
+SUM_TOLERANCE = 1e-12
+# Examples of a client that has any, and lambdas above 0: beyond these squares and quotients leave
+# the range of floats, and one client's weight drowns in the rounding of another's.
+LEAST_SIZE, LARGEST_SIZE = 1e-12, 1e18
+LEAST_LAM, LARGEST_LAM = 1e-100, 1e100
+
+
+def checked_counts(label_counts: ArrayLike) -> Floats:
+    """Label counts [M, K]: finite, not negative, some positive; `InputError` for all else."""
+    try:
+        counts = numbers(label_counts)
+    except ValueError as error:
+        raise InputError(
+            "label_counts must be a table of numbers [clients, classes] with rows of one length; "
+            f"got {type(label_counts).__name__}: {error}"
+        ) from error
+    if counts.ndim != 2 or 0 in counts.shape:
+        raise InputError(
+            f"label_counts must be a table [clients, classes]; got shape {counts.shape}. "
+            "Give one row per client, also when there is a single client."
+        )
+    for bad, what in ((~np.isfinite(counts), "not finite"), (counts < 0.0, "negative")):
+        if bad.any():
+            i, k = (int(j) for j in np.argwhere(bad)[0])
+            raise InputError(
+                f"label_counts[{i}, {k}] is {counts[i, k]:g}, which is {what}; counts must be "
+                f"finite and >= 0 ({int(bad.sum())} such entries)"
+            )
+    if not counts.any():
+        raise InputError("label_counts are all zero: no client has any example to weigh")
+    _check_sizes(counts)
+    return counts
+
+
+def _check_sizes(counts: Floats) -> None:
+    with np.errstate(over="ignore"):
+        sizes = counts.sum(axis=1)
+    bad = (sizes > 0.0) & ((sizes < LEAST_SIZE) | (sizes > LARGEST_SIZE))
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise InputError(
+            f"label_counts[{i}] has {sizes[i]:g} examples in all; give 0 where a client has none, "
+            f"else {LEAST_SIZE:g} to {LARGEST_SIZE:g} (counts in another unit will do)"
+        )
+
+
+def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
+    """A target [K] that sums to 1 within 1e-6, or is rescaled to; `InputError` for all else."""
+    if not isinstance(rescale, bool | np.bool_):
+        raise InputError(f"normalise_target must be True or False; got {described(rescale)}")
+    try:
+        wanted = numbers(target)
+    except ValueError as error:
+        raise InputError(f"target must be a list of {classes} numbers; {error}") from error
+    if wanted.shape != (classes,):
+        raise InputError(
+            f"target must have one entry per class: label_counts has {classes} classes, target has "
+            f"shape {wanted.shape}"
+        )
+    for bad, what in ((~np.isfinite(wanted), "not finite"), (wanted < 0.0, "negative")):
+        if bad.any():
+            k = int(np.argmax(bad))
+            raise InputError(f"target[{k}] is {wanted[k]:g}, which is {what}; allowed: 0 to 1")
+    with np.errstate(over="ignore"):
+        total = float(wanted.sum())
+    if rescale and total > 0.0:
+        return rescaled(wanted)
+    if abs(total - 1.0) > 1e-6:
+        raise InputError(
+            f"target sums to {total:.9g}, it must sum to 1 within 1e-6; pass label shares, or "
+            "normalise_target=True (--normalise) to have it divided by its sum"
+        )
+    return wanted
+
+
+def rescaled(wanted: Floats) -> Floats:
+    """A target divided by its sum, which may lie beyond the range of floats."""
+    with np.errstate(over="ignore"):
+        total = float(wanted.sum())
+    if not LEAST_LAM <= total <= LARGEST_LAM:
+        return rescaled(wanted / wanted.max())
+    return wanted / total
+
+
+def check_setting(
+    lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity
+) -> None:
+    """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges."""
+    if fidelity not in get_args(Fidelity):
+        raise unknown("fidelity", str(fidelity), get_args(Fidelity))
+    if (lam is None) == (ess is None):
+        given = "neither" if lam is None else f"both (lam={described(lam)}, ess={described(ess)})"
+        raise InputError(f"give exactly one of lam and ess; got {given}")
+    for name, value in (("lam", lam), ("ess", ess), ("cap", cap)):
+        if value is not None and math.isnan(number(value)):
+            check_number(name, value)  # NaN itself is left to the ranges
+    if lam is not None:
+        _check_lam(lam)
+    if ess is not None and not 0.0 < number(ess) <= 1.0:
+        raise InputError(f"ess is a fraction of the examples, 0 < ess <= 1; got {described(ess)}")
+    if cap is not None and not 0.0 < number(cap) <= 1.0:
+        raise InputError(f"cap must be a weight, 0 < cap <= 1; got {described(cap)}")
+
+
+def _check_lam(lam: float) -> None:
+    value = number(lam)
+    if not value >= 0.0:
+        raise InputError(f"lam must be a number >= 0, inf allowed; got {described(lam)}")
+    if value not in (0.0, math.inf) and not LEAST_LAM <= value <= LARGEST_LAM:
+        limit = "0" if value < 1.0 else "inf"
+        raise InputError(
+            f"lam must be 0, from {LEAST_LAM:g} to {LARGEST_LAM:g}, or inf; got {described(lam)}: "
+            f"give lam={limit}, the limit that it is next to"
+        )
+
+
+def check_cap(cap: float, active: int) -> None:
+    """Raise InputError for a cap under which the weights of `active` clients sum to less than 1."""
+    if cap * active < 1.0 - SUM_TOLERANCE:
+        raise InputError(
+            f"cap={cap:g} cannot be met: {active} clients with examples could carry "
+            f"{cap * active:.6g} in all, the weights must sum to 1; use cap >= {1.0 / active:.6g}"
+        )

@@ -1,0 +1,96 @@
+"""How objects show themselves: on a few lines, however large their tensors are.
+
+Fields are shown by name: tensors by type and shape, many things by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Entries of a list, numbers of a tensor, and letters of what says nothing shorter of itself.
+FEW, SMALL, WIDE = 6, 12, 160
+
+
+def sketched(kind: type[T]) -> type[T]:
+    """Decorator of a dataclass or a named tuple: `Name(field=..., ...)` in few words."""
+
+    def shown(made: Any) -> str:
+        names = getattr(made, "_fields", None) or [f.name for f in fields(made) if f.repr]
+        entries = ", ".join(f"{name}={sketch(getattr(made, name))}" for name in names)
+        return f"{type(made).__name__}({entries})"
+
+    kind.__repr__ = shown  # type: ignore[method-assign]
+    return kind
+
+
+def sketch(value: Any) -> str:
+    """One value, in a few words."""
+    # By what they have: whoever weighs label counts alone does not wait for torch.
+    if hasattr(value, "tolist") and hasattr(value, "shape"):
+        return _tensor(value)
+    if hasattr(value, "named_parameters"):
+        return f"{type(value).__name__} of {_counted(list(value.parameters()))}"
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return _sequence(value)
+    text = repr(value)
+    own = hasattr(value, "__dataclass_fields__") or hasattr(value, "_fields")
+    return text if own or len(text) <= WIDE else f"{' '.join(text.split())[: WIDE - 3]}..."
+
+
+def _tensor(value: Any) -> str:
+    size, kind = list(value.shape), str(value.dtype).removeprefix("torch.")
+    if value.ndim > 2 or _numbers(value) > SMALL:
+        return f"{kind} {size}"
+    try:
+        return str(_rounded(value.tolist()))
+    except RuntimeError:  # those within torch.func's transforms have no numbers to show
+        return f"{kind} {size}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _numbers(value: Any) -> int:
+    count = 1
+    for length in value.shape:
+        count *= length
+    return count
+
+
+def _mapping(value: Mapping[Any, Any]) -> str:
+    """Parts by name; of tensors and of many things, how many there are."""
+    values = list(value.values())
+    if len(values) <= FEW and values and all(isinstance(v, Mapping) for v in values):
+        return "{" + ", ".join(f"{name}: {sketch(v)}" for name, v in value.items()) + "}"
+    return f"{{{_counted(values)}}}"
+
+
+def _sequence(value: Sequence[Any]) -> str:
+    """Short ones entry by entry; of long ones the first entries, or how many of what they are."""
+    long = len(value) > FEW
+    if any(hasattr(v, "shape") or hasattr(v, "_fields") for v in value) or (
+        long and any(hasattr(v, "__dataclass_fields__") for v in value)
+    ):
+        return f"({_counted(value)})"
+    ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+    shown = [sketch(_rounded(v) if long else v) for v in value[:FEW]]
+    more = f", ... {len(value) - FEW} more" if long else ""
+    return ends[0] + ", ".join(shown) + more + ends[1]
+
+
+def _counted(values: Sequence[Any]) -> str:
+    """`6 tensors, 1,234 numbers`, or `3 ClientData`."""
+    if values and all(hasattr(v, "shape") for v in values):
+        several = "s" if len(values) > 1 else ""
+        return f"{len(values)} tensor{several}, {sum(map(_numbers, values)):,} numbers"
+    kinds = {type(v).__name__ for v in values}
+    return f"{len(values)} {kinds.pop() if len(kinds) == 1 else 'entries'}"

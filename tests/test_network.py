@@ -1,0 +1,259 @@
+"""A network is what it says it is: its layers, its constants, what it does to its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
+from routing import routed_federation, routed_model, routed_setting, trained_router
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, weight_norm
+
+from fedshift import recipes
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.local import Local
+from fedshift.data import Examples
+from fedshift.engine.backends import Backend, loop
+from fedshift.engine.evaluate import score
+from fedshift.engine.rounds import Round, run
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.workers import workers
+from fedshift.errors import InputError
+from fedshift.model import Model, build
+from fedshift.models.dense import Mlp
+from fedshift.outputs import dry_logits
+from fedshift.recipes import Setting
+from fedshift.router.route import Router
+from fedshift.tree import Parts, flatten
+
+LOCAL = Local(epochs=1, batch=8)
+
+
+def last(rounds: Iterable[Round]) -> Round:
+    return list(rounds)[-1]
+
+
+def equal(a: Parts, b: Parts) -> bool:
+    x, y = flatten(a), flatten(b)
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+class Centring(nn.Module):
+    """Normalises its inputs first, in place or not; features are seen by a term of MOON."""
+
+    def __init__(self, in_place: bool, hidden: str = "") -> None:
+        super().__init__()
+        self.in_place, self.hidden = in_place, hidden
+        self.body, self.head = nn.Linear(FEATURES, 10), nn.Linear(10, CLASSES)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if self.hidden == "data":
+            x.data.sub_(1.0)
+        else:
+            x = x.sub_(1.0) if self.in_place else x - 1.0
+        z = torch.relu(self.body(x))
+        return {"features": z, "logits": self.head(z)}
+
+
+def centring(in_place: bool, hidden: str = "") -> Model:
+    return build(lambda: Centring(in_place, hidden), seed=3)
+
+
+@pytest.mark.parametrize("hidden", ["", "data"])
+@pytest.mark.parametrize("backend", [loop, Stacked()], ids=["loop", "stacked"])
+@pytest.mark.parametrize("name", ["moon", "fedsam", "scaffold", "fedas", "afl"])
+def test_passes_that_write_into_their_inputs(name: str, backend: Backend, hidden: str) -> None:
+    """Each pass sees the batch as it is, the terms' own and the second one of SAM too."""
+    if hidden and backend is not loop:
+        pytest.skip("torch refuses it itself")
+    results = []
+    for in_place in (True, False):
+        model = centring(in_place, hidden if in_place else "")
+        clients = make_clients()
+        before = [c.x.clone() for c in clients]
+        algorithm = recipes.recipe(name).make(Setting(model, TARGET, LOCAL))
+        played = last(run(algorithm, make_federation(model, clients), 2, backend=backend))
+        assert all(torch.equal(c.x, x) for c, x in zip(clients, before, strict=True))
+        results.append(played.server)
+    assert equal(*results)
+    plain = Model(nn.Sequential(nn.Linear(FEATURES, CLASSES)))
+    other = Setting(plain, TARGET, LOCAL)
+    assert not equal(results[0], last(run(recipes.fedavg(other), make_federation(plain), 1)).server)
+
+
+def test_what_is_scored_and_routed_stays() -> None:
+    model, x = centring(True), make_clients()[0].x.clone()
+    examples = Examples(x.clone(), make_clients()[0].y)
+    first = score(model, *model.init(), examples, CLASSES).loss
+    assert score(model, *model.init(), examples, CLASSES).loss == first
+    assert torch.equal(examples.x, x)
+    routed = routed_model()
+    routed.net.body[0][0].register_forward_pre_hook(lambda module, given: given[0].mul_(2.0))
+    algorithm = recipes.feddrm(routed_setting(routed))
+    played = last(run(algorithm, routed_federation(routed), 1))
+    router, queries = Router.of(algorithm, played.server, played.states), x.clone()
+    told = router.route(queries).probabilities
+    assert torch.equal(queries, x)
+    assert torch.equal(router.route(queries).probabilities, told)
+
+
+def test_a_pass_that_writes_now_and_then_is_refused() -> None:
+    class Sometimes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.sub_(1.0) if len(x) > 5 else x)
+
+    model = Model(Sometimes(FEATURES, CLASSES))
+    first = model.init()
+    model(*first, torch.randn(2, FEATURES))
+    with pytest.raises(InputError, match=r"writes into its inputs.* begin with x = x.clone\(\)"):
+        model(*first, torch.randn(9, FEATURES))
+
+
+@contextlib.contextmanager
+def ungraded() -> Any:
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("where", [torch.no_grad, torch.inference_mode, ungraded])
+@pytest.mark.parametrize("kind", ["loop", "stacked", "dense", "workers"])
+def test_it_trains_wherever_it_is_called(where: Callable[[], Any], kind: str) -> None:
+    """All that is made there, too, and what leaves can be trained on by whoever has it."""
+
+    def played() -> Round:
+        model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
+        federation = make_federation(model, tuple(c._replace(w=c.w * 1.0) for c in make_clients()))
+        algorithm = recipes.fedavgft(Setting(model, TARGET, LOCAL, rounds=2), tune_rounds=1)
+        with contextlib.ExitStack() as stack:
+            backend: Backend = loop
+            if kind == "workers":
+                backend = stack.enter_context(workers(federation.clients, 2))
+            elif kind != "loop":
+                backend = Stacked(dense=kind == "dense")
+            return last(run(algorithm, federation, 2, backend=backend))
+
+    plain = played()
+    with where():
+        there = played()
+    assert equal(plain.server, there.server)
+    assert all(equal(plain.states[i], there.states[i]) for i in plain.states)
+    made = [*flatten(there.server).values()]
+    made += [v for state in there.states.values() for v in flatten(state).values()]
+    assert not any(v.is_inference() or v.requires_grad for v in made)
+
+
+def test_routers_are_refitted_wherever_it_is_called() -> None:
+    plain = trained_router()
+    with torch.inference_mode():
+        there = trained_router()
+        fitted = [there.refitted(make_clients()), there.from_moments(make_clients())]
+    right = [plain.refitted(make_clients()), plain.from_moments(make_clients())]
+    x = make_clients()[0].x
+    for one, two in zip(fitted, right, strict=True):
+        assert torch.equal(one.route(x).probabilities, two.route(x).probabilities)
+        assert one.head is not None
+        assert not one.head.xi.is_inference()
+
+
+def test_a_generator_leaves_the_modes_of_its_reader() -> None:
+    model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
+    with torch.no_grad():
+        for _ in run(recipes.fedavg(Setting(model, TARGET, LOCAL)), make_federation(model), 2):
+            assert not torch.is_grad_enabled()
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        return nn.Sequential(nn.Linear(FEATURES, 10), nn.ReLU(), nn.Linear(10, CLASSES))
+
+
+def other_layer(net: Any) -> None:
+    net[2] = nn.Linear(10, CLASSES)
+
+
+def new_parameter(net: Any) -> None:
+    net[0].scale = nn.Parameter(torch.ones(10))
+    net[0].register_forward_hook(lambda module, given, out: out * module.scale)
+
+
+def new_buffer(net: Any) -> None:
+    net[0].register_buffer("scale", torch.ones(10))
+
+
+def fix(net: Any) -> None:
+    net[0].requires_grad_(False)
+
+
+CHANGES: list[tuple[Callable[[Any], Any], str]] = [
+    (other_layer, ""),
+    (new_parameter, '"0.scale" is missing among the parameters and buffers given'),
+    (new_buffer, '"0.scale" is missing among the parameters and buffers given'),
+    (
+        lambda net: weight_norm(net[0]),
+        'no parameter or buffer "0.weight"; it has 0.bias',
+    ),
+    (lambda net: parametrizations.weight_norm(net[0]), 'no parameter or buffer "0.weight"; it has'),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_a_network_that_is_changed_after_its_model(
+    change: Callable[[Any], Any], message: str
+) -> None:
+    """As if it had been so before; tensors of the old one are refused where they do not fit."""
+    model, late = Model(network()), network()
+    old = model.init()
+    torch.manual_seed(5)
+    change(model.net)
+    torch.manual_seed(5)
+    change(late)
+    one, two = (
+        last(run(recipes.fedavg(Setting(m, TARGET, LOCAL)), make_federation(m), 2)).server
+        for m in (model, Model(late))
+    )
+    assert equal(one, two)
+    x, model = torch.randn(3, FEATURES), Model(network())
+    right = model(*old, x)["logits"]
+    change(model.net)
+    if not message:
+        assert torch.equal(model(*old, x)["logits"], right)  # the given ones count, whatever it has
+        return
+    with pytest.raises(InputError, match=message):
+        model(*old, x)
+    with pytest.raises(InputError, match=message):
+        dry_logits(model, *old, x)
+
+
+def test_what_is_fixed_is_what_is_fixed_when_a_run_begins() -> None:
+    model = Model(network())
+    federation = make_federation(model)
+    fix(model.net)
+    after = last(run(recipes.fedavg(Setting(model, TARGET, LOCAL)), federation, 1)).server["params"]
+    moved = {k for k in after if not torch.equal(after[k], federation.params[k])}
+    assert moved == {"2.weight", "2.bias"}
+
+
+def test_names_that_are_not_the_networks() -> None:
+    model = Model(Normed())
+    params, buffers = model.init()
+    x = torch.randn(3, FEATURES)
+    for training in (False, True):
+        call = model.train if training else model
+        with pytest.raises(InputError, match='no parameter or buffer "haed.bias"; .*"head.bias"'):
+            call({**params, "haed.bias": params["head.bias"]}, buffers, x)
+    with pytest.raises(InputError, match='"body.1.running_mean" is missing among'):
+        model(params, {}, x)
+    less = {k: v for k, v in params.items() if k != "head.bias"}
+    federation = replace(make_federation(model), params=less)
+    with pytest.raises(InputError, match='params lacks the network.s "head.bias"'):
+        next(run(FedAvg(model, local=Local(batch=7)), federation, 1))

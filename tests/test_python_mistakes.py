@@ -1,0 +1,153 @@
+"""Usual mistakes in Python: each is refused at the door, in one sentence with what to do."""
+
+# ruff: noqa: F401 - most names are used by what is typed, in python_mistakes.txt
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedshift import (
+    FedAvg,
+    Federation,
+    Local,
+    Model,
+    Router,
+    Task,
+    ess_curve,
+    estimate_target_accuracy,
+    pals_weights,
+    recipes,
+    run,
+)
+from fedshift.algorithms.ditto import Ditto
+from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, RestrictedSoftmax
+from fedshift.client.oracles import Clip, Sam
+from fedshift.client.schedules import Cosine
+from fedshift.client.sharing import Share
+from fedshift.data import Examples, client_data, register
+from fedshift.engine.backends import loop
+from fedshift.engine.device import on
+from fedshift.engine.evaluate import score
+from fedshift.engine.gate import Gate
+from fedshift.engine.levers import channels_last, dense, winograd
+from fedshift.engine.shelf import Shelf
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.workers import workers
+from fedshift.errors import InputError
+from fedshift.recipes import Setting
+from fedshift.seeds import Seeds
+from fedshift.server.combine import Mean
+from fedshift.server.optimizers import Adam, Sgd
+from fedshift.server.weights import BySize, Pals
+from fedshift.tree import flatten, unflatten
+
+SHARES = (0.2, 0.3, 0.5)
+COUNTS = [[1, 2, 3]]
+X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+CLIENTS: Any = [client_data(X, Y, i) for i in range(3)]
+NET: Any = nn.Linear(4, 3)
+MODEL = Model(NET)
+PARAMS, BUFFERS = MODEL.init()
+TABLE = register(CLIENTS, 3)
+N, LABELS = TABLE["n"], TABLE["labels"]
+W, B = PARAMS["weight"], PARAMS["bias"]
+SETTING = Setting(MODEL, SHARES)
+METHOD: Any = FedAvg(MODEL)
+ARRAYS: Any = {k: v.numpy() for k, v in PARAMS.items()}
+
+
+def made(**given: Any) -> Federation:
+    """A federation with something else in a place."""
+    right = {"clients": CLIENTS, "params": PARAMS, "buffers": BUFFERS, "table": TABLE}
+    return Federation(**(right | {"seeds": Seeds.of(0)} | given))
+
+
+FEDERATION: Any = made()
+
+
+def ran(method: Any = METHOD, federation: Any = FEDERATION, rounds: Any = 3, **given: Any) -> None:
+    """A run is asked for; no round of it is."""
+    run(method, federation, rounds, **given)
+
+
+def scheduled(lr: Any, rounds: int = 3) -> None:
+    """A run with a schedule."""
+    ran(FedAvg(MODEL, local=Local(lr)), rounds=rounds)
+
+
+def team(*given: Any, **more: Any) -> None:
+    """Workers are asked for."""
+    with workers(*given, **more):
+        pass
+
+
+def task(**given: Any) -> Task:
+    """A task with something else in a place."""
+    right = {"clients": tuple(CLIENTS), "validation": (Examples(X, Y),) * 3, "test": Examples(X, Y)}
+    more = {"target": torch.tensor(SHARES), "target_validation": None, "classes": ("a", "b", "c")}
+    return Task(**(right | more | given))
+
+
+CASES = [
+    tuple(part.strip() for part in line.split(" -> "))
+    for line in Path(__file__).with_name("python_mistakes.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.mark.parametrize(("typed", "words"), CASES, ids=[typed for typed, _ in CASES])
+def test_mistakes_are_refused_in_one_sentence_with_the_cure(typed: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        eval(typed)
+    said = str(caught.value)
+    for part in words.split("; "):
+        assert part in said, f"{part!r} is not in: {said}"
+    assert "\n" not in said
+    assert len(said) < 600  # with the names of all methods
+
+
+def test_there_are_more_cases_than_were_counted() -> None:
+    assert len(CASES) == len({typed for typed, _ in CASES}) >= 200
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "FedAvg(MODEL, local=[Local(), Local()])",
+        "FedAvg(MODEL, combine=Mean(Pals(list(SHARES), ess=0.5)))",
+        "Pals(torch.tensor(SHARES, dtype=torch.float64), ess=np.float64(0.5))",
+        "Setting(MODEL, np.array(SHARES), rounds=np.int64(3))",
+        "Local(np.float32(0.1), batch=np.int64(4), only=['weight'], oracles=[Sam()])",
+        "scheduled(lambda t: max(0.0, 0.1 - 0.1 * t / 3))",
+        "scheduled(lambda t: np.float32(0.1))",
+        "2 * CrossEntropy() + CrossEntropy() * np.float64(0.5)",
+        "ran(rounds=np.int64(2), cohort=np.int64(2), backend=loop)",
+        "ran(rounds=0)",
+        "Model(NET, freeze_norm=np.bool_(False))",
+        "ran(backend=on('cpu', channels_last(loop)))",
+        "ran(federation=made(params=NET.state_dict()))",
+        "ran(federation=made(clients=tuple(CLIENTS), seeds=Seeds.of(np.int64(7))))",
+        "ran(federation=made(table={'n': N}))",
+        "recipes.fedprox(SETTING, mu=1)",
+        "recipes.afl(SETTING, domains=[0, 1, 1])",
+        "client_data(X, Y.bool(), np.int64(0))",
+        "unflatten(flatten({'params': PARAMS}), ['params'])",
+    ],
+)
+def test_right_uses_that_look_alike_pass(typed: str) -> None:
+    eval(typed)
+
+
+def test_lists_and_arrays_are_the_tuples_that_they_stand_for() -> None:
+    exact = Pals(SHARES, ess=0.5)
+    assert Pals(list(SHARES), ess=0.5) == Pals(np.array(SHARES), ess=0.5) == exact
+    assert hash(Pals(torch.tensor(SHARES, dtype=torch.float64), ess=0.5)) == hash(exact)
+    assert Local(only=["weight"]) == Local(only=("weight",)) != Local(only=("bias",))

@@ -1,0 +1,236 @@
+"""Networks that draw random numbers while they compute: equal seeds give equal bits."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift import FedAvg, Federation, Local, Model, run
+from fedshift.client.objectives import CrossEntropy
+from fedshift.data import ClientData, Examples, client_data, register
+from fedshift.engine.evaluate import score
+from fedshift.engine.rounds import Round
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.workers import workers
+from fedshift.errors import InputError, UnfitError
+from fedshift.model import build
+from fedshift.randomness import states
+from fedshift.seeds import Seeds, generator
+
+CLASSES = 3
+
+
+class Drawing(nn.Module):
+    """A small network with something between its layers."""
+
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, CLASSES)
+        self.between = between
+        self.source = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self, torch.relu(self.first(x))))
+
+
+def dropout(net: nn.Module, h: Tensor) -> Tensor:
+    return F.dropout(h, 0.5, net.training)
+
+
+def leaky(net: nn.Module, h: Tensor) -> Tensor:
+    return F.rrelu(h - 0.5, training=net.training)
+
+
+def torch_noise(net: nn.Module, h: Tensor) -> Tensor:
+    return h + torch.randn_like(h) if net.training else h
+
+
+def numpy_noise(net: nn.Module, h: Tensor) -> Tensor:
+    return h * float(np.random.normal(1.0)) if net.training else h
+
+
+def depth(net: nn.Module, h: Tensor) -> Tensor:
+    return h if net.training and random.random() < 0.5 else h + torch.tanh(h)
+
+
+def own_source(net: nn.Module, h: Tensor) -> Tensor:
+    if not net.training:
+        return h
+    return h * torch.rand(h.shape, generator=net.source)  # type: ignore[arg-type]
+
+
+def always(net: nn.Module, h: Tensor) -> Tensor:
+    return F.dropout(h, 0.5, True)
+
+
+def unforeseen(net: nn.Module, h: Tensor) -> Tensor:
+    """Draws for full batches alone, so that a look at two examples sees nothing."""
+    return F.dropout(h, 0.5, net.training and len(h) > 2)
+
+
+def unforeseen_numpy(net: nn.Module, h: Tensor) -> Tensor:
+    return numpy_noise(net, h) if len(h) > 2 else h
+
+
+DRAWS = [
+    dropout, leaky, torch_noise, numpy_noise, depth, own_source, always, unforeseen,
+    unforeseen_numpy,
+]  # fmt: skip
+
+
+def clients(count: int = 3) -> list[ClientData]:
+    source = generator(0, "randomness")
+    return [
+        client_data(torch.randn(30, 4, generator=source), torch.arange(30) % CLASSES, i)
+        for i in range(count)
+    ]
+
+
+def federated(between: Any, seed: int = 0, objective: Any = None) -> tuple[FedAvg, Federation]:
+    model, data = build(lambda: Drawing(between), 0), clients()
+    federation = Federation(data, *model.init(), register(data, CLASSES), Seeds.of(seed))
+    local = Local(lr=0.1, batch=10)
+    return FedAvg(model, objective=objective or CrossEntropy(), local=local), federation
+
+
+def ended(between: Any, seed: int = 0, **how: Any) -> dict[str, Tensor]:
+    *_, last = run(*federated(between, seed), 3, **how)
+    return last.server["params"]
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return all(torch.equal(v, b[k]) for k, v in a.items())
+
+
+@pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
+def test_draws_are_part_of_the_run(between: Any) -> None:
+    """Equal seeds, equal bits; resumed = whole; workers = loop; the process's state stays."""
+    before = states()
+    algorithm, federation = federated(between)
+    rounds = list(run(algorithm, federation, 3))
+    whole = rounds[-1].server["params"]
+    torch.rand(1), np.random.rand(1), random.random()
+    moved = before.moved(states())
+    assert moved == {"torch", "numpy", "python"}  # by the three draws above, which others miss
+    assert same(whole, ended(between))
+    *_, resumed = run(*federated(between), 3, after=rounds[0])
+    assert same(whole, resumed.server["params"])
+    with workers(federation.clients, 2) as team:
+        assert same(whole, ended(between, backend=team))
+    assert not same(whole, ended(between, 1))
+
+
+@pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
+def test_the_process_keeps_its_state(between: Any) -> None:
+    before = states()
+    ended(between)
+    assert not before.moved(states())
+
+
+@pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
+def test_draws_differ_from_step_to_step(between: Any) -> None:
+    """A control: the numbers that are drawn do move the model, and not the same way each time."""
+    if between is always:
+        pytest.skip("draws in evaluation, too, so that there is no pass without")
+    drawn = ended(between)
+    assert not same(drawn, ended(lambda net, h: h))
+    model = federated(between)[0].model
+    params, buffers = model.init()
+    x = torch.randn(20, 4, generator=generator("steps"))
+    model.look(params, buffers, x)
+    outs = [model.train(params, buffers, x, seed)[0]["logits"] for seed in (*range(8), 0)]
+    assert torch.equal(outs[0], outs[-1])
+    assert any(not torch.equal(outs[0], out) for out in outs[1:-1])
+
+
+@pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
+def test_stacked_clients_are_refused(between: Any) -> None:
+    with pytest.raises(UnfitError, match=r"random numbers|andom"):
+        ended(between, backend=Stacked())
+
+
+def test_evaluation_that_draws_is_repeatable() -> None:
+    algorithm, federation = federated(always)
+    params, buffers = federation.params, federation.buffers
+    data = federation.clients[0]
+    before = states()
+    one, two = (score(algorithm.model, params, buffers, Examples(data.x, data.y), 3) for _ in "ab")
+    assert one.loss_sum == two.loss_sum
+    assert not before.moved(states())
+
+
+def test_runs_in_threads_are_those_of_one_after_the_other() -> None:
+    alone, ends = ended(dropout), dict[int, dict[str, Tensor]]()
+    before = states()
+
+    def one(i: int) -> None:
+        ends[i] = ended(dropout if i % 2 else lambda net, h: h)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same(alone, ends[1])
+    assert same(alone, ends[3])
+    assert same(ends[0], ends[2])
+    assert not before.moved(states())
+
+
+def test_a_generator_that_no_seed_reaches_is_refused() -> None:
+    source = np.random.default_rng(0)
+    with pytest.raises(InputError, match="default_rng"):
+        ended(lambda net, h: h * float(source.normal()))
+
+
+class Noisy(CrossEntropy):
+    """A loss with noise of its own."""
+
+    def __call__(self, view: Any) -> Tensor:
+        return super().__call__(view) * (1 + 0.1 * torch.rand(()))
+
+
+def test_draws_outside_of_the_forward_pass_are_refused() -> None:
+    before = states()
+    with pytest.raises(InputError, match=r"torch's global generator .* outside of the network"):
+        list(run(*federated(dropout, objective=Noisy()), 1))
+    assert not before.moved(states())
+
+
+def test_draws_beside_another_thread_are_told() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with pytest.warns(RuntimeWarning, match="another thread"):
+            played: list[Round] = list(run(*federated(dropout, objective=Noisy()), 1))
+    finally:
+        done.set()
+        thread.join()
+    assert played[0].t == 1
+
+
+def test_first_weights_are_the_callers_or_follow_the_seed() -> None:
+    class Own(nn.Linear):
+        """Its weights come from all three generators."""
+
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            with torch.no_grad():
+                self.weight.mul_(float(np.random.rand()) + random.random())
+
+    net = Own()
+    assert torch.equal(Model(net).init()[0]["weight"], net.weight)
+    before = states()
+    one, two, other = (build(Own, seed).init()[0]["weight"] for seed in (0, 0, 1))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not before.moved(states())
