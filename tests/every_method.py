@@ -11,9 +11,13 @@ from conftest import CLASSES, FEATURES, TARGET
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.feddisk import FedDisk
 from fedshift.algorithms.finetune import FineTune
+from fedshift.algorithms.labelsets import LabelSets, Mode
 from fedshift.algorithms.scaffold import Scaffold
+from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.objectives import Contrastive, CrossEntropy, RestrictedSoftmax
 from fedshift.client.oracles import Sam
 from fedshift.recipes import Setting
@@ -22,6 +26,7 @@ from fedshift.server.weights import Pals
 
 ROUNDS = 3
 Make = Callable[[Setting], Algorithm]
+Wrap = Callable[[Any, Setting], Algorithm]
 PALS = Mean(Pals(TARGET, ess=0.6))
 
 
@@ -128,3 +133,45 @@ MAKE: dict[str, Make] = {
     "multikrum": lambda s: recipes.multikrum(s, byzantine=0, keep=2),
     "rfa": recipes.rfa,
 }
+
+
+def disk(inner: Algorithm, setting: Setting) -> FedDisk:
+    """FedDisk around a method: one round of densities, one in which examples are weighed."""
+    return replace(recipes.feddisk(of_inputs(setting), **BEFORE), inner=inner)
+
+
+def tuned(inner: Any, setting: Setting, mode: Mode = "holders", steps: int = 2) -> CentralTuning:
+    """Label sets around a method, centrally tuned."""
+    inputs = with_inputs(setting).server_inputs
+    assert inputs is not None
+    return CentralTuning(LabelSets(inner, mode), inputs, steps=steps)
+
+
+# Every wrapper, and wrappers in wrappers, around a method that trains one model for all.
+WRAP: dict[str, Wrap] = {
+    "Ditto": lambda m, s: Ditto(m, 1.0, s.local),
+    "LabelSets private": lambda m, s: LabelSets(m, "private"),
+    "LabelSets public": lambda m, s: LabelSets(m, "public"),
+    "LabelSets holders": lambda m, s: LabelSets(m, "holders"),
+    "CentralTuning": tuned,
+    "CentralTuning private": lambda m, s: tuned(m, s, "private"),
+    "CentralTuning without steps": lambda m, s: tuned(m, s, "public", 0),
+    "FedDisk": disk,
+    "FineTune": lambda m, s: FineTune(m, 2, s.local),
+    "FineTune at once": lambda m, s: FineTune(m, 0, s.local),
+    "LabelSets(Ditto)": lambda m, s: LabelSets(Ditto(m, 1.0, s.local)),
+    "Ditto(LabelSets)": lambda m, s: Ditto(LabelSets(m, "holders"), 1.0, s.local),
+    "FedDisk(CentralTuning)": lambda m, s: disk(tuned(m, s), s),
+    "CentralTuning(FedDisk)": lambda m, s: replace(
+        tuned(m, s), inner=disk(LabelSets(m, "holders"), s)
+    ),
+    "CentralTuning(FineTune)": lambda m, s: replace(
+        tuned(m, s), inner=FineTune(LabelSets(m, "holders"), 2, s.local)
+    ),
+    "FedDisk(Ditto)": lambda m, s: disk(Ditto(m, 1.0, s.local), s),
+    "Ditto(FedDisk)": lambda m, s: Ditto(disk(m, s), 1.0, s.local),
+    "FineTune(Ditto)": lambda m, s: FineTune(Ditto(m, 1.0, s.local), 2, s.local),
+    "FineTune(FedDisk)": lambda m, s: FineTune(disk(m, s), 3, s.local),
+    "FineTune(FedDisk) in its first rounds": lambda m, s: FineTune(disk(m, s), 1, s.local),
+    "FineTune(CentralTuning)": lambda m, s: FineTune(tuned(m, s), 2, s.local),
+}  # fmt: skip

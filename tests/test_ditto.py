@@ -10,11 +10,11 @@ import torch
 from by_hand import THREE, Quadratics, apart, final, quadratic_federation, quadratic_model
 from comparing import same
 from conftest import TARGET, make_federation, one_job
+from every_method import BEFORE, of_inputs
 
 from fedshift import recipes
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.algorithms.finetune import FineTune
 from fedshift.client.local import Local, plan_all
 from fedshift.client.sharing import Share
 from fedshift.engine.rounds import run
@@ -60,10 +60,10 @@ def test_any_method_can_train_the_global_model(setting: Setting, federated: Any)
 
 
 def test_stages_of_the_inner_method_are_kept(setting: Setting, federated: Any) -> None:
-    inner = FineTune(recipes.fedavg(setting), 1, setting.local)
+    inner = recipes.feddisk(of_inputs(setting), **BEFORE)
     algorithm = Ditto(inner, 1.0, setting.local)
-    assert algorithm.at(1).inner == inner.inner
-    assert algorithm.at(2).inner == inner
+    assert algorithm.at(1) == inner.at(1)  # a density is fitted, and no model is sent
+    assert algorithm.at(3) is algorithm
     assert recipes.ditto(setting).at(7) == recipes.ditto(setting)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import Setting, make_federation
-from every_method import MAKE, ROUNDS, Make
+from every_method import MAKE, ROUNDS, WRAP, Make
 from routing import routed_model
 
 from fedshift import recipes
-from fedshift.algorithms.base import Summing
+from fedshift.algorithms.base import Capabilities, ask
 from fedshift.engine import rounds
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
@@ -81,6 +81,26 @@ def test_sums_are_those_of_stacked_updates(
     assert compared(MAKE[name], setting, monkeypatch) == [[]] * ROUNDS
 
 
+SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk", "FedDisk(Ditto)")
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_through_wrappers(
+    name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is around a method asks for its sums, and they are those of stacked updates."""
+
+    def make(setting: Setting) -> Any:
+        return WRAP[name](recipes.scaffold(setting), setting)
+
+    algorithm, federation = make(setting), make_federation(setting.model)
+    server = algorithm.init(federation.params, federation.buffers, federation.table)
+    cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
+    asked = ask(algorithm, Capabilities.sums, server, cohort)
+    assert asked.keys() == {"delta", "buffers", "control"}
+    assert compared(make, setting, monkeypatch) == [[]] * ROUNDS
+
+
 def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Totals in float32 would be seen."""
 
@@ -96,7 +116,10 @@ def test_most_methods_are_summed(setting: Setting) -> None:
     """A method that forgets to say so would take the cohort's memory."""
     for name in ("fedavg", "fedpals", "scaffold", "ditto", "feddyn", "afl", "fedrep", "moon"):
         algorithm = next(make for key, make in MAKE.items() if key.startswith(name))(setting)
-        assert isinstance(algorithm, Summing), name
+        federation = make_federation(setting.model)
+        server = algorithm.init(federation.params, federation.buffers, federation.table)
+        cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
+        assert ask(algorithm, Capabilities.sums, server, cohort).keys() >= {"delta"}, name
     assert recipes.fedmedian(setting).sums({}, {"weight": torch.ones(2)}) == {}
 
 

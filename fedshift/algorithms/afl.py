@@ -15,6 +15,7 @@ from fedshift.algorithms.steps import (
     averaged,
     context_of,
     fold,
+    heard,
     revealed,
     train_locally,
     update_of,
@@ -151,21 +152,22 @@ class Afl:
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        message = {"params": server["params"], "buffers": server["buffers"]}
+        message: Parts = {"params": server["params"], "buffers": server["buffers"]}
         idle = not bool(self._client_mass(server)[client])
-        return {**message, "idle": {}} if idle else message
+        return message | self.objective.hear(server) | ({"idle": {}} if idle else {})
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         params, buffers = message["params"], message["buffers"]
-        context = context_of(params, buffers, state, data)
+        known = heard(message, state)
+        context = context_of(params, buffers, known, data)
         risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
         if "idle" in message:
             idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
             return idle | {"risk": {"loss": risk}}, {}
         end, after, loss = train_locally(
-            self.model, self.objective, numbered(self.local), params, buffers, state, data, plans
+            self.model, self.objective, numbered(self.local), params, buffers, known, data, plans
         )
         update = update_of(self.model, params, end, after, loss, data)
         return update | {"risk": {"loss": risk}}, self.objective.remember(end, after, data)
@@ -187,6 +189,10 @@ class Afl:
     def reveals(self) -> Mapping[str, str]:
         risk = "the mean loss of the model received, over the client's examples (sets its weight)"
         return revealed(()) | {"risk": risk}
+
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> Afl:
         return self

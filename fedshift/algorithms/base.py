@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
 Update = TypeVar("Update", bound=Callable[..., tuple[Parts, Parts]])
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 
 class Algorithm(Protocol):
@@ -28,9 +30,10 @@ class Algorithm(Protocol):
     3. Only parts that changed are returned; the caller merges (`state | changed`).
     4. Shapes are fixed and `client_update` has no Python that depends on tensor values.
     5. `updates` arrive stacked, leaves [C, ...], in ascending client id, with the server's own part
-       "cohort": id [C] and weight [C] (float64, on the simplex); see `Summing` for sums instead.
+       "cohort": id [C] and weight [C] (float64, on the simplex); see `Capabilities.sums`.
     6. Branch on hyper-parameters; do not multiply by zero.
-    7. A change, "delta", has the names of the "params" that were sent but those of `model.fixed`.
+    7. What else a method can do it says by the methods of `Capabilities`, each with a default.
+    8. A change, "delta", has the names of the "params" that were sent but those of `model.fixed`.
 
     `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
     before round 1 (n [N], labels [N, K]), and weights come from it, never from a reply.
@@ -67,7 +70,10 @@ class Algorithm(Protocol):
         """The changed parts of the server's state."""
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        """(parameters, buffers) that a client with this state would serve."""
+        """(parameters, buffers) that a client with this state would serve.
+
+        `server` is the server's state; where clients evaluate, what one was sent stands in for it.
+        """
 
     def reveals(self) -> Mapping[str, str]:
         """What leaves a client: part of the update (or "register") -> what it is."""
@@ -76,37 +82,66 @@ class Algorithm(Protocol):
         """The method of round t; itself unless it has stages."""
 
 
-@runtime_checkable
-class Summing(Protocol):
-    """What a method says besides, if its server needs no more of some parts than their sums."""
+class LabelRules(TypedDict):
+    """How a method treats label sets: as in an experiment file; tune is "none" without tuning."""
+
+    mode: str
+    tune: str
+    tune_over: str | None
+
+
+class Capabilities(Protocol):
+    """What a method may say besides; the bodies here stand for what it does not say.
+
+    A method that wraps another says of each what holds for both, most often what `inner` says:
+    `ask(self.inner, Capabilities.sums, server, cohort)`. `at(t)` says what holds in round t.
+    """
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Part of the update -> weights w [C]; `server` as before the round, cohort id, weight [C].
+        """Parts of the update that the server needs no more of than their sums.
 
-        Such a part may reach `server_update` as sum_i w_i v_i, leaves [...], summed while replies
-        came in; `fedshift.server.combine.total` reads both forms.
+        Part -> weights w [C]; `server` as before the round, cohort id, weight [C]. Such a part may
+        reach `server_update` as sum_i w_i v_i, leaves [...], summed while replies came in;
+        `fedshift.server.combine.total` reads both forms. By default every reply is kept.
         """
-
-
-@runtime_checkable
-class Routes(Protocol):
-    """What a method says besides, if it may train a router: the network's "client_logits"."""
+        return {}
 
     def trains_router(self) -> bool:
-        """Whether the clients' ids are learned; then the network needs a column per client."""
+        """Whether the server's model learns the clients' ids: by default not.
+
+        Then the network's "client_logits" need a column per client.
+        """
+        return False
+
+    def moves_server(self) -> bool:
+        """Whether clients are sent the server's model and answer with its change: by default so."""
+        return True
+
+    def trained_model(self: Any) -> Model | None:
+        """The network that the round trains, None where its messages hold none: by default `model`.
+
+        A stage that trains another, as FedDisk's density, says so.
+        """
+        model: Model = self.model
+        return model
+
+    def label_rules(self) -> LabelRules | None:
+        """How label sets are treated; by default there are none."""
+        return None
 
 
-@runtime_checkable
-class TrainsAnother(Protocol):
-    """What a stage says besides, if what it trains is not the method's network."""
+def ask(
+    method: object,
+    about: Callable[Concatenate[Any, Given], Answer],
+    *args: Given.args,
+    **kwargs: Given.kwargs,
+) -> Answer:
+    """What a method says about one of `Capabilities`, or the default where it says nothing.
 
-    def trained_model(self) -> Model | None:
-        """The network whose parameters its messages and updates hold; None where they hold none."""
-
-
-def trained_model(stage: Algorithm) -> Model | None:
-    """The network that a round trains: the method's, unless its stage says another."""
-    return stage.trained_model() if isinstance(stage, TrainsAnother) else stage.model
+    `ask(algorithm, Capabilities.trains_router)`: methods need not inherit from anything.
+    """
+    own: Callable[Given, Answer] | None = getattr(method, about.__name__, None)
+    return about(method, *args, **kwargs) if own is None else own(*args, **kwargs)
 
 
 def check_method(algorithm: Any) -> None:

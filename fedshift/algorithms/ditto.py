@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Summing, numbered
+from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
 from fedshift.algorithms.steps import context_of, train_phases
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
+from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
@@ -33,8 +34,10 @@ class Ditto:
     personal  the phase of v_i, or several in turn, with batches of its own
     objective F_i in the personal phase
 
-    With one plain step the pull moves v_i to w_t at eta lam = 1, and diverges from 2 on. Raises
-    InputError for lam < 0, and (before round 1) for an `inner` whose clients keep parameters.
+    With one plain step the pull moves v_i to w_t at eta lam = 1, and diverges from 2 on. In rounds
+    of `inner` that do not move w (FedDisk's first) v_i rests. Raises InputError for lam < 0, an
+    `inner` that moves no model or has private label sets, and (before round 1) for one whose
+    clients keep parameters.
     """
 
     inner: Algorithm
@@ -46,6 +49,19 @@ class Ditto:
         check_fields(self)
         if not 0.0 <= self.lam < float("inf"):
             raise InputError(f"Ditto lam must be 0 or more, got {self.lam}")
+        check_personal(self.objective)
+        if not ask(self.inner, Capabilities.moves_server):
+            name = type(self.inner).__name__
+            raise InputError(
+                f"Ditto pulls towards the model that its method trains on the server, and {name} "
+                "moves none; put Ditto inside, as FineTune(Ditto(...), ...)"
+            )
+        rules = ask(self.inner, Capabilities.label_rules)
+        if rules is not None and rules["mode"] == "private":
+            raise InputError(
+                "with private label sets the head's rows travel in an order that a client does not "
+                "know, and Ditto would pull to other rows; give LabelSets(Ditto(...))"
+            )
 
     @property
     def model(self) -> Model:
@@ -90,7 +106,7 @@ class Ditto:
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Those of `inner`."""
-        return self.inner.sums(server, cohort) if isinstance(self.inner, Summing) else {}
+        return ask(self.inner, Capabilities.sums, server, cohort)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         return self.inner.server_update(server, updates, seed)
@@ -101,8 +117,22 @@ class Ditto:
     def reveals(self) -> Mapping[str, str]:
         return self.inner.reveals()
 
-    def at(self, t: int) -> Ditto:
+    def trains_router(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.moves_server)
+
+    def label_rules(self) -> LabelRules | None:
+        """Those of `inner`."""
+        return ask(self.inner, Capabilities.label_rules)
+
+    def at(self, t: int) -> Algorithm:
         stage = self.inner.at(t)
+        if not ask(stage, Capabilities.moves_server):
+            return stage  # a round that sends no w has nothing to be pulled to
         return self if stage is self.inner else replace(self, inner=stage)
 
     def _own(self) -> dict[str, Local]:

@@ -13,6 +13,7 @@ from fedshift.algorithms.steps import (
     averaged,
     context_of,
     fold,
+    heard,
     revealed,
     train_locally,
     update_of,
@@ -91,15 +92,17 @@ class FedAla:
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["params"], "buffers": server["buffers"]}
+        model = {"params": server["params"], "buffers": server["buffers"]}
+        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         received, buffers = message["params"], message["buffers"]
         start, learned = self._start(message, state, data, plans)
+        known = heard(message, state)
         end, after, loss = train_locally(
-            self.model, self.objective, numbered(self.local), start, buffers, state, data, plans
+            self.model, self.objective, numbered(self.local), start, buffers, known, data, plans
         )
         return update_of(self.model, received, end, after, loss, data), {
             "personal": end,
@@ -122,6 +125,10 @@ class FedAla:
     def reveals(self) -> Mapping[str, str]:
         return revealed(self.combine.needs)
 
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
+
     def at(self, t: int) -> FedAla:
         return self
 
@@ -141,7 +148,7 @@ class FedAla:
         mixing, once = state["mixing"], bool(state["history"]["mixed"])
         old, new = ({k: whole[k] for k in mixing} for whole in (mine, received))
         below = {k: v for k, v in received.items() if k not in mixing}
-        context = context_of(received, buffers, state, data)
+        context = context_of(received, buffers, heard(message, state), data)
         drawn = leading(plans["mix"], self.mix.share)
         mixing = self.mix(
             self.model, self.objective, old, new, below, mixing, buffers, context, data, drawn,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import context_of, fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import context_of, fold, heard, revealed, train_locally, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import gradient_trace
 from fedshift.client.local import Local
@@ -117,7 +117,8 @@ class FedAs:
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["params"], "buffers": server["buffers"]}
+        model = {"params": server["params"], "buffers": server["buffers"]}
+        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
@@ -125,9 +126,9 @@ class FedAs:
         received = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
         start, first = self._aligned(received, buffers, state, data, plans)
-        phases = numbered(self.local)
+        phases, known = numbered(self.local), heard(message, state)
         end, after, loss = train_locally(
-            self.model, self.objective, phases, start, first, state, data, plans
+            self.model, self.objective, phases, start, first, known, data, plans
         )
         shared = self._share.shared
         update = update_of(self.model, shared(received), shared(end), shared(after), loss, data)
@@ -156,6 +157,10 @@ class FedAs:
     def reveals(self) -> Mapping[str, str]:
         trace = "the sum of its squared batch gradients after training, in one number"
         return revealed(self.combine.needs) | ({"fisher": trace} if self.fisher else {})
+
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> FedAs:
         return self

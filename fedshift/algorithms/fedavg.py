@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows, takes_many
-from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
-from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
@@ -87,7 +86,7 @@ class FedAvg:
     ) -> tuple[Parts, Parts]:
         start = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
-        known = state | {k: v for k, v in message.items() if k not in ("params", "buffers")}
+        known = heard(message, state)
         end, after, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, known, data, plans
         )
@@ -117,8 +116,8 @@ class FedAvg:
         return revealed(self.combine.needs)
 
     def trains_router(self) -> bool:
-        """Whether the objective has a `ClientEntropy`."""
-        return any(isinstance(term, ClientEntropy) for term in self.objective.summands())
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> FedAvg:
         return self

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
 from fedshift.algorithms.preparing import Before, FitDensities, WeighExamples
 from fedshift.arguments import check_fields
 from fedshift.client.importance import Direct, Ratio, live
@@ -137,6 +137,22 @@ class FedDisk:
         ess = "; the effective sample size of its importance weights, when it makes them"
         delta = told.get("delta", "the change of shared parameters")
         return {**told, "delta": delta + density, "report": told["report"] + ess}
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Those of `inner`."""
+        return ask(self.inner, Capabilities.sums, server, cohort)
+
+    def trains_router(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.moves_server)
+
+    def label_rules(self) -> LabelRules | None:
+        """Those of `inner`."""
+        return ask(self.inner, Capabilities.label_rules)
 
     def at(self, t: int) -> Algorithm:
         if t <= self.rounds:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
@@ -76,7 +76,8 @@ class FedDyn:
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["params"], "buffers": server["buffers"]}
+        model = {"params": server["params"], "buffers": server["buffers"]}
+        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
@@ -84,8 +85,9 @@ class FedDyn:
         start, buffers = message["params"], message["buffers"]
         objective = self.objective + Proximal(self.alpha)
         pull = Shift(map_(torch.neg, state["memory"]))
+        known = heard(message, state)
         end, after, loss = train_locally(
-            self.model, objective, self.phases(), start, buffers, state, data, plans, pull
+            self.model, objective, self.phases(), start, buffers, known, data, plans, pull
         )
         update = update_of(self.model, start, end, after, loss, data)
         ends, starts = self.model.trainable(end), self.model.trainable(start)
@@ -109,6 +111,10 @@ class FedDyn:
 
     def reveals(self) -> Mapping[str, str]:
         return revealed(("n",))
+
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> FedDyn:
         return self

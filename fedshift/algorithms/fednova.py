@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import fold, heard, revealed, train_locally, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import steps_taken
 from fedshift.client.local import Local
@@ -86,14 +86,16 @@ class FedNova:
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["params"], "buffers": server["buffers"]}
+        model = {"params": server["params"], "buffers": server["buffers"]}
+        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"], message["buffers"]
+        known = heard(message, state)
         end, after, loss = train_locally(
-            self.model, self.objective, self.phases(), start, buffers, state, data, plans
+            self.model, self.objective, self.phases(), start, buffers, known, data, plans
         )
         norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
         update = update_of(self.model, start, end, after, loss, data) | {"normaliser": {"a": norm}}
@@ -117,6 +119,10 @@ class FedNova:
 
     def reveals(self) -> Mapping[str, str]:
         return revealed(self.combine.needs) | {"normaliser": "how many steps it took, weighted"}
+
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> FedNova:
         return self

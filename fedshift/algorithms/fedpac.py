@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
@@ -111,7 +111,8 @@ class FedPac:
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         kept = {k: server[k] for k in ("params", "buffers", "prototypes")}
-        return kept | {"head": map_(lambda v: v[client], server["heads"])}
+        head = {"head": map_(lambda v: v[client], server["heads"])}
+        return kept | head | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
@@ -119,7 +120,7 @@ class FedPac:
         start, buffers = message["params"] | message["head"], message["buffers"]
         shape, like = head_shape(self.model, self.head), message["prototypes"]["mean"]
         before = class_moments(self.model, start, buffers, data, plans["statistics"], shape)
-        known = state | {"prototypes": _goals(message["prototypes"], before)}
+        known = heard(message, state) | {"prototypes": _goals(message["prototypes"], before)}
         objective = self.objective + ToPrototypes(self.lam) if self.lam else self.objective
         end, after, loss = train_locally(
             self.model, objective, self._train(), start, buffers, known, data, plans
@@ -151,7 +152,9 @@ class FedPac:
         }
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        head = map_(lambda v: v[state["client"]["id"]], server["heads"])
+        # Where a client serves what it was sent, its own head is all that it was sent of them.
+        sent = server.get("head")
+        head = sent or map_(lambda v: v[state["client"]["id"]], server["heads"])
         return server["params"] | head, server["buffers"]
 
     def reveals(self) -> Mapping[str, str]:
@@ -161,6 +164,10 @@ class FedPac:
             "statistics": "the variance of its features in one number, and their class means "
             "times the classes' shares, by the model received",
         }
+
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> FedPac:
         return self

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes, numbered
+from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
 from fedshift.algorithms.steps import train_locally
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
 from fedshift.model import Model
@@ -33,7 +34,8 @@ class FineTune:
                and what it remembered last
 
     `inner.model_for` must need no more of the server than `inner.broadcast` sends. Raises
-    InputError unless `after` is 0 or more; after = 0 takes the steps of `LocalOnly`.
+    InputError unless `after` is 0 or more, and for private label sets; after = 0 takes the steps of
+    `LocalOnly`.
     """
 
     inner: Algorithm
@@ -45,6 +47,14 @@ class FineTune:
         check_fields(self)
         if self.after < 0:
             raise InputError(f"fine-tuning after round {self.after}; give 0 or more rounds")
+        check_personal(self.objective)
+        rules = ask(self.inner, Capabilities.label_rules)
+        if rules is not None and rules["mode"] == "private":
+            raise InputError(
+                "fine-tuning starts at the model that a client would serve, and with private label "
+                'sets the server alone can put it together; give LabelSets mode="holders" or '
+                '"public"'
+            )
 
     @property
     def model(self) -> Model:
@@ -106,13 +116,26 @@ class FineTune:
         early = {k: v + until for k, v in told.items() if k not in always and self.after}
         return early | {k: told[k] for k in always if k in told}
 
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """None: nothing but reports is sent."""
+        return {}
+
     def trains_router(self) -> bool:
         """Whether the inner method does, before tuning begins."""
-        return self.after > 0 and isinstance(self.inner, Routes) and self.inner.trains_router()
+        return self.after > 0 and ask(self.inner, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """It does not: clients tune models of their own."""
+        return False
+
+    def label_rules(self) -> LabelRules | None:
+        """Those of `inner`."""
+        return ask(self.inner, Capabilities.label_rules)
 
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)
 
     def _last(self) -> Algorithm:
-        """The stage of `inner` whose model is tuned."""
-        return self.inner.at(max(self.after, 1))
+        """The stage of `inner` whose model is tuned; itself where that round moves another."""
+        stage = self.inner.at(max(self.after, 1))
+        return stage if ask(stage, Capabilities.moves_server) else self.inner

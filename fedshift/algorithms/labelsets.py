@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedshift.algorithms.base import Capabilities, LabelRules, ask
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.scaffold import Scaffold
@@ -199,6 +200,22 @@ class LabelSets:
                 "order only the server can read"
             )
         return told
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """Those of `inner` where the server averages as it does; rows are averaged one by one."""
+        return self.inner.sums(server, cohort) if self.mode == "public" else {}
+
+    def trains_router(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.moves_server)
+
+    def label_rules(self) -> LabelRules:
+        """The mode."""
+        return {"mode": self.mode, "tune": "none", "tune_over": None}
 
     def at(self, t: int) -> LabelSets:
         return self

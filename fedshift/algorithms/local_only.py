@@ -13,6 +13,7 @@ from fedshift.algorithms.steps import REGISTERED, REVEALED, train_locally
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
+from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.server.weights import BySize
@@ -34,6 +35,7 @@ class LocalOnly:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_personal(self.objective)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         return {"params": {}, "buffers": {}, "table": {"n": table["n"]}}
@@ -74,6 +76,10 @@ class LocalOnly:
     def reveals(self) -> Mapping[str, str]:
         told = {k: REVEALED[k] for k in ("report", "evaluation")}
         return told | {"register": REGISTERED["n"]}
+
+    def moves_server(self) -> bool:
+        """It does not: the server has no model."""
+        return False
 
     def at(self, t: int) -> LocalOnly:
         return self

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
 from fedshift.algorithms.steps import train_locally
 from fedshift.client.importance import (
     NegativeLogDensity,
@@ -155,7 +155,7 @@ class Before:
 
     def trained_model(self) -> Model | None:
         """The step's network."""
-        return self.step.trained_model()
+        return ask(self.step, Capabilities.trained_model)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         return self.method.init(params, buffers, table)
@@ -188,6 +188,22 @@ class Before:
 
     def reveals(self) -> Mapping[str, str]:
         return self.method.reveals()
+
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """None: the step needs every client's."""
+        return {}
+
+    def trains_router(self) -> bool:
+        """Whether the method does."""
+        return ask(self.method, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """It does not: what is sent is the density."""
+        return False
+
+    def label_rules(self) -> LabelRules | None:
+        """Those of the method."""
+        return ask(self.method, Capabilities.label_rules)
 
     def at(self, t: int) -> Algorithm:
         return self.method.at(t)

@@ -13,6 +13,7 @@ from fedshift.algorithms.steps import (
     averaged,
     context_of,
     fold,
+    heard,
     revealed,
     train_locally,
     update_of,
@@ -103,19 +104,20 @@ class Scaffold:
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {k: server[k] for k in ("params", "buffers", "control")}
+        sent = {k: server[k] for k in ("params", "buffers", "control")}
+        return sent | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers, old = message["params"], message["buffers"], state["control"]
         shift, phases = sub(message["control"], old), numbered(self.local)
-        trainable = self.model.trainable
+        known, trainable = heard(message, state), self.model.trainable
         end, after, loss = train_locally(
-            self.model, self.objective, phases, start, buffers, state, data, plans, Shift(shift)
+            self.model, self.objective, phases, start, buffers, known, data, plans, Shift(shift)
         )
         if self.option == "I":
-            frame = (start, buffers, context_of(start, buffers, state, data), data, plans["pass"])
+            frame = (start, buffers, context_of(start, buffers, known, data), data, plans["pass"])
             new = trainable(pass_gradient(self.local, self.model, self.objective, *frame))
         else:
             new = travelled_gradient(trainable(start), trainable(end), shift, plans["train0"])
@@ -139,6 +141,10 @@ class Scaffold:
     def reveals(self) -> Mapping[str, str]:
         control = "the change of its control, an estimate of the gradient of all its data"
         return revealed(self.combine.needs) | {"control": control}
+
+    def trains_router(self) -> bool:
+        """Whether the objective does."""
+        return self.objective.trains_router()
 
     def at(self, t: int) -> Scaffold:
         return self

@@ -37,6 +37,11 @@ def context_of(start: Params, buffers: Params, state: Parts, data: ClientData) -
     return {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
 
 
+def heard(message: Parts, state: Parts) -> Parts:
+    """What terms know on a client besides the model: its state, and what else it was sent."""
+    return state | {k: v for k, v in message.items() if k not in ("params", "buffers")}
+
+
 def train_locally(
     model: Model,
     objective: Term,

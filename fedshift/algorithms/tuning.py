@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
 from fedshift.arguments import check_fields
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.local import Local
@@ -176,8 +176,29 @@ class CentralTuning:
     def reveals(self) -> Mapping[str, str]:
         return self.inner.reveals()
 
-    def at(self, t: int) -> CentralTuning:
+    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
+        """None: every client's model is heard; without steps, those of `inner`."""
+        return {} if self.steps else ask(self.inner, Capabilities.sums, server, cohort)
+
+    def trains_router(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.trains_router)
+
+    def moves_server(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.moves_server)
+
+    def label_rules(self) -> LabelRules | None:
+        """Those of `inner`, and by which loss over which labels is tuned."""
+        rules = ask(self.inner, Capabilities.label_rules)
+        if rules is None or not self.steps:
+            return rules
+        return {"mode": rules["mode"], "tune": self.loss, "tune_over": self.over}
+
+    def at(self, t: int) -> Algorithm:
         stage = self.inner.at(t)
+        if not ask(stage, Capabilities.moves_server):
+            return stage  # nothing of what comes back is an opinion on labels
         return self if stage is self.inner else replace(self, inner=stage)
 
     def _moving(self, params: Params) -> Params:

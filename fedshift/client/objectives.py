@@ -78,6 +78,10 @@ class Term(ABC):
         """The terms that this one is a sum of, without their factors; itself if it is none."""
         return (self,)
 
+    def trains_router(self) -> bool:
+        """Whether it learns which client an example comes from, as `ClientEntropy`; a sum: any."""
+        return any(term.trains_router() for term in self.summands() if term is not self)
+
     def reads_data(self) -> bool:
         """Whether the value depends on the client's examples; else it teaches nothing by itself."""
         return True

@@ -12,6 +12,12 @@ from fedshift.client.objectives import Term, View, batch_mean
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
+_UNHEARD = (
+    "ClientEntropy learns which client of the cohort an example comes from, and where a model of "
+    "the client's own is trained nobody hears who is in the cohort: put it into the objective of "
+    "the method that trains the shared model"
+)
+
 
 @dataclass(frozen=True)
 class ClientEntropy(Term):
@@ -24,7 +30,8 @@ class ClientEntropy(Term):
 
     Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3, where everybody takes part; paper and
     authors' code are silent on smaller cohorts. At logits that are all equal the value is log |S|.
-    Raises InputError for a model without "client_logits" and one of another number of clients.
+    Raises InputError for a model without "client_logits", one of another number of clients, and in
+    phases that train no shared model.
     """
 
     def hear(self, server: Parts) -> Parts:
@@ -33,13 +40,24 @@ class ClientEntropy(Term):
         present[server["cohort"]["id"]] = True
         return {"cohort": {"present": present}}
 
+    def trains_router(self) -> bool:
+        return True
+
     def __call__(self, view: View) -> Tensor:
+        if "cohort" not in view.context:
+            raise InputError(_UNHEARD)
         present = view.context["cohort"]["present"]
         logits = client_logits(view.out, len(present))
         absent = ~present.to(logits.device)
         own = view.context["client"]["id"].to(logits.device).expand(len(logits))
         loss = F.cross_entropy(logits.masked_fill(absent, -torch.inf), own, reduction="none")
         return batch_mean(loss, view.batch)
+
+
+def check_personal(objective: Term) -> None:
+    """Raise InputError where an objective for clients' own models would train a router."""
+    if objective.trains_router():
+        raise InputError(_UNHEARD)
 
 
 def client_logits(out: Params, clients: int) -> Tensor:

@@ -102,5 +102,8 @@ class OwnLabels(Term):
     def hear(self, server: Parts) -> Parts:
         return self.term.hear(server)
 
+    def trains_router(self) -> bool:
+        return self.term.trains_router()
+
     def reads_data(self) -> bool:
         return self.term.reads_data()

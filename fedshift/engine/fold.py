@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Summing
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.engine.backends import Block, Reply
 from fedshift.engine.replies import finite
 from fedshift.errors import TrainingError
@@ -65,10 +65,8 @@ class Fold:
     @staticmethod
     def of(stage: Algorithm, server: Parts, ids: Tensor, weights: Tensor) -> Fold:
         """The sums that a method's server asks for over a cohort; none where it asks for none."""
-        wanted = (
-            stage.sums(server, {"id": ids, "weight": weights}) if isinstance(stage, Summing) else {}
-        )
-        return Fold(ids, wanted)
+        cohort = {"id": ids, "weight": weights}
+        return Fold(ids, ask(stage, Capabilities.sums, server, cohort))
 
     def take(self, replies: Sequence[Reply]) -> tuple[Reply, ...]:
         """Add replies, in ascending client id after those added before; the same without the parts

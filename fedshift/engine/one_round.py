@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, trained_model
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
@@ -33,8 +33,8 @@ class Round(NamedTuple):
     dropped: those of the draw that are not in `cohort`, since a message or an answer went lost or
     could not be used. In one process there are none unless the gate drops (`Gate.on_bad`): what one
     client gets wrong ends the run.
-    skipped: why the round left everything as it was; empty if it did not. skips: how many rounds
-    in a row, with this one.
+    skipped: why the round left everything as it was; empty if it did not. Of a cohort without an
+    example all weights are 0. skips: how many rounds in a row, with this one.
     """
 
     t: int
@@ -53,7 +53,7 @@ class Opened(NamedTuple):
     """A round before anybody trains: who is drawn, with which weights, who is asked for work.
 
     stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
-    parts with the cohort's, which messages are made from.
+    parts with the cohort's, which messages are made from. skipped: why nobody is asked; else empty.
     """
 
     t: int
@@ -62,6 +62,7 @@ class Opened(NamedTuple):
     weights: Tensor
     asked: Tensor
     told: Parts
+    skipped: str = ""
 
     def message(self, client: int) -> Parts:
         """What the server sends to one client."""
@@ -72,13 +73,34 @@ def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Open
     """Weigh the cohort `ids` (ascending) of round t.
 
     Weights come first, from the server's table, so that a client of weight exactly 0 is not
-    trained; its update would be multiplied by 0.
+    trained; its update would be multiplied by 0. Over a cohort that has no example at all there are
+    no weights, and the round is one to skip. Raises InputError where no client has an example.
     """
     stage = algorithm.at(t)
+    if not has_examples(server, ids):
+        nobody = torch.zeros(len(ids), dtype=torch.float64)
+        why = f"round {t}: no client of its cohort has an example"
+        return Opened(t, stage, ids, nobody, nobody > 0, server, why)
     weights = stage.weigh(server, ids)
     check_weights(weights, len(ids))
     told = server | {"cohort": {"id": ids, "weight": weights}}
     return Opened(t, stage, ids, weights, stage.trains(weights), told)
+
+
+def has_examples(server: Parts, ids: Tensor) -> bool:
+    """Whether one of these clients registered an example; also where the server has no table.
+
+    Raises InputError where no client at all did.
+    """
+    n = server.get("table", {}).get("n")
+    if n is None or bool(n[ids].any()):
+        return True
+    if not n.any():
+        raise InputError(
+            f"none of the {len(n)} clients has an example, so there is nothing to train on; give "
+            "one of them data"
+        )
+    return False
 
 
 def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
@@ -105,7 +127,7 @@ def question(opened: Opened, infinite: Params | None = None) -> Asked:
     infinite: as in `Asked`.
     """
     asked = tuple(opened.ids[opened.asked].tolist())
-    model = trained_model(opened.stage)
+    model = ask(opened.stage, Capabilities.trained_model)
     fixed = frozenset[str]() if model is None else model.fixed
     parts = frozenset(opened.stage.reveals())
     return Asked(opened.t, asked, opened.message, parts, fixed, infinite)
@@ -186,13 +208,16 @@ def settle(
 ) -> Round:
     """The round over those whose replies can be used, weighed anew where others are missing.
 
-    It has no states; `dropped` are all who were drawn and are missing. Where nobody is left, no
+    It has no states; `dropped` are all who were drawn and are missing. A round that was opened to
+    be skipped is skipped, whatever the gate says. Where nobody is left, no
     weights exist, a limit of the gate is passed, or the server's step fails or leaves numbers that
     are not finite or tensors of another form, the round is skipped and the server's parts stay;
     with `on_bad` "stop" TrainingError (or what the step raised) ends the run instead. fold: as in
     `close_round`, for a gate that stops, so that nobody is missing.
     """
     told = tuple(sorted(dropped))
+    if opened.skipped:
+        return skip(opened, server, opened.skipped, told)
     left = opened
     try:
         if not admitted.clients:
@@ -212,23 +237,27 @@ def settle(
         # An InputError with everybody present is the configuration's, not a client's.
         if gate.on_bad == "stop" or (isinstance(e, InputError) and not told):
             raise
-        why = str(e) or type(e).__name__
-        return Round(
-            opened.t, server, {}, left.ids, left.weights, (), float("nan"), told, skipped=why
-        )
+        return skip(left, server, str(e) or type(e).__name__, told)
     trained = admitted.clients
     return Round(opened.t, after, {}, left.ids, left.weights, trained, loss, told)
+
+
+def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:
+    """The round that leaves everything as it was; it has no states."""
+    ids, weights = opened.ids, opened.weights
+    return Round(opened.t, server, {}, ids, weights, (), float("nan"), dropped, skipped=why)
 
 
 def count_skips(played: Round, before: Round, gate: Gate, rounds: int | None = None) -> Round:
     """The round, with how many in a row were skipped.
 
-    Raises TrainingError where it is as many as the gate allows, or all `rounds` of a run.
+    Raises TrainingError where it is as many as the gate allows, or all `rounds` of a run. A cohort
+    without an example is chance and no fault: it alone does not end a run that has rounds left.
     """
     if not played.skipped:
         return played
-    skips = before.skips + 1
-    if skips >= gate.max_skips or skips == rounds:
+    skips, drawn_empty = before.skips + 1, not played.weights.any()
+    if (skips >= gate.max_skips and not drawn_empty) or skips == rounds:
         told = f"{skips} rounds in a row were" if skips > 1 else "the only round was"
         raise TrainingError(f"{told} skipped; the last one: {played.skipped}")
     return played._replace(skips=skips)

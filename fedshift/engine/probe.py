@@ -7,12 +7,13 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.one_round import jobs_of, open_round
+from fedshift.engine.one_round import has_examples, jobs_of, open_round
 from fedshift.engine.rounds import Federation, Round, draw_cohort, first_state, start
 from fedshift.engine.stacked import shortened
 from fedshift.engine.trial import check_model, check_router
@@ -126,9 +127,11 @@ def check_fit(
 def _first_round(
     algorithm: Algorithm, federation: Federation, cohort: int | None
 ) -> tuple[ClientUpdate, list[Job]]:
-    """The work of round 1."""
-    first = start(algorithm, federation)
-    update, jobs = _round_after(first, algorithm, federation, cohort)
+    """The work of round 1; of the first whose cohort has an example."""
+    first, total = start(algorithm, federation), len(federation.clients)
+    draws = (draw_cohort(total, cohort or total, t, federation.seeds.cohort) for t in count(1))
+    t = next(t for t, ids in enumerate(draws) if has_examples(first.server, ids))
+    update, jobs = _round_after(first._replace(t=t), algorithm, federation, cohort)
     return update, list(jobs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from fedshift.engine.one_round import (
     open_round,
     question,
     settle,
+    skip,
 )
 from fedshift.engine.replies import not_finite
 from fedshift.engine.shares import Books, summing
@@ -108,6 +109,11 @@ def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Pa
     return algorithm.init_client(federation.params, federation.buffers, data)
 
 
+def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
+    """What a client keeps after a round: its first state if it was never drawn."""
+    return states[client] if client in states else first_state(algorithm, federation, client)
+
+
 @torch.inference_mode(False)
 def play_round(
     algorithm: Algorithm,
@@ -138,15 +144,15 @@ def _play_round(
     backend: Backend,
 ) -> Round:
     opened, gate = open_round(algorithm, server, ids, t), federation.gate
+    if opened.skipped:
+        return skip(opened, server, opened.skipped)._replace(states=states)
     stage, seed = opened.stage, federation.seeds.batch
-
-    def state_of(i: int) -> Parts:
-        return states[i] if i in states else first_state(algorithm, federation, i)
+    own = partial(state_of, algorithm, federation, states)
 
     def keep(client: int, changed: Parts) -> None:
-        draft.put(client, state_of(client) | changed)
+        draft.put(client, own(client) | changed)
 
-    jobs = jobs_of(opened, federation.clients, state_of, seed)
+    jobs = jobs_of(opened, federation.clients, own, seed)
     asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm, Routes, trained_model
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, largest_label
@@ -52,7 +52,7 @@ def check_router(algorithm: Algorithm, federation: Federation, cohort: int | Non
 
     The network must have N client logits, and a round more clients than one, see `check_company`.
     """
-    if not (isinstance(algorithm, Routes) and algorithm.trains_router()):
+    if not ask(algorithm, Capabilities.trains_router):
         return
     check_company(algorithm, len(federation.clients), cohort)
     held = _first_with_examples(federation)
@@ -68,7 +68,7 @@ def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> Non
     all there is nothing to learn, and the router is right.
     """
     alone = cohort == 1 and clients > 1
-    if alone and isinstance(algorithm, Routes) and algorithm.trains_router():
+    if alone and ask(algorithm, Capabilities.trains_router):
         raise InputError(
             f"a cohort of 1 client of {clients} trains no router: it learns to tell the clients of "
             "a round apart; give a cohort of 2 or more, or a method without a router, as fedper"
@@ -88,7 +88,7 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
                 f"be learned; add a loss, CrossEntropy() + {term}"
             )
     for stage in (algorithm.at(1), algorithm.at(max(1, rounds))):
-        model = trained_model(stage)
+        model = ask(stage, Capabilities.trained_model)
         if model is None:
             continue
         own = params if model is algorithm.model else model.init()[0]

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedshift.algorithms.base import Algorithm
-from fedshift.algorithms.labelsets import LabelSets
-from fedshift.algorithms.tuning import CentralTuning
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.engine.rounds import Round
 from fedshift.tree import Parts
 
@@ -62,23 +60,12 @@ def described(
     """
     if not rounds:
         return None
+    rules = ask(algorithm, Capabilities.label_rules)
     return {
-        **_rules(algorithm),
+        **(rules or {"mode": None, "tune": "none", "tune_over": None}),
         "holders": server["sets"]["held"].sum(0).tolist(),
         "absent_rounds": server["absent"]["rounds"].tolist(),
         "rounds": [asdict(one) for one in rounds],
-    }
-
-
-def _rules(algorithm: Algorithm) -> dict[str, str | None]:
-    """How the method treats labels: as in an experiment file."""
-    tuning = algorithm if isinstance(algorithm, CentralTuning) else None
-    inner = algorithm if tuning is None else tuning.inner
-    tuned = tuning is not None and tuning.steps > 0
-    return {
-        "mode": inner.mode if isinstance(inner, LabelSets) else None,
-        "tune": tuning.loss if tuning is not None and tuned else "none",
-        "tune_over": tuning.over if tuning is not None and tuned else None,
     }
 
 

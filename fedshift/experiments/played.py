@@ -47,9 +47,11 @@ def registered(current: Round, table: Params) -> Params:
 def ess_of(weights: Floats, sizes: Floats) -> float:
     """`effective_sample_size`; NaN where a client without examples has weight, as in a plain mean.
 
-    Then it is not defined, and no reason for a run to fail.
+    And where nobody has any, as in a round whose cohort holds no example. Then it is not defined,
+    and no reason for a run to fail.
     """
-    if (sizes[weights > 0] <= 0).any():
+    used = weights > 0
+    if not used.any() or (sizes[used] <= 0).any():
         return math.nan
     return effective_sample_size(weights, sizes)
 
@@ -60,6 +62,8 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
     n, labels = (known[name][current.cohort] for name in ("n", "labels"))
     residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
     ess = ess_of(current.weights.numpy(), n.numpy())
+    if not current.weights.any():
+        return Reach(math.nan, math.nan, math.nan, math.nan)
     total = float(n.sum())
     fraction = ess / total if total > 0 else math.nan
     return Reach(ess, fraction, float(residual.norm()), float(residual.abs().sum()))
@@ -169,6 +173,8 @@ def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str,
     lost = bool(current.dropped or current.skipped)
     if not lost and len(current.cohort) == len(table["n"]):
         return {}
+    if not current.weights.any():  # nobody has an example: there is no gap
+        return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
     of = reach(current, table, target)
     said: dict[str, Any] = {"gap": of.gap}
     if lost:

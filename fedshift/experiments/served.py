@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import ClientData, Task
 from fedshift.engine.evaluate import Score
-from fedshift.engine.rounds import Federation, Round, first_state
+from fedshift.engine.rounds import Federation, Round, state_of
 from fedshift.engine.serving import (
     Served,
     accuracy,
@@ -85,12 +85,8 @@ def models(
 ) -> tuple[tuple[Params, Params], ...]:
     """The (parameters, buffers) that every client serves after a round."""
     stage = algorithm.at(current.t)
-    found = []
-    for i in range(len(federation.clients)):
-        state = current.states.get(i)
-        state = first_state(algorithm, federation, i) if state is None else state
-        found.append(stage.model_for(current.server, state))
-    return tuple(found)
+    own = partial(state_of, algorithm, federation, current.states)
+    return tuple(stage.model_for(current.server, own(i)) for i in range(len(federation.clients)))
 
 
 def routable(current: Round, federation: Federation) -> Tensor:

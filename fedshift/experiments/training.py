@@ -15,6 +15,7 @@ from fedshift.data import Task
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Idle
 from fedshift.engine.evaluate import Score, score
+from fedshift.engine.one_round import open_round
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.engine.trial import check_company
@@ -281,7 +282,7 @@ def _check_first_round(
             f"that all would be skipped; give at most {size}"
         )
     server = start(algorithm, federation).server
-    algorithm.at(1).weigh(server, ids)
+    open_round(algorithm, server, ids, 1)
     if not task.tests and not whole(server, federation):
         raise InputError(
             "this method leaves every client with a model of its own, and there is none for a "

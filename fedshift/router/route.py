@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Routes, check_method
+from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
 from fedshift.arguments import check_kind
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
@@ -102,7 +102,7 @@ class Router:
         """
         check_method(algorithm)
         check_kind("server", server, dict, "give the round's, played.server")
-        if not untrained and not (isinstance(algorithm, Routes) and algorithm.trains_router()):
+        if not untrained and not ask(algorithm, Capabilities.trains_router):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
                 "asks which client an example comes from. Train with recipes.feddrm (lam below 1) "

@@ -60,7 +60,7 @@ class Mean:
 def total(updates: Parts, part: str, weights: Tensor) -> Params:
     """sum_i w_i v_i of a part of the updates, leaves [...]; weights [C].
 
-    Where the engine has summed the part already (`fedshift.algorithms.base.Summing`), its leaves
+    Where the engine has summed the part already (`algorithms.base.Capabilities.sums`), its leaves
     are that sum; else they are stacked, [C, ...]. Raises ValueError for a sum by other weights.
     """
     by = updates.get(SUMMED, {}).get(part)
