@@ -16,7 +16,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 
 from fedshift.engine.clock import OTHER, Clock, Idle, Stopwatch
@@ -34,12 +33,15 @@ from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Asked, Keeper, nobody_asks
-from fedshift.experiments.served import ServedMetrics
+from fedshift.experiments.run_models import CONFIG as CONFIG
+from fedshift.experiments.run_models import MODEL, model_parts
+from fedshift.experiments.run_models import SUMMARY as SUMMARY
+from fedshift.experiments.served import ServedMetrics, models
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
-from fedshift.experiments.training import Listener, Outcome, listeners
+from fedshift.experiments.training import Listener, listeners
 from fedshift.files import append, clean, read_object, write
-from fedshift.tree import flatten
+from fedshift.tree import Parts, flatten
 
 
 @contextlib.contextmanager
@@ -123,11 +125,7 @@ def _empty(path: Path) -> Path:
     return path
 
 
-# Parts of a client's state that belong to the model that it serves.
-SERVED_PARTS = ("private", "private_buffers", "personal", "personal_buffers")
-CONFIG, LOCK, EVENTS, SUMMARY = (
-    "config.resolved.toml", "lock.json", "events.jsonl", "summary.json",
-)  # fmt: skip
+LOCK, EVENTS = "lock.json", "events.jsonl"
 CHECKPOINTS, PROFILE = "checkpoints", "profile.json"
 
 
@@ -257,8 +255,8 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
     if outcome.served:
         write(folder / "served.csv", metrics_csv(outcome.served))
     # Copies, because clients may share tensors, which the format refuses.
-    tensors = {k: v.contiguous().clone() for k, v in flatten(_model(outcome)).items()}
-    write(folder / "model.safetensors", save(tensors))
+    tensors = {k: v.contiguous().clone() for k, v in flatten(_models(experiment)).items()}
+    write(folder / MODEL, save(tensors))
     if experiment.choice is not None:
         (folder / "candidates").mkdir(exist_ok=True)
         for c in experiment.choice.candidates:
@@ -301,14 +299,12 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
-def _model(outcome: Outcome) -> dict[str, dict[str, torch.Tensor]]:
-    kept = {
-        f"client{i}.{part}": tree
-        for i, state in outcome.last.states.items()
-        for part, tree in state.items()
-        if part in SERVED_PARTS and outcome.served
-    }
-    return {"params": outcome.params, "buffers": outcome.buffers, **kept}
+def _models(experiment: Experiment) -> Parts:
+    outcome = experiment.outcome
+    federation, last = outcome.federation, outcome.last
+    served = models(experiment.algorithm, last, federation) if outcome.served else ()
+    shared, first = (outcome.params, outcome.buffers), (federation.params, federation.buffers)
+    return model_parts(shared, first, served, last.states)
 
 
 def _json(value: Any) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from fedshift.engine.replies import finite
 from fedshift.errors import DataError
@@ -21,7 +23,9 @@ def read_parts(path: Path) -> Parts:
     """
     try:
         # A header may promise no more than is there, nor have more than 100 MB: safetensors looks.
-        parts = unflatten(load_file(path), ("params", "buffers"))
+        # Copies: what lies anywhere in a file kernels may round otherwise.
+        flat = {name: v.clone() for name, v in load_file(path).items()}
+        parts = unflatten(flat, ("params", "buffers"))
     except FileNotFoundError:
         raise DataError(f"{path}: missing; train again") from None
     except OSError as e:
@@ -29,9 +33,15 @@ def read_parts(path: Path) -> Parts:
     except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
         raise DataError(f"{path}: cannot be read: {e}") from None
     for name, v in flatten(parts).items():
-        if not (v.dtype.is_floating_point or v.dtype.itemsize == 8) or not finite(v):
+        if not (v.dtype.is_floating_point or v.dtype.itemsize == 8) or not finite(_biases(name, v)):
             raise DataError(f'{path}: "{name}" holds numbers that no training leaves ({v.dtype})')
     return parts
+
+
+def _biases(name: str, v: Tensor) -> Tensor:
+    """A client's own numbers, but for minus infinity: the bias of a label that it rules out."""
+    own = name.startswith("client") and v.is_floating_point()
+    return v.masked_fill(v == -torch.inf, 0.0) if own else v
 
 
 def misfit(trees: Iterable[Params], model: Model) -> str:

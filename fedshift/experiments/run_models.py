@@ -1,0 +1,176 @@
+"""The models that a run served, as they lie in its folder: what is written, and how it is read."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedshift import recipes
+from fedshift.errors import DataError, InputError, shown
+from fedshift.experiments.config import Config
+from fedshift.experiments.load import load_config
+from fedshift.experiments.networks import network
+from fedshift.experiments.stored import misfit, read_parts
+from fedshift.experiments.task import prepare
+from fedshift.files import read_object
+from fedshift.model import Model
+from fedshift.tree import Params, Parts
+
+Pair = tuple[Params, Params]
+CONFIG, SUMMARY, MODEL, CLIENTS = (
+    "config.resolved.toml", "summary.json", "model.safetensors", "clients.csv",
+)  # fmt: skip
+# Of the first model, what clients that never took part serve; who took part.
+FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
+
+
+@dataclass(frozen=True, eq=False)
+class RunModels:
+    """The models of a run's last round.
+
+    model      the network
+    shared     (parameters, buffers) of the server; what every client keeps to itself is not in them
+    served     (parameters, buffers) that each client serves, by id; () for a run that was tested on
+               the server's model alone
+    took_part  ids of the clients that were drawn; the others serve what they began with
+    """
+
+    model: Model
+    shared: Pair = field(repr=False)
+    served: tuple[Pair, ...] = field(repr=False)
+    took_part: tuple[int, ...]
+
+
+def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> RunModels:
+    """Every model that a complete run served, as it was after the last round.
+
+    shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
+    be there then. Inputs go through what the run's went through (`Prepared.task` has them).
+
+    Raises InputError for a folder that is none or not complete, or of a version that did not keep
+    all of them, and DataError for files that are missing or damaged.
+    """
+    place = Path(folder)
+    config = complete_config(place)
+    path, parts = place / MODEL, read_parts(place / MODEL)
+    own = config.shift.target == "clients"
+    if own and WHO not in parts:
+        raise InputError(
+            f"{path}: of a version of fedshift that did not keep the models of all clients; run "
+            "it again, or read the parts that are there with fedshift.experiments.stored.read_parts"
+        )
+    clients = len(sizes_in(place / CLIENTS))
+    model = network_of(config, place, clients, shape)
+    who = took_part(parts, clients, path) if own else ()
+    served = tuple(served_in(parts, i, i in who) for i in range(clients)) if own else ()
+    shared = (parts["params"], parts["buffers"])
+    check_fit(path, model, served if own else (shared,))
+    return RunModels(model, shared, served, who)
+
+
+def model_parts(
+    shared: Pair, first: Pair, served: Sequence[Pair], took_part: Iterable[int]
+) -> Parts:
+    """The parts of model.safetensors: the server's model, and of each client what is its own.
+
+    `served` [M] are the clients' models, () where only the server's is served. A tensor that is the
+    server's, or the first model's on a client that never took part, is written once.
+    """
+    parts: Parts = {"params": shared[0], "buffers": shared[1]}
+    if not served:
+        return parts
+    drawn = set(took_part)
+    idle = [served[i] for i in range(len(served)) if i not in drawn]
+    begun = tuple(
+        {k: v for k, v in tree.items() if any(pair[j].get(k) is v for pair in idle)}
+        for j, tree in enumerate(first)
+    )
+    for i, pair in enumerate(served):
+        known = shared if i in drawn else tuple(a | b for a, b in zip(shared, begun, strict=True))
+        own = [
+            {k: v for k, v in tree.items() if known[j].get(k) is not v}
+            for j, tree in enumerate(pair)
+        ]
+        # All of a model that owes nothing to the server's, or what completes it.
+        kind = "personal" if own[0].keys() == pair[0].keys() else "private"
+        parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = own
+    member = torch.tensor([i in drawn for i in range(len(served))]).long()
+    return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
+
+
+def took_part(parts: Mapping[str, Params], clients: int, path: Path) -> tuple[int, ...]:
+    """Ids of the clients that were drawn. Raises DataError where the file has other clients."""
+    member = parts[WHO].get("took_part")
+    if member is None or member.shape != (clients,):
+        raise DataError(f"{path}: damaged (it does not say which of {clients} clients took part)")
+    return tuple(member.nonzero().flatten().tolist())
+
+
+def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
+    """The inverse of `model_parts` for one client; drawn: whether it took part."""
+
+    def whole(shared: str, begun: str, kept: str) -> Params:
+        first = {} if drawn else parts.get(begun, {})
+        own = (parts.get(f"client{client}.{kind}{kept}", {}) for kind in ("private", "personal"))
+        private, personal = own
+        return parts[shared] | first | private | personal
+
+    return whole("params", FIRST, ""), whole("buffers", FIRST_BUFFERS, "_buffers")
+
+
+def complete_config(folder: Path) -> Config:
+    """The configuration of a complete run. Raises InputError for other folders."""
+    if not (folder / CONFIG).is_file():
+        raise InputError(
+            f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has left"
+        )
+    config = load_config(folder / CONFIG)
+    if not (folder / SUMMARY).is_file():
+        raise InputError(
+            f"{folder}: this run is not complete; `fedshift run --resume {folder}` goes on with it"
+        )
+    return config
+
+
+def classes_in(folder: Path) -> int:
+    """How many classes a run has. Raises DataError for a damaged summary."""
+    names = read_object(folder / SUMMARY).get("classes")
+    if not isinstance(names, list) or not names:
+        raise DataError(f"{folder / SUMMARY}: damaged (it does not name the classes)")
+    return len(names)
+
+
+def sizes_in(path: Path) -> Tensor:
+    """The clients' sizes [M] in clients.csv. Raises DataError where it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", newline="") as f:
+            n = [float(row["n"]) for row in csv.DictReader(f)]
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as e:
+        raise DataError(
+            f"{path}: cannot be read: {shown(str(e), 200)}; it has the clients' sizes"
+        ) from None
+    if not n or not all(math.isfinite(v) and v >= 0 for v in n):
+        raise DataError(f"{path}: cannot be read: sizes of {n[:3]}; it has the clients' sizes")
+    return torch.tensor(n, dtype=torch.float64)
+
+
+def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
+    """The run's network; for inputs of this shape, or of those of its data set."""
+    if shape is None:
+        return prepare(config).model
+    routed = clients if config.method.name in recipes.routed.__all__ else None
+    seed = config.seeds.resolved().init
+    return network(config.model, shape, classes_in(folder), seed, routed)
+
+
+def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:
+    """Each of these must be this network's trees, in names and shapes. Raises DataError."""
+    for trees in many:
+        if odd := misfit(trees, model):
+            raise DataError(f"{path}: {odd}; give the shape of one input as in training")
