@@ -98,5 +98,5 @@ def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:
         return numbers(given)
     except ValueError as error:
         raise InputError(
-            f"{name} must be numbers in rows of one length, got {called(given)}"
+            f"{name} must be numbers in rows of one length, got {called(given)}: {error}"
         ) from error

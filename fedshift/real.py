@@ -65,6 +65,8 @@ def numbers(given: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray(given)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(str(error)) from error
+    except ValueError as error:
+        raise ValueError("its rows differ in length") from error
     if array.dtype.kind in _NOT_REAL:
         raise ValueError(f"it holds {_NOT_REAL[array.dtype.kind]}")
     if array.dtype.kind == "O":

@@ -183,9 +183,11 @@ def test_only_what_the_method_reads_is_registered(setting: Setting, federated: A
             assert torch.equal(column, federation.table[name])
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_clients_score_as_the_server_would(own: bool, setting: Setting, federated: Any) -> None:
-    algorithm, federation = recipes.ditto(setting), federated()
+@pytest.mark.parametrize(("method", "own"), [("ditto", False), ("ditto", True), ("fedpac", True)])
+def test_clients_score_as_the_server_would(
+    method: str, own: bool, setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = getattr(recipes, method)(setting), federated()
     held = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
     site = sites(algorithm, federation)
     app = client_app(lambda i: replace(site(i), validation=held[i]))

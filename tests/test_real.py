@@ -96,7 +96,7 @@ def test_settings_that_are_no_numbers_are_refused_at_once(call: Any, name: str, 
     setting: dict[str, Any] = {"lam": 1.0} if name == "cap" else {}
     setting[name] = given
     start = time.perf_counter()
-    with pytest.raises(InputError, match=rf"{name} .*; got "):
+    with pytest.raises(InputError, match=rf"{name} .*got "):
         call(setting)
     assert time.perf_counter() - start < 1.0
 

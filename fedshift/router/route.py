@@ -91,11 +91,9 @@ class Router:
 
         A client that never took part has no model, and nothing is routed to it; the odds between
         the others do not change by that. Client logits are computed with the server's parameters,
-        so everything they depend on must be shared. For a method with stages pass
-        `algorithm.at(t)`.
+        so all that they depend on must be shared. Of a method with stages pass `algorithm.at(t)`.
 
-        untrained: take the network of a method that trained no router as well, to refit it; until
-        then its routes mean nothing.
+        untrained: also a method that trained no router, to refit it; until then routes mean nothing.
 
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
@@ -319,9 +317,8 @@ class Router:
         else:
             chosen = best(self._priced(z, rule, prices), k)
         if k == 1:
-            return self._answers.mixed(
-                x, seen, chosen, torch.ones_like(chosen, dtype=torch.float64)
-            )
+            whole = torch.ones_like(chosen, dtype=torch.float64)
+            return self._answers.mixed(x, seen, chosen, whole)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
         share = scores(z, self.sizes, rule).gather(1, chosen).softmax(1)
         return self._answers.mixed(x, seen, chosen, share)
