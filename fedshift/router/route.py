@@ -93,7 +93,7 @@ class Router:
         the others do not change by that. Client logits are computed with the server's parameters,
         so all that they depend on must be shared. Of a method with stages pass `algorithm.at(t)`.
 
-        untrained: also a method that trained no router, to refit it; until then routes mean nothing.
+        untrained: a method that trained no router, too, to refit it; its routes mean nothing yet.
 
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
