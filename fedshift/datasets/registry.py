@@ -9,7 +9,13 @@ from pathlib import Path
 
 import torch
 
-from fedshift.datasets.base import Dataset, Samples, content_sha256, search_folders
+from fedshift.datasets.base import (
+    Dataset,
+    Samples,
+    content_sha256,
+    search_folders,
+    unsearchable,
+)
 from fedshift.datasets.catalogue import ENTRIES, SHIPPED, entry
 from fedshift.datasets.entry import Entry
 from fedshift.datasets.gaussians import gaussians
@@ -121,15 +127,27 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
     if found is not None:
         return found
     partial = "".join(
-        f" {path} is incomplete: it lacks {', '.join(one.missing(path))}."
+        f" {path} {_lack(one, path)}."
         for path in _candidates(one, roots)
     )
-    searched = ", ".join(map(str, roots)) or "no folder"
+    searched = ", ".join(map(_searched, roots)) or "no folder"
     raise DataError(
         f'data set "{one.name}" was not found. Looked in {searched}'
         f" for a sub-folder called {' or '.join(one.folders)}.{partial} Get it: {one.how}. "
         "If it is elsewhere, name the folder above it in $FEDSHIFT_DATA."
     )
+
+
+def _lack(one: Entry, path: Path) -> str:
+    # An archive is no folder, and nothing can be found in a closed one.
+    if os.path.isdir(path) and (closed := unsearchable(path)):
+        return f"cannot be searched: {closed}"
+    return f"is incomplete: it lacks {', '.join(one.missing(path))}"
+
+
+def _searched(root: Path) -> str:
+    closed = unsearchable(root) if os.path.exists(root) else ""
+    return f"{root} ({closed})" if closed else str(root)
 
 
 def _known(one: Entry, roots: Sequence[Path]) -> Known:

@@ -19,6 +19,7 @@ from fedshift.experiments.networks import network
 from fedshift.experiments.settings import setting
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
+from fedshift.files import is_file
 from fedshift.model import Model
 from fedshift.router.route import Router
 from fedshift.router.score import Prior
@@ -56,7 +57,7 @@ def load_router(
 
 
 def _configured(folder: Path) -> Config:
-    if not (folder / CONFIG).is_file():
+    if not is_file(folder / CONFIG):
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has left"
         )
@@ -66,7 +67,7 @@ def _configured(folder: Path) -> Config:
             f'{folder}: a run of "{config.method.name}", which trains no router; give one of '
             f"{' or '.join(recipes.routed.__all__)}"
         )
-    if not (folder / SUMMARY).is_file():
+    if not is_file(folder / SUMMARY):
         raise InputError(
             f"{folder}: this run is not complete; `fedshift run --resume {folder}` goes on with it"
         )
