@@ -1,13 +1,14 @@
 """Commands in odd surroundings, each in a process of its own that is forked from a warm one.
 
-As a script: `surroundings.py FOLDER` performs the cells that come as JSON lines, {"setting", "command"}
-by name, and answers each with {"code", "out", "err", "left", "seconds"}.
+As a script, `surroundings.py FOLDER GIVEN`: performs the cells that come on stdin, one a line as
+[setting, command] by name, each in a copy of GIVEN below FOLDER, and answers with a line of JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import importlib
 import json
 import os
@@ -17,7 +18,6 @@ import resource
 import shutil
 import signal
 import sys
-import time
 import traceback
 import urllib.error
 import urllib.request
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LONG = "n" * 300
-SECONDS = 60
+SECONDS = 120
 
 Setting = Callable[[], None]
 Command = tuple[str, ...]
@@ -87,6 +87,16 @@ def in_a_closed_folder() -> None:
     os.chmod(".", 0)
 
 
+def with_a_defect() -> None:
+    """The control: something of the program's own that nothing in the surroundings explains."""
+    from fedshift.cli import listings
+
+    def broken(**_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor", "x")
+
+    listings.datasets_listed = broken
+
+
 # What a path can be. The folder of a cell holds these.
 PLACES = {
     "under a closed folder": "closed/x",
@@ -107,17 +117,26 @@ PLACES = {
     "a link to nothing": "dangling",
     "nothing": "",
     "a folder in use": "used",
-    "surrogates": "\udcff\udcfe",
-    "on a full disk": "full/x",
+    "a name that is no text": "\udcff\udcfe",
 }  # fmt: skip
 PATHS = ("HOME", "XDG_CACHE_HOME", "FEDSHIFT_DATA", "TMPDIR")
 SETTINGS: dict[str, Setting] = {
     "as usual": variables(),
     **{f"{name}: unset": variables(**{name: None}) for name in PATHS},
     **{
-        f"{name}: {kind}": variables(**{name: place, "XDG_CACHE_HOME": None} | {name: place})
+        f"{name}: {kind}": variables(**{"XDG_CACHE_HOME": None} | {name: PLACES[kind]})
         for name in PATHS
-        for kind, place in PLACES.items()
+        for kind in (
+            "under a closed folder",
+            "a closed folder",
+            "a file",
+            "a long name",
+            "a home",
+            "nobody's home",
+            "under a link to itself",
+            "in no folder",
+            "nothing",
+        )
     },
     "FEDSHIFT_DATA: several": variables(FEDSHIFT_DATA=f"::closed/x:~x/y:notes:{LONG}: :."),
     "neither HOME nor a cache": variables(HOME=None, XDG_CACHE_HOME=None),
@@ -138,8 +157,10 @@ SETTINGS: dict[str, Setting] = {
     "no file may grow": limited(resource.RLIMIT_FSIZE, 0),
     "files of a kilobyte": limited(resource.RLIMIT_FSIZE, 1024),
     "few open files": limited(resource.RLIMIT_NOFILE, 8),
+    "with a defect": with_a_defect,
 }
 
+SHORT = ("-c", "training.rounds=1", "-c", "model.name=linear")
 DIAGNOSE = ("diagnose", "--counts", "{at}/counts.csv", "--target", "{at}/target.csv")
 COMMANDS: dict[str, Command] = {
     "help": ("--help",),
@@ -149,7 +170,7 @@ COMMANDS: dict[str, Command] = {
     "run": ("run", "{at}/f.toml"),
     "run --out": ("run", "{at}/f.toml", "--out", "out"),
     "resume": ("run", "--resume", "{at}/begun"),
-    "demo": ("demo", "-c", "training.rounds=1", "-c", "model.name=linear"),
+    "demo": ("demo", *SHORT),
     "report": ("report", "{at}/whole"),
     "figures": ("report", "{at}/whole", "--out", "page.html", "--figures", "figures"),
     "diagnose": DIAGNOSE,
@@ -169,10 +190,10 @@ COMMANDS: dict[str, Command] = {
 }
 # Commands to which a path is given, `{place}`.
 GIVEN: dict[str, Command] = {
-    "run FILE": ("run", "{place}"),
+    "run FILE": ("run", "{place}", *SHORT),
     "run --out": ("run", "f.toml", "--out", "{place}"),
     "run --resume": ("run", "--resume", "{place}"),
-    "demo --out": ("demo", "--out", "{place}", "-c", "training.rounds=1", "-c", "model.name=linear"),
+    "demo --out": ("demo", "--out", "{place}", *SHORT),
     "report FOLDER": ("report", "{place}"),
     "report --out": ("report", "whole", "--out", "{place}"),
     "report --out PAGE": ("report", "whole", "--out", "{place}.html"),
@@ -198,12 +219,14 @@ GIVEN: dict[str, Command] = {
 def laid_out(given: Path, at: Path) -> None:
     """What a cell finds in its folder."""
     shutil.copytree(given, at, symlinks=True)
-    for name in ("closed", "readonly", "used", "full"):
+    for name in ("closed", "readonly", "used"):
         (at / name).mkdir()
     (at / "used" / "mine").touch()
     (at / "notes").write_text("mine")
     (at / "loop").symlink_to("loop")
     (at / "dangling").symlink_to("nothing")
+    (at / "closed").chmod(0)
+    (at / "readonly").chmod(0o555)
 
 
 def as_anybody() -> None:
@@ -220,16 +243,20 @@ def as_anybody() -> None:
     pwd.getpwuid = pwd.getpwnam = unknown  # type: ignore[assignment]
 
 
-def perform(arguments: Command, at: Path, apply: Setting) -> None:
+def perform(arguments: Command, at: Path, apply: Setting, heard: int) -> None:
     """In a forked process, which does not come back: the command in its surroundings."""
     code = 99
     try:
         signal.alarm(SECONDS)
-        os.dup2(os.open(at.parent / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(os.open(at.parent / "err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(heard, 2)
         os.chdir(at)
         as_anybody()
         apply()
+        # What is inherited was made for other files.
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            if getattr(sys, name) is not None:
+                setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
         sys.argv = ["fedshift", *arguments]
         from fedshift.cli import main
 
@@ -243,35 +270,30 @@ def perform(arguments: Command, at: Path, apply: Setting) -> None:
     finally:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
 def cell(folder: Path, given: Path, setting: str, command: str) -> dict[str, object]:
-    """One command in one setting; the folder is as new each time."""
+    """What came of one command: its exit code, what it said, and files that are not complete."""
     at = folder / "cell"
     laid_out(given, at)
-    full = at / "full"
-    mounted = setting.endswith("full disk") and os.geteuid() == 0
-    if mounted:
-        os.system(f"mount -t tmpfs -o size=4k,mode=777 tmpfs {full} && head -c 9999 /dev/zero > {full}/z 2>/dev/null")
-    (at / "closed").chmod(0)
-    (at / "readonly").chmod(0o555)
-    place = PLACES.get(setting, "")
     line = GIVEN[command] if setting in PLACES else COMMANDS[command]
-    arguments = tuple(part.format(at=at, place=place) for part in line)
-    began = time.monotonic()
+    arguments = tuple(part.format(at=at, place=PLACES.get(setting, "")) for part in line)
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        perform(arguments, at, SETTINGS.get(setting, variables()))
+        perform(arguments, at, SETTINGS.get(setting, variables()), writer)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as heard:
+        said = heard.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    seconds = time.monotonic() - began
-    if mounted:
-        os.system(f"umount {full}")
-    (at / "closed").chmod(0o700)
+    for shut in (at / "closed", at / "shut"):
+        if shut.exists():
+            shut.chmod(0o700)
     parts = [str(p.relative_to(at)) for p in at.rglob("*") if p.name.endswith(".part")]
-    out, err = ((folder / name).read_text(errors="replace") for name in ("out", "err"))
     shutil.rmtree(at)
-    return {"code": code, "out": out, "err": err, "parts": parts, "seconds": seconds}
+    return {"code": code, "err": said, "parts": parts}
 
 
 def without_a_network(*_: object, **__: object) -> None:

@@ -126,10 +126,7 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
     found = _find(one, roots)
     if found is not None:
         return found
-    partial = "".join(
-        f" {path} {_lack(one, path)}."
-        for path in _candidates(one, roots)
-    )
+    partial = "".join(f" {path} {_lack(one, path)}." for path in _candidates(one, roots))
     searched = ", ".join(map(_searched, roots)) or "no folder"
     raise DataError(
         f'data set "{one.name}" was not found. Looked in {searched}'
