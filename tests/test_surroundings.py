@@ -118,7 +118,7 @@ SAID = [
     ("FEDSHIFT_DATA: a long name", "datasets", 0, f"{LOST}File name too long: {LONG}\n"),
     ("TMPDIR: a closed folder", "run", 0, ""),
     ("no file may grow", "run", 2, r"error: \S+: cannot be written: File too large\n"),
-    ("working in a folder that is gone", "run", 2, "No such file or directory"),
+    ("working in a folder that is gone", "run", 2, "current folder: No such file or directory; go"),
     ("under a closed folder", "run FILE", 2, f"error: closed/x: cannot be read: {DENIED}"),
     ("under a closed folder", "run --out", 2, f"error: closed/x: cannot be looked into: {DENIED}"),
     (

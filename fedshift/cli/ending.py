@@ -50,6 +50,7 @@ def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
 def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
     try:
         with _termination():
+            _check_current_folder()
             return _invoke(app, arguments)
     except FedshiftError as e:
         return _error(e, as_json)
@@ -64,6 +65,14 @@ def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
         ):
             raise
         return _error(_scarce(e) or _refused(e) or _internal(e), as_json)
+
+
+def _check_current_folder() -> None:
+    """Without one, libraries end the process with words of their own."""
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise InputError(f"the current folder: {e.strerror}; go to another one") from None
 
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -166,8 +175,6 @@ def _refused(error: Exception) -> FedshiftError | None:
         return InputError(f"{error.filename}: cannot be read or written: {error.strerror}")
     if "temporary directory" in str(error):
         return InputError("no folder for temporary files can be written; name one in $TMPDIR")
-    if error.filename is None and not os.path.exists("."):
-        return InputError("the current folder is no longer there; go to another one")
     return None
 
 
