@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import IO, Any
@@ -70,6 +71,26 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(held, dict):
         raise DataError(f"{path}: damaged (not a JSON object)")
     return held
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there. Raises DataError where the system does not say, and why."""
+    return stat.S_ISREG(_mode(path))
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there. Raises DataError where the system does not say, and why."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    # What lies under a closed folder may be there or not: pathlib raises, os.path says no.
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
 
 
 def make_folder(path: Path) -> None:

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -51,11 +50,16 @@ def say(text: str, indent: int = 2) -> None:
 
 
 def warn_of_data_folders() -> None:
-    """A line on stderr for parts of $FEDSHIFT_DATA that are not folders."""
-    named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
-    lost = [part for part in named if part.strip() and not Path(part).expanduser().is_dir()]
-    if lost:
-        tell(f"warning: $FEDSHIFT_DATA: no such folder: {', '.join(lost)}")
+    """A line on stderr for the folders of $FEDSHIFT_DATA that cannot be searched, by reason."""
+    # Loads torch, which has been loaded by what goes on to read data.
+    from fedshift.datasets.base import named_folders, unsearchable
+
+    lost: dict[str, list[str]] = {}
+    for folder in named_folders():
+        if why := unsearchable(folder):
+            lost.setdefault(why, []).append(str(folder))
+    for why, folders in lost.items():
+        tell(f"warning: $FEDSHIFT_DATA: {why}: {', '.join(folders)}")
 
 
 def show_json(value: Any) -> None:

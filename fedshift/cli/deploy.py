@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from pathlib import Path
 
 from fedshift.cli import console
 from fedshift.errors import InputError
+from fedshift.files import is_folder
 from fedshift.flower.installed import check_flower
 
 
@@ -72,7 +74,7 @@ def _unfinished(place: Path, out: Path | None) -> Path:
     if out is not None:
         raise InputError("--resume goes on in its folder; leave out --out")
     configured(place)
-    if not (place / CHECKPOINTS).is_dir():
+    if not is_folder(place / CHECKPOINTS):
         raise InputError(
             f"{place}: no checkpoint: the server ended before round 1 was over; leave out --resume"
         )
@@ -82,7 +84,7 @@ def _unfinished(place: Path, out: Path | None) -> Path:
 def _next(folder: Path) -> Path:
     """folder/run, or the first of run-2, run-3, ... that is not there."""
     names = itertools.chain(["run"], (f"run-{n}" for n in itertools.count(2)))
-    return next(folder / name for name in names if not (folder / name).exists())
+    return next(folder / name for name in names if not os.path.exists(folder / name))
 
 
 def client(place: Path, address: str, patience: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedshift.cli.console import put, say, show_json, show_report_table, tell
@@ -59,7 +60,7 @@ def diagnose_files(
 
 
 def _check(page: Path) -> None:
-    if page.is_dir():
+    if os.path.isdir(page):  # what else is wrong with it is told when it is written
         raise InputError(f"{page}: is a folder; give the page a file name")
     check_page(page)
 

@@ -21,6 +21,11 @@ from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
 from fedshift.errors import FedshiftError, InputError, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# What a path cannot be used for, whatever the program does with it.
+REFUSED = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
+    errno.ESTALE, *FULL,
+)  # fmt: skip
 
 
 def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -45,6 +50,7 @@ def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
 def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
     try:
         with _termination():
+            _check_current_folder()
             return _invoke(app, arguments)
     except FedshiftError as e:
         return _error(e, as_json)
@@ -58,7 +64,15 @@ def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
             isinstance(e, OSError) and e.filename is None and e.errno in FULL
         ):
             raise
-        return _error(_scarce(e) or _internal(e), as_json)
+        return _error(_scarce(e) or _refused(e) or _internal(e), as_json)
+
+
+def _check_current_folder() -> None:
+    """Without one, libraries end the process with words of their own."""
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise InputError(f"the current folder: {e.strerror}; go to another one") from None
 
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -154,14 +168,30 @@ def _scarce(error: Exception) -> FedshiftError | None:
     return None
 
 
+def _refused(error: Exception) -> FedshiftError | None:
+    """What the system refuses of a path is no defect either, wherever it was met."""
+    if not isinstance(error, OSError):
+        return None
+    if error.filename is not None and error.errno in REFUSED:
+        return InputError(f"{error.filename}: cannot be read or written: {error.strerror}")
+    if "temporary directory" in str(error):
+        return InputError("no folder for temporary files can be written; name one in $TMPDIR")
+    return None
+
+
 def _internal(error: Exception) -> FedshiftError:
     """An unforeseen failure: the traceback goes to a file, its place to the user."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="fedshift-", suffix=".log", delete=False, encoding="utf-8"
-    ) as log:
-        traceback.print_exception(error, file=log)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="fedshift-", suffix=".log", delete=False, encoding="utf-8"
+        ) as log:
+            traceback.print_exception(error, file=log)
+        place = log.name
+    except OSError:
+        traceback.print_exception(error)
+        place = "the lines above"
     kind = type(error).__name__
     return FedshiftError(
         f"internal error ({kind}: {error}). This is a defect of fedshift; please report it with "
-        f"{log.name}"
+        f"{place}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def draw(folders: Sequence[Path], out: Path | None) -> Path:
     if not folders:
         raise InputError("give at least one run folder")
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
-    if target.is_dir():
+    if os.path.isdir(target):  # what is wrong with it is told when it is written
         target = target / "report.html"
     check_page(target)
     write(target, page([read_run(folder) for folder in folders]))

@@ -90,19 +90,47 @@ def content_sha256(*parts: Samples) -> str:
 
 
 def cache_folder() -> Path:
-    """Where downloads go: `$XDG_CACHE_HOME/fedshift`, or `~/.cache/fedshift`."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "fedshift"
+    """Where downloads go: `$XDG_CACHE_HOME/fedshift`, or `~/.cache/fedshift`.
+
+    Raises InputError where neither says a place: without $HOME and without an entry among the
+    system's users, as in many containers.
+    """
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if base.startswith("~"):
+        raise InputError(
+            f"no folder for downloads: {base} stands below a home folder that is not known here; "
+            "name a folder, or set $XDG_CACHE_HOME"
+        )
+    return Path(base) / "fedshift"
 
 
 def search_folders() -> tuple[Path, ...]:
     """The folders that are searched, in order: `$FEDSHIFT_DATA`'s, the cache, Debian's.
 
-    `$FEDSHIFT_DATA` may name several, separated as in `$PATH`; empty parts are skipped.
+    Where no home is known, there is no cache.
     """
+    try:
+        cache = [cache_folder()]
+    except InputError:
+        cache = []
+    return (*named_folders(), *cache, Path("/usr/share/datasets"))
+
+
+def named_folders() -> tuple[Path, ...]:
+    """The folders of `$FEDSHIFT_DATA`, separated as in `$PATH`; empty parts are skipped."""
     named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
-    own = tuple(Path(part).expanduser() for part in named if part.strip())
-    return (*own, cache_folder(), Path("/usr/share/datasets"))
+    return tuple(Path(os.path.expanduser(part)) for part in named if part.strip())
+
+
+def unsearchable(folder: Path) -> str:
+    """Why nothing can be found in a folder, as in "Permission denied"; empty where it can."""
+    try:
+        os.stat(os.path.join(folder, "."))
+    except (FileNotFoundError, NotADirectoryError):
+        return "no such folder"
+    except OSError as e:
+        return str(e.strerror)
+    return ""
 
 
 def read_whole(paths: Sequence[Path], read: Callable[[Path], T]) -> T:

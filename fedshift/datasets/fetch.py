@@ -69,7 +69,8 @@ def fetch(
         raise InputError(f'"{name}" has no official file to fetch directly. To get it: {one.how}.')
     if not one.remotes:
         raise InputError(f'"{name}" needs no download ({one.how}); load it by its name.')
-    target = (cache_folder() if folder is None else Path(folder).expanduser()) / one.folders[0]
+    above = cache_folder() if folder is None else Path(os.path.expanduser(folder))
+    target = above / one.folders[0]
     total, done = sum(remote.size for remote in one.remotes), 0
     with _new_folders(target):
         for remote in one.remotes:

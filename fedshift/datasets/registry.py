@@ -9,7 +9,13 @@ from pathlib import Path
 
 import torch
 
-from fedshift.datasets.base import Dataset, Samples, content_sha256, search_folders
+from fedshift.datasets.base import (
+    Dataset,
+    Samples,
+    content_sha256,
+    search_folders,
+    unsearchable,
+)
 from fedshift.datasets.catalogue import ENTRIES, SHIPPED, entry
 from fedshift.datasets.entry import Entry
 from fedshift.datasets.gaussians import gaussians
@@ -136,12 +142,9 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
     found = _find(one, roots)
     if found is not None:
         return found
-    partial = "".join(
-        f" {path} is incomplete: it lacks {', '.join(one.missing(path))}."
-        for path in _candidates(one, roots)
-    )
+    partial = "".join(f" {path} {_lack(one, path)}." for path in _candidates(one, roots))
     packed = "".join(f" {path} is packed: unpack it beside itself." for path in _packed(one, roots))
-    searched = ", ".join(map(str, roots)) or "no folder"
+    searched = ", ".join(map(_searched, roots)) or "no folder"
     raise DataError(
         f'data set "{one.name}" was not found. Looked in {searched}'
         f" for a sub-folder called {' or '.join(one.folders)}.{partial}{packed} Get it: {one.how}. "
@@ -155,6 +158,18 @@ def _packed(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
     names += [remote.name for remote in one.remotes if remote.members]
     paths = [root / name for root in roots for name in names if name not in one.folders]
     return tuple(path for path in paths if os.path.isfile(path))
+
+
+def _lack(one: Entry, path: Path) -> str:
+    # An archive is no folder, and nothing can be found in a closed one.
+    if os.path.isdir(path) and (closed := unsearchable(path)):
+        return f"cannot be searched: {closed}"
+    return f"is incomplete: it lacks {', '.join(one.missing(path))}"
+
+
+def _searched(root: Path) -> str:
+    closed = unsearchable(root) if os.path.exists(root) else ""
+    return f"{root} ({closed})" if closed else str(root)
 
 
 def _known(one: Entry, roots: Sequence[Path]) -> Known:

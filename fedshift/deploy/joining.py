@@ -65,6 +65,8 @@ def _node(place: Path, server: str) -> list[str]:
     try:
         about = json.loads((place / "client.json").read_text(encoding="utf-8"))
         which = f"partition-id={int(about['partition'])} num-partitions={int(about['partitions'])}"
+    except PermissionError as e:
+        raise InputError(f"{e.filename}: cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f"{place}: no client's folder; give one of clients/client-0, ... that "

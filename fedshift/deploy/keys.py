@@ -153,7 +153,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     """A new file; never in place of one that exists."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as f:
+            f.write(content)
     except OSError as e:
         raise InputError(f"{path}: cannot be written: {e.strerror}") from None
-    with os.fdopen(handle, "wb") as f:
-        f.write(content)

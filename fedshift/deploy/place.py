@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedshift.deploy.keys import check_server, write_authority, write_client_key
 from fedshift.errors import InputError
+from fedshift.files import is_file
 
 APP = """\
 # A Flower app whose code is the installed library. Written by `fedshift deploy init`.
@@ -50,7 +51,7 @@ def make_place(
 ) -> None:
     """Write the folder. `experiment` is the TOML of a run; `site` what gives a client's data.
 
-    Raises InputError for a folder that holds something.
+    Raises InputError for a folder that holds something, or cannot be written; then it stays empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,19 @@ def make_place(
         raise InputError(f"{folder}: cannot be made: {e.strerror}") from None
     if used:
         raise InputError(f"{folder}: exists and is not an empty folder; give another")
+    try:
+        _fill(folder, experiment, clients, hosts, site)
+    except BaseException as e:
+        # Half a federation is of no use, and the next attempt wants an empty folder.
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if isinstance(e, OSError):
+            where = e.filename or folder
+            raise InputError(f"{where}: cannot be written: {e.strerror}") from None
+        raise
+
+
+def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], site: str) -> None:
     write_authority(folder, hosts)
     for i in range(clients):
         mine = client_place(folder, i)
@@ -81,13 +95,13 @@ def clients_of(folder: Path) -> list[Path]:
     """The clients' folders in order. Raises InputError for a folder without the server's files."""
     check_server(folder)
     found = [path for path in (folder / "clients").glob("client-*") if _number(path) is not None]
-    if not found or not (folder / "app" / "pyproject.toml").exists():
+    if not found or not is_file(folder / "app" / "pyproject.toml"):
         raise InputError(
             f"{folder}: no federation's folder; make it with `fedshift deploy init` (the server "
             "needs app and the clients' key.pub, too)"
         )
     for path in found:
-        if not (path / "key.pub").exists():
+        if not is_file(path / "key.pub"):
             raise InputError(f"{path / 'key.pub'}: is missing; the server must know this key")
     return sorted(found, key=lambda path: _number(path) or 0)
 

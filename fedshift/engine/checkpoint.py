@@ -65,8 +65,10 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
             shutil.rmtree(place)
         partial.rename(place)
         # The folder is new at first, and those above it may be: a name lasts once its folder does.
-        for one in (folder, *folder.absolute().parents[:2]):
-            _sync(one)
+        _sync(folder)
+        for one in folder.absolute().parents[:2]:
+            with contextlib.suppress(OSError):  # others' folders need not be ours to open
+                _sync(one)
     except OSError as e:
         with contextlib.suppress(OSError):
             shutil.rmtree(partial, ignore_errors=True)

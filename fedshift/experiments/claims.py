@@ -19,6 +19,7 @@ from fedshift.experiments.folder import CONFIG
 from fedshift.experiments.load import load_config
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
+from fedshift.files import is_file, is_folder
 from fedshift.model import Model
 from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
@@ -34,12 +35,12 @@ def source(place: Path) -> tuple[Config, Path | None]:
 
     Raises InputError for anything else.
     """
-    if not place.is_dir():
+    if not is_folder(place):
         return load_config(place), None
-    if not (place / CONFIG).is_file():
+    if not is_file(place / CONFIG):
         raise InputError(f"{place}: not a run folder (no {CONFIG}); give one, or FILE.toml")
     model = place / "model.safetensors"
-    return load_config(place / CONFIG), model if model.is_file() else None
+    return load_config(place / CONFIG), model if is_file(model) else None
 
 
 def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:

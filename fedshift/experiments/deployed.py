@@ -32,6 +32,7 @@ from fedshift.experiments.on_flower import on_grid
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Play, silent
+from fedshift.files import is_file
 from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.kept import KEEP
 
@@ -71,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
 @contextlib.contextmanager
 def _folder(out: Path, config: Config, prepared: Prepared) -> Iterator[Path]:
     """A new run folder, or that of a run whose server has ended before it."""
-    if (out / CONFIG).exists() and not (out / SUMMARY).exists():
+    if is_file(out / CONFIG) and not is_file(out / SUMMARY):
         with reopened(out, config, prepared) as (folder, _):
             yield folder
     else:

@@ -26,7 +26,7 @@ from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import slug
 from fedshift.experiments.side_by_side import Way, check_name
 from fedshift.experiments.task import Prepared
-from fedshift.files import read_object
+from fedshift.files import is_file, read_object
 
 
 def configured(folder: Path) -> Config:
@@ -35,12 +35,12 @@ def configured(folder: Path) -> Config:
     Raises InputError for a folder that is complete, or no run folder at all, and DataError where
     summary.json or the configuration is damaged.
     """
-    if (folder / SUMMARY).exists():
+    if is_file(folder / SUMMARY):
         summary_of(folder)
         # A run that was killed at its very end may have left them.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         raise _complete(folder)
-    if not (folder / CONFIG).is_file():
+    if not is_file(folder / CONFIG):
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has begun"
         )
@@ -74,7 +74,7 @@ def reopened(
     InputError where another process is at work in it.
     """
     with alone_in(folder):
-        if (folder / SUMMARY).exists():  # since it was looked at
+        if is_file(folder / SUMMARY):  # since it was looked at
             raise _complete(folder)
         check_links(folder)
         then, now = read_object(folder / LOCK), lock(config, prepared, backend)

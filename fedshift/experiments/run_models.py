@@ -18,7 +18,7 @@ from fedshift.experiments.load import load_config
 from fedshift.experiments.networks import network
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
-from fedshift.files import read_object
+from fedshift.files import is_file, read_object
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
@@ -126,12 +126,12 @@ def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
 
 def complete_config(folder: Path) -> Config:
     """The configuration of a complete run. Raises InputError for other folders."""
-    if not (folder / CONFIG).is_file():
+    if not is_file(folder / CONFIG):
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has left"
         )
     config = load_config(folder / CONFIG)
-    if not (folder / SUMMARY).is_file():
+    if not is_file(folder / SUMMARY):
         raise InputError(
             f"{folder}: this run is not complete; `fedshift run --resume {folder}` goes on with it"
         )

@@ -95,7 +95,7 @@ def recipe(name: str) -> Recipe:
     return Recipe(
         name,
         make,
-        text.splitlines()[0],
+        text.partition("\n")[0],  # nothing under `python -OO`
         _field(text, "Reference"),
         _field(text, "Note"),
         {k: p for k, p in signature.parameters.items() if p.kind is keyword},

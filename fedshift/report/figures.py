@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedshift.errors import InputError, visible
+from fedshift.files import write
 from fedshift.report.page import run_labels
 from fedshift.report.routing import shown_curve
 from fedshift.report.run_folder import RunResult
@@ -31,19 +33,22 @@ def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError('figures need matplotlib: pip install "fedshift[report]"') from None
+    except (OSError, RuntimeError) as e:
+        # It makes folders of its own below the user's home, or among the temporary files.
+        raise InputError(
+            f"figures need matplotlib, which cannot begin: {e}; name a folder that it may write to "
+            "in $MPLCONFIGDIR"
+        ) from None
     labels = run_labels(runs)
     written = []
     for name, draw, at in _planned(runs):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         draw(figure, [runs[i] for i in at], [labels[i] for i in at])
         for suffix in ("pdf", "png"):
-            path = folder / f"{name}.{suffix}"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, dpi=200, metadata=_METADATA[suffix])
-            except OSError as e:
-                raise InputError(f"{path}: cannot be written: {e.strerror}") from None
-            written.append(path)
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=suffix, dpi=200, metadata=_METADATA[suffix])
+            written.append(folder / f"{name}.{suffix}")
+            write(written[-1], drawn.getvalue())
     return tuple(written)
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedshift.errors import DataError, nearest, shown, visible
+from fedshift.files import is_file, is_folder
 from fedshift.report.cohorts import Cohorts
 from fedshift.report.difference_fields import Differences, Importance, lengths
 from fedshift.report.label_set_fields import LabelSets
@@ -180,7 +181,7 @@ def read_run(folder: Path) -> RunResult:
     clients serve models of their own) is missing, cannot be parsed, lacks a field or contradicts
     another file on the classes or the clients.
     """
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise DataError(f"no run folder {folder}; `fedshift run FILE.toml` makes one")
     summary = _summary(folder / "summary.json")
     path = folder / "clients.csv"
@@ -339,7 +340,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        ended = (path.parent / "diverged.json").is_file()
+        ended = is_file(path.parent / "diverged.json")
         why = "its training diverged" if ended else "the run did not finish or is not a run folder"
         raise DataError(f"{path.parent} has no {path.name}: {why}") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.reproduce.complete import check_summary
 from fedshift.experiments.reproduce.diverged import Diverged, diverged, parsed
-from fedshift.files import write
+from fedshift.files import is_file, is_folder, write
 
 SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
 CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
@@ -95,7 +95,7 @@ class Store:
 
     def done(self, run: Run) -> bool:
         """Whether the run is complete."""
-        return (self.path(run) / SUMMARY).is_file()
+        return is_file(self.path(run) / SUMMARY)
 
     def over(self, run: Run) -> bool:
         """Whether the run is complete, or its training diverged."""
@@ -107,7 +107,7 @@ class Store:
         Raises DataError for a damaged file.
         """
         path = self.path(run) / DIVERGED
-        if self.done(run) or not path.is_file():  # it may have been trained again since
+        if self.done(run) or not is_file(path):  # it may have been trained again since
             return None
         try:
             return parsed(path.read_text(encoding="utf-8"))
@@ -124,7 +124,7 @@ class Store:
 
     def begun_by(self, run: Run) -> str | None:
         """The backend that made the run's checkpoints; None where there are none, or it is lost."""
-        if not ((self.path(run) / CHECKPOINTS).is_dir() and (self.path(run) / LOCK).is_file()):
+        if not (is_folder(self.path(run) / CHECKPOINTS) and is_file(self.path(run) / LOCK)):
             return None
         return trained_with(self._lock(run))
 

@@ -16,7 +16,7 @@ from fedshift.experiments.reproduce.plan import Candidate, Plan, config_of, tuna
 from fedshift.experiments.reproduce.results import pick, scores
 from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.reproduce.study import Column, Options, Row
-from fedshift.files import clean, write
+from fedshift.files import clean, is_file, write
 
 Key = tuple[str, str]
 Records = Mapping[Key, Mapping[str, Any]]
@@ -74,7 +74,7 @@ def read_tuned(path: Path, plan: Plan | None = None) -> dict[Key, dict[str, Any]
 
     Raises DataError for a damaged file, and for values that a cell of the plan cannot have.
     """
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
