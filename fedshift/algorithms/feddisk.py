@@ -150,6 +150,10 @@ class FedDisk:
         """Whether `inner` does."""
         return ask(self.inner, Capabilities.moves_server)
 
+    def trained_model(self) -> Model | None:
+        """That of `inner`; rounds before its first say their own."""
+        return ask(self.inner, Capabilities.trained_model)
+
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`."""
         return ask(self.inner, Capabilities.label_rules)

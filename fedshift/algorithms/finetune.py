@@ -128,6 +128,10 @@ class FineTune:
         """It does not: clients tune models of their own."""
         return False
 
+    def trained_model(self) -> Model | None:
+        """The network of the inner method, which clients tune."""
+        return ask(self.inner, Capabilities.trained_model)
+
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`."""
         return ask(self.inner, Capabilities.label_rules)

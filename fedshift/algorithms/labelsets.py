@@ -213,6 +213,10 @@ class LabelSets:
         """Whether `inner` does."""
         return ask(self.inner, Capabilities.moves_server)
 
+    def trained_model(self) -> Model | None:
+        """That of `inner`."""
+        return ask(self.inner, Capabilities.trained_model)
+
     def label_rules(self) -> LabelRules:
         """The mode."""
         return {"mode": self.mode, "tune": "none", "tune_over": None}
