@@ -80,7 +80,8 @@ def model_parts(
     """The parts of model.safetensors: the server's model, and of each client what is its own.
 
     `served` [M] are the clients' models, () where only the server's is served. A tensor that is the
-    server's, or the first model's on a client that never took part, is written once.
+    server's, or the first model's on a client that never took part, is written once. What counts is
+    its bits: which tensors clients share in memory is another matter in workers and after --resume.
     """
     parts: Parts = {"params": shared[0], "buffers": shared[1]}
     if not served:
@@ -88,13 +89,17 @@ def model_parts(
     drawn = set(took_part)
     idle = [served[i] for i in range(len(served)) if i not in drawn]
     begun = tuple(
-        {k: v for k, v in tree.items() if any(pair[j].get(k) is v for pair in idle)}
+        {
+            k: v for k, v in tree.items()
+            if not same_bits(shared[j].get(k), v)
+            and any(same_bits(pair[j].get(k), v) for pair in idle)
+        }
         for j, tree in enumerate(first)
-    )
+    )  # fmt: skip
     for i, pair in enumerate(served):
         known = shared if i in drawn else tuple(a | b for a, b in zip(shared, begun, strict=True))
         own = [
-            {k: v for k, v in tree.items() if known[j].get(k) is not v}
+            {k: v for k, v in tree.items() if not same_bits(known[j].get(k), v)}
             for j, tree in enumerate(pair)
         ]
         # All of a model that owes nothing to the server's, or what completes it.
@@ -102,6 +107,19 @@ def model_parts(
         parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = own
     member = torch.tensor([i in drawn for i in range(len(served))]).long()
     return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
+
+
+def same_bits(a: Tensor | None, b: Tensor) -> bool:
+    """Whether both have the same type, shape and bits; the sign of zeros counts."""
+    if a is None or a is b:
+        return a is b
+    alike = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
+    return alike and torch.equal(bits(a), bits(b))
+
+
+def bits(v: Tensor) -> Tensor:
+    """Its bytes, in a row."""
+    return v.detach().contiguous().flatten().view(torch.uint8)
 
 
 def took_part(parts: Mapping[str, Params], clients: int, path: Path) -> tuple[int, ...]:
