@@ -336,6 +336,7 @@ def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     if isinstance(clients, Surveyed):
         return clients.register(classes)
     for i, c in enumerate(clients):
+        check_labels(c.y, i)
         check_importance(c.w, len(c.y), i)
         if len(c.y) and int(c.y.max()) >= classes:
             raise InputError(

@@ -172,20 +172,28 @@ class Model:
         """Find out from which generators the network draws, by passes on x [n, ...], n > 1.
 
         A draw that these passes do not make is found later (`fedshift.randomness.repeatable`).
-        Raises InputError for a network that fails in training mode, and for one whose passes
-        differ though the seed is the same.
+        Raises InputError for a network that fails in training mode, for one whose outputs no
+        gradient leads back from, and for one whose passes differ though the seed is the same.
         """
         object.__setattr__(self, "_generators", own_generators(self.net))
+        moving = {k: v.detach().requires_grad_() for k, v in self.trainable(params).items()}
         try:
-            with torch.no_grad(), watched():
-                self(params, {k: v.clone() for k, v in buffers.items()}, x)
-                first, second = (self.train(params, buffers, x)[0] for _ in range(2))
+            with watched():
+                with torch.no_grad():
+                    self(params, {k: v.clone() for k, v in buffers.items()}, x)
+                first, second = (self.train(params | moving, buffers, x)[0] for _ in range(2))
         except Exception as e:
             raise InputError(
                 f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
             ) from e
-        for name, v in first.items():
-            if isinstance(v, Tensor) and not _alike(v, second[name]):
+        outputs = {name: v for name, v in first.items() if isinstance(v, Tensor)}
+        if moving and outputs and not any(v.requires_grad for v in outputs.values()):
+            raise InputError(
+                "the network's outputs are cut off from its parameters (detach(), no_grad(), numpy "
+                "or argmax in its forward): no gradient reaches them, and nothing would be learned"
+            )
+        for name, v in outputs.items():
+            if not _alike(v, second[name]):
                 raise InputError(
                     f'two passes of the network in training give other "{name}", though parameters '
                     "and seed are the same: it keeps a state of its own, or draws random numbers "

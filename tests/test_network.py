@@ -258,3 +258,22 @@ def test_names_that_are_not_the_networks() -> None:
     federation = replace(make_federation(model), params=less)
     with pytest.raises(InputError, match='params lacks the network.s "head.bias"'):
         next(run(FedAvg(model, local=Local(batch=7)), federation, 1))
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda z: z.detach(),
+        lambda z: torch.tensor(z.tolist()),
+        lambda z: nn.functional.one_hot(z.argmax(1), CLASSES).float(),
+    ],
+    ids=["detached", "by numbers", "argmax"],
+)
+def test_a_network_that_no_gradient_reaches_is_refused(cut: Any) -> None:
+    class Cut(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return cut(super().forward(x))  # type: ignore[no-any-return]
+
+    model = build(lambda: Cut(FEATURES, CLASSES), 0)
+    with pytest.raises(InputError, match="cut off from its parameters"):
+        run(FedAvg(model), make_federation(model), 1)

@@ -10,12 +10,21 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_kind
 from fedshift.data import first_not_finite
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params
 
 BLOCK = 1000
+
+
+def check_server(server: object) -> None:
+    """Raise InputError unless it is the server's part of a round, and not the clients' states."""
+    cure = "give Router.of(method, played.server, played.states)"
+    check_kind("server", server, dict, cure)
+    if isinstance(server, dict) and "params" not in server:
+        raise InputError(f'server has no "params", as a round\'s has; {cure}')
 
 
 def check_queries(x: object, what: str = "query") -> Tensor:

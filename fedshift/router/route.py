@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
-from fedshift.arguments import check_kind
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
@@ -24,7 +23,7 @@ from fedshift.router.calibration import Calibration, Part, divided
 from fedshift.router.fits import LOADING, Way, discriminant, fit_again, penalised
 from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
-from fedshift.router.queries import BLOCK, check_queries, check_thresholds
+from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
 from fedshift.router.sight import Sight, Told
 from fedshift.sketch import sketched
@@ -99,7 +98,7 @@ class Router:
         "router." is not shared, and for a prior that is none.
         """
         check_method(algorithm)
-        check_kind("server", server, dict, "give the round's, played.server")
+        check_server(server)
         if not untrained and not ask(algorithm, Capabilities.trains_router):
             raise InputError(
                 f"this {type(algorithm).__name__} has trained no router: nothing in its objective "
