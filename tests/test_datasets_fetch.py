@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_written(serve: Any, tmp_path: Path) -> None:
     serve()
     (tmp_path / "file").touch()
     with pytest.raises(
-        DataError,
+        InputError,
         match=r"file/mnist: cannot be written \(Not a directory\)\. No folder can be made",
     ):
         fetch("mnist", tmp_path / "file")
@@ -231,7 +231,7 @@ def test_the_advice_fits_the_reason(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(DataError, match=advice):
+    with pytest.raises(InputError, match=advice):
         fetch("mnist", tmp_path)
 
 

@@ -59,10 +59,11 @@ def fetch(
     in bytes.
 
     Raises:
-        InputError: unknown name, a set that needs no download, or one to be got by hand.
+        InputError: unknown name, a set that needs no download, or one to be got by hand; a folder
+            that cannot be written.
         NetworkError: no connection, an error of the server, a truncated or wrong download; the
             message says where to put the files by hand.
-        DataError: the folder cannot be written.
+        DataError: an archive whose md5 is right is not the official one.
     """
     one = entry(name)
     if one.by_hand:
@@ -140,7 +141,7 @@ def _fetch_one(
     except NetworkError:
         raise
     except OSError as error:
-        raise DataError(
+        raise InputError(
             f"{target}: cannot be written ({error.strerror or error}). {_advice(error)}"
         ) from error
 
