@@ -29,7 +29,7 @@ if sys.platform != "linux":
     pytest.skip("closed folders and forks as on Linux", allow_module_level=True)
 
 DOCUMENTED = {0, 2, 3, 5}
-# All of them, and a part in which every setting, place and command has its turn.
+# A fifth of them, and a part in which every setting, place and command has its turn.
 CELLS, SOME = (
     [
         (setting, command)
@@ -38,7 +38,7 @@ CELLS, SOME = (
         for j, command in enumerate(commands)
         if setting != "with a defect" and (i + j) % every == 0
     ]
-    for every in (1, 17)
+    for every in (5, 17)
 )
 TINY = GOOD + 'steps = 1\n[model]\nname = "linear"\n'
 Perform = Callable[[str, str], dict[str, Any]]
@@ -92,8 +92,8 @@ def test_odd_surroundings_end_as_documented(performed: Perform) -> None:
 
 
 @pytest.mark.slow
-def test_all_odd_surroundings_end_as_documented(performed: Perform) -> None:
-    assert len(CELLS) > 1500
+def test_many_odd_surroundings_end_as_documented(performed: Perform) -> None:
+    assert len(CELLS) > 300
     assert faults(performed, CELLS) == []
 
 
