@@ -30,9 +30,8 @@ def draw(folders: Sequence[Path], out: Path | None) -> Path:
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     if os.path.isdir(target):  # what is wrong with it is told when it is written
         target = target / "report.html"
-    runs = [read_run(folder) for folder in folders]
     check_page(target)
-    write(target, page(runs))
+    write(target, page([read_run(folder) for folder in folders]))
     return target
 
 
