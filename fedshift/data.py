@@ -143,7 +143,7 @@ def largest_label(clients: Sequence[ClientData]) -> int:
     """The largest label that a client holds; -1 without examples."""
     if isinstance(clients, Surveyed):
         return clients.largest_label()
-    return max((int(c.y.max()) for c in clients if len(c.y)), default=-1)
+    return max((int(c.y.long().max()) for c in clients if len(c.y)), default=-1)
 
 
 def check_clients(clients: Sequence[ClientData]) -> None:
@@ -338,9 +338,9 @@ def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     for i, c in enumerate(clients):
         check_labels(c.y, i)
         check_importance(c.w, len(c.y), i)
-        if len(c.y) and int(c.y.max()) >= classes:
+        if len(c.y) and int(c.y.long().max()) >= classes:
             raise InputError(
-                f"client {i} has label {int(c.y.max())}; with {classes} classes labels are "
+                f"client {i} has label {int(c.y.long().max())}; with {classes} classes labels are "
                 f"0..{classes - 1}: give register a larger number of classes"
             )
     return {

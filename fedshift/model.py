@@ -27,6 +27,10 @@ NOTHING = contextlib.nullcontext()
 Augment = Callable[[Tensor, int], Tensor]
 
 
+class UntriedError(InputError):
+    """A network failed in training mode on the examples that it was tried on."""
+
+
 @sketched
 @dataclass(frozen=True, eq=False)
 class Model:
@@ -183,7 +187,7 @@ class Model:
                     self(params, {k: v.clone() for k, v in buffers.items()}, x)
                 first, second = (self.train(params | moving, buffers, x)[0] for _ in range(2))
         except Exception as e:
-            raise InputError(
+            raise UntriedError(
                 f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
             ) from e
         outputs = {name: v for name, v in first.items() if isinstance(v, Tensor)}

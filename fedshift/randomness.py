@@ -9,7 +9,8 @@ once, before round 1 (`Model.look`). And each round compares the generators befo
 Not seen, because nothing outside of the network shows them: generators that a network makes for
 itself, such as numpy's `default_rng` or `random.Random`. A `torch.Generator` that a module holds as
 an attribute is seen. Another thread that draws from the process's generators at the same time
-disturbs passes that draw; runs of fedshift in several threads do not disturb one another.
+disturbs passes that draw; runs of fedshift in several threads do not disturb one another where the
+draws were foreseen.
 """
 
 from __future__ import annotations
@@ -231,10 +232,10 @@ def _report(moved: Collection[Source]) -> None:
     """Say that numbers were drawn where they cannot be repeated."""
     names = " and ".join(f"{'Python' if s == 'python' else s}'s" for s in sorted(moved))
     said = (
-        f"random numbers were drawn from {names} global generator while models were computed, "
+        f"random numbers were drawn from {names} global generator in a round, "
         "outside of the network's forward pass, where no seed of the run reaches: equal seeds "
-        "would not give equal runs. Draw in the forward pass, or from a generator of your own, "
-        "such as torch.Generator().manual_seed(batch.seed)"
+        "would not give equal runs. Draw in the forward pass; objectives, backends and "
+        "schedules: from a generator of your own with a seed, as torch.Generator().manual_seed(0)"
     )
     if threading.active_count() == 1:
         raise InputError(said)

@@ -277,3 +277,20 @@ def test_a_network_that_no_gradient_reaches_is_refused(cut: Any) -> None:
     model = build(lambda: Cut(FEATURES, CLASSES), 0)
     with pytest.raises(InputError, match="cut off from its parameters"):
         run(FedAvg(model), make_federation(model), 1)
+
+
+def test_a_network_may_need_a_whole_batch() -> None:
+    class Parts(nn.Module):
+        """Normalises quarters of a batch apart."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.cat([self.norm(part) for part in x.chunk(4)]))  # type: ignore[no-any-return]
+
+    model = build(Parts, 0)
+    clients = make_clients(sizes=(16, 16))
+    method = FedAvg(model, local=Local(batch=16))
+    assert len(list(run(method, make_federation(model, clients), 2))) == 2

@@ -13,12 +13,15 @@ from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, largest_label
 from fedshift.errors import InputError
-from fedshift.model import Model
+from fedshift.model import Model, UntriedError
 from fedshift.outputs import check_columns, dry_logits, dry_pass
 from fedshift.tree import Params
 
 if TYPE_CHECKING:
     from fedshift.engine.rounds import Federation
+
+# Examples that a network is tried on if it fails on two.
+BATCH = 64
 
 
 @torch.inference_mode(False)
@@ -35,7 +38,13 @@ def check_model(model: Model, federation: Federation) -> None:
     logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
     # BatchNorm needs two examples in training.
     pair = held.x[:2] if len(held.x) > 1 else torch.cat([held.x, held.x])
-    model.look(federation.params, federation.buffers, pair)
+    try:
+        model.look(federation.params, federation.buffers, pair)
+    except UntriedError:
+        # Some networks need more, as those that normalise parts of a batch.
+        if len(held.x) <= len(pair):
+            raise
+        model.look(federation.params, federation.buffers, held.x[:BATCH])
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
         check_columns(logits, federation.table["labels"].shape[1])
