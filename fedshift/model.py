@@ -20,7 +20,17 @@ from fedshift.pooling import pooled, with_pools
 from fedshift.randomness import SOURCES, Source, noted, own_generators, seeded, watched, watching
 from fedshift.seeds import key
 from fedshift.sketch import sketched
-from fedshift.stateless import Modules, Places, alike, call, changed, misfit, modules_of, places
+from fedshift.stateless import (
+    Modules,
+    Places,
+    alike,
+    call,
+    changed,
+    check_own,
+    misfit,
+    modules_of,
+    places,
+)
 from fedshift.tree import Params
 
 NOTHING = contextlib.nullcontext()
@@ -196,6 +206,8 @@ class Model:
                 "the network's outputs are cut off from its parameters (detach(), no_grad(), numpy "
                 "or argmax in its forward): no gradient reaches them, and nothing would be learned"
             )
+        if moving:
+            check_own(self.net, outputs.values(), moving.values())
         for name, v in outputs.items():
             if not _alike(v, second[name]):
                 raise InputError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedshift.errors import InputError, nearest, shown
 from fedshift.tree import Params
@@ -109,3 +111,31 @@ def misfit(where: Places, tensors: Params) -> InputError:
         f'"{missing[0]}" is missing among the parameters and buffers given; the network has '
         f"{known}: give all of them, as model.init() has them"
     )
+
+
+def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]) -> None:
+    """Raise InputError where a network used its own tensors in place of those that it was given.
+
+    outputs: of a pass by `call` on the leaves `given`, with their graph. By the time of a backward
+    pass the module has its own tensors again, and those that it holds by other references were
+    never replaced.
+    """
+    total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
+    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    again: list[nn.Module] = []
+    hook = register_module_forward_pre_hook(lambda module, _: again.append(module))
+    try:
+        reached = torch.autograd.grad(total, (*own.values(), *given), allow_unused=True)
+    finally:
+        hook.remove()
+    if again:
+        raise InputError(
+            f"the network's {type(again[0]).__name__} is computed again in the backward pass, as "
+            "by torch.utils.checkpoint, where it would have other weights; leave that out"
+        )
+    for name, grad in zip(own, reached, strict=False):  # own come first
+        if grad is not None:
+            raise InputError(
+                f'the network reads "{name}" by another reference than its module\'s, as a list of '
+                "parameters; read it by the module's attribute, else it is not trained"
+            )

@@ -13,6 +13,7 @@ from conftest import CLASSES, FEATURES, TARGET, Normed, make_clients, make_feder
 from routing import routed_federation, routed_model, routed_setting, trained_router
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
@@ -294,3 +295,32 @@ def test_a_network_may_need_a_whole_batch() -> None:
     clients = make_clients(sizes=(16, 16))
     method = FedAvg(model, local=Local(batch=16))
     assert len(list(run(method, make_federation(model, clients), 2))) == 2
+
+
+class Again(Mlp):
+    """Its body is computed again in the backward pass."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h: Any = checkpoint(self.body, x, use_reentrant=False)
+        return {"logits": self.head(h)}
+
+
+class Listed(Mlp):
+    """It reads a weight from a list of its own."""
+
+    def __init__(self, *shape: Any) -> None:
+        super().__init__(*shape)
+        self.weights = [self.head.weight]
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.body(x) @ self.weights[0].T + self.head.bias}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Again, "again in the backward pass"), (Listed, '"head.weight" by another')],
+)
+def test_networks_that_use_their_own_weights_are_refused(kind: Any, message: str) -> None:
+    model = build(lambda: kind((FEATURES,), (6,), CLASSES), 0)
+    with pytest.raises(InputError, match=message):
+        run(FedAvg(model), make_federation(model), 1)
