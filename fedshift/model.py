@@ -88,7 +88,7 @@ class Model:
         object.__setattr__(self, "_writes", {})
         object.__setattr__(self, "_pools", with_pools(self.net))
         dropping: set[Source] = {"torch"} if any(map(_is_random, self.net.modules())) else set()
-        object.__setattr__(self, "_draws", {True: dropping})
+        object.__setattr__(self, "_draws", {True: dropping} if dropping else {})
         object.__setattr__(self, "_generators", own_generators(self.net))
         object.__setattr__(self, "fixed", _fixed(self.net))
         normed = any(map(_is_batch_norm, self.net.modules()))
@@ -178,7 +178,9 @@ class Model:
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if self._is_quiet(training=True):
+        # Stacked clients have no seed to watch a first pass with: their round is compared instead.
+        unseeded = not (watching() or self._draws.get(True) or isinstance(seed, int))
+        if unseeded or self._is_quiet(training=True):
             return self._outputs(params, after, x, training=True), after
         return self._seeded_outputs(params, after, x, seed, training=True), after
 
@@ -219,7 +221,7 @@ class Model:
                 )
 
     def _is_quiet(self, *, training: bool) -> bool:
-        """Whether a pass is known to draw no random numbers. A first evaluation is watched."""
+        """Whether a pass is known to draw no random numbers. The first of each mode is watched."""
         return not (self._draws.get(training, True) or self._generators or watching())
 
     def _seeded_outputs(

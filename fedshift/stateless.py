@@ -123,7 +123,13 @@ def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]
     total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
     own = {name: p for name, p in net.named_parameters() if p.requires_grad}
     again: list[nn.Module] = []
-    hook = register_module_forward_pre_hook(lambda module, _: again.append(module))
+    inside = set(net.modules())  # other threads may compute other networks meanwhile
+
+    def note(module: nn.Module, inputs: Any) -> None:
+        if module in inside:
+            again.append(module)
+
+    hook = register_module_forward_pre_hook(note)
     try:
         reached = torch.autograd.grad(total, (*own.values(), *given), allow_unused=True)
     finally:

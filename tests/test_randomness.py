@@ -234,3 +234,15 @@ def test_first_weights_are_the_callers_or_follow_the_seed() -> None:
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
     assert not before.moved(states())
+
+
+def test_a_first_training_pass_is_watched() -> None:
+    """Who trains without a trial before, as clients on Flower, computes nothing twice."""
+    model = Model(Drawing(dropout))
+    params, buffers = model.init()
+    x = torch.randn(6, 4, generator=generator("first pass"))
+    before = states()
+    one, two, other = (model.train(params, buffers, x, seed)[0]["logits"] for seed in (7, 7, 8))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not before.moved(states())
