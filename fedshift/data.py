@@ -115,10 +115,10 @@ def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
     """The clients without their examples of importance 0; the same ones where there are none."""
     if isinstance(clients, Surveyed):
         return clients
-    held = [c.w != 0 for c in clients]
-    if all(bool(rows.all()) for rows in held):
+    counted = [c.w != 0 for c in clients]
+    if all(bool(rows.all()) for rows in counted):
         return clients
-    pairs = zip(clients, held, strict=True)
+    pairs = zip(clients, counted, strict=True)
     return tuple(
         c if bool(rows.all()) else ClientData(c.x[rows], c.y[rows], c.w[rows], c.id)
         for c, rows in pairs

@@ -18,10 +18,10 @@ def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params
     if not params:
         raise InputError("the model has no parameters; there is nothing to train")
     model.check(params, buffers)
-    held = {k: v.clone() for k, v in buffers.items()}
+    copies = {k: v.clone() for k, v in buffers.items()}
     try:
         with torch.no_grad():
-            return model(params, held, x)
+            return model(params, copies, x)
     except Exception as e:
         own = next(iter(params.values())).dtype
         hint = f" (its parameters are {own}: give it x.to({own}))" if x.dtype != own else ""

@@ -63,17 +63,17 @@ def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
     parts = divided(marked, marked, 0)
     assert len(parts) == FOLDS
     for i, n in enumerate((40, 25, 60)):
-        held = torch.cat([p.held[i] for p in parts])
+        held = torch.cat([p.held_out[i] for p in parts])
         assert sorted(held[:, 0].tolist()) == list(range(n))
         for p in parts:
-            whole = torch.cat([p.held[i], p.fit[i]])
+            whole = torch.cat([p.held_out[i], p.fit[i]])
             assert sorted(whole[:, 0].tolist()) == list(range(n))
-            assert p.told is not None
-            assert torch.equal(p.told[i], p.held[i])
-    assert all(len(p.held[3]) == 0 and len(p.fit[3]) == 1 for p in parts)
+            assert p.before is not None
+            assert torch.equal(p.before[i], p.held_out[i])
+    assert all(len(p.held_out[3]) == 0 and len(p.fit[3]) == 1 for p in parts)
     other = divided(marked, None, 1)
-    assert not torch.equal(other[0].held[0], parts[0].held[0])
-    assert torch.equal(divided(marked[:1], None, 0)[0].held[0], parts[0].held[0])
+    assert not torch.equal(other[0].held_out[0], parts[0].held_out[0])
+    assert torch.equal(divided(marked[:1], None, 0)[0].held_out[0], parts[0].held_out[0])
 
 
 def test_many_examples_take_fewer_folds() -> None:
@@ -136,7 +136,7 @@ def test_the_choice_beats_the_first_of_the_grid_on_fresh_examples(router: Router
 def test_inputs_that_are_held_apart_are_used_and_nothing_else(router: Router) -> None:
     clients = make_clients()
     held = [c.x for c in make_clients(seed=5)]
-    made = router.refitted(clients, held=held, penalty=1e-2)
+    made = router.refitted(clients, fresh=held, penalty=1e-2)
     assert made.calibration is not None
     for r, said in ((made, made.calibration.after), (router, made.calibration.before)):
         assert said is not None
@@ -159,7 +159,7 @@ def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
     x = torch.cat([c.x for c in clients])
     who = router.route(x).clients[:, 0]
     agreeing = [x[who == i] for i in range(len(SIZES))]
-    kept = router.calibrated(clients, held=agreeing)
+    kept = router.calibrated(clients, fresh=agreeing)
     assert kept.calibration is not None
     assert not kept.calibration.better
     assert kept.head is router.head
@@ -202,9 +202,9 @@ def test_refits_that_cannot_be_tried_are_refused(router: Router) -> None:
     assert router.refitted(single, penalty=1e-2).calibration is None
     clients = make_clients()
     with pytest.raises(InputError, match="2 clients given, the router tells 6 apart; give all"):
-        router.refitted(clients, held=[c.x for c in clients[:2]])
+        router.refitted(clients, fresh=[c.x for c in clients[:2]])
     with pytest.raises(InputError, match="none of these clients has a held-out example"):
-        router.from_moments(clients, held=[c.x[:0] for c in clients])
+        router.from_moments(clients, fresh=[c.x[:0] for c in clients])
     with pytest.raises(InputError, match=r"tolerance=nan, rounds=2000; give a finite tolerance"):
         router.refitted(clients, tolerance=float("nan"))
     with pytest.raises(InputError, match=r"rounds=0; give a finite tolerance of 0 or more"):

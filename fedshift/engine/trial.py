@@ -32,19 +32,19 @@ def check_model(model: Model, federation: Federation) -> None:
     must be at least. A network of one output is let through where all labels are 0: then they are
     no classes, and the objective is not a classifier's.
     """
-    held = _first_with_examples(federation)
-    if held is None:
+    data = _first_with_examples(federation)
+    if data is None:
         return
-    logits = dry_logits(model, federation.params, federation.buffers, held.x[:2])
+    logits = dry_logits(model, federation.params, federation.buffers, data.x[:2])
     # BatchNorm needs two examples in training.
-    pair = held.x[:2] if len(held.x) > 1 else torch.cat([held.x, held.x])
+    pair = data.x[:2] if len(data.x) > 1 else torch.cat([data.x, data.x])
     try:
         model.look(federation.params, federation.buffers, pair)
     except UntriedError:
         # Some networks need more, as those that normalise parts of a batch.
-        if len(held.x) <= len(pair):
+        if len(data.x) <= len(pair):
             raise
-        model.look(federation.params, federation.buffers, held.x[:BATCH])
+        model.look(federation.params, federation.buffers, data.x[:BATCH])
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
         check_columns(logits, federation.table["labels"].shape[1])
@@ -64,10 +64,10 @@ def check_router(algorithm: Algorithm, federation: Federation, cohort: int | Non
     if not ask(algorithm, Capabilities.trains_router):
         return
     check_company(algorithm, len(federation.clients), cohort)
-    held = _first_with_examples(federation)
-    if held is not None:
-        found = dry_pass(algorithm.model, federation.params, federation.buffers, held.x[:2])
-        client_logits(found, len(federation.clients))
+    data = _first_with_examples(federation)
+    if data is not None:
+        outputs = dry_pass(algorithm.model, federation.params, federation.buffers, data.x[:2])
+        client_logits(outputs, len(federation.clients))
 
 
 def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> None:

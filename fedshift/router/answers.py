@@ -130,9 +130,9 @@ class Answers:
             if any(not torch.equal(v, known[k]) for part in pair for k, v in part.items()):
                 with torch.no_grad():
                     plain = self.model(*pair, x)["logits"]
-                    told = heads.many([i], inner)[..., 0]
+                    stacked = heads.many([i], inner)[..., 0]
                 near = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
-                return bool(((told - plain).abs() <= near).all())
+                return bool(((stacked - plain).abs() <= near).all())
         return True
 
     def mixed(self, x: Tensor, seen: Seen, chosen: Tensor, share: Tensor) -> Tensor:
@@ -158,9 +158,9 @@ class Answers:
         rows, who = order // chosen.shape[1], counts.nonzero().flatten()
         pieces = torch.split(rows, counts[who].tolist())
         asked = zip(who.tolist(), pieces, strict=True)
-        told = [ask(i, x.index_select(0, some)) for i, some in asked]
+        answers = [ask(i, x.index_select(0, some)) for i, some in asked]
         # Classes before queries: a softmax over few numbers that lie together is ten times slower.
-        each = torch.cat(told).T.contiguous().double().softmax(0).T
+        each = torch.cat(answers).T.contiguous().double().softmax(0).T
         answer = each * share.flatten()[order, None]
         return torch.zeros_like(answer[: len(x)]).index_add(0, rows, answer)
 
@@ -172,8 +172,8 @@ class Answers:
         most, answer = max(1, TABLE // (len(inner) * classes)), share.new_zeros(len(inner), classes)
         for start in range(0, len(clients), most):
             ids = clients[start : start + most]
-            told = heads.many(ids, inner).double().softmax(1)
-            answer += torch.bmm(told, whole[:, ids, None])[..., 0]
+            shares = heads.many(ids, inner).double().softmax(1)
+            answer += torch.bmm(shares, whole[:, ids, None])[..., 0]
         return answer
 
 
@@ -196,10 +196,10 @@ def _common(paths: Sequence[Sequence[str]]) -> str:
 
 def _aliases(net: nn.Module, names: set[str]) -> Iterator[str]:
     """All names of these tensors: a tied one has several."""
-    held = list(chain(net.named_parameters(remove_duplicate=False),
+    tensors = list(chain(net.named_parameters(remove_duplicate=False),
                       net.named_buffers(remove_duplicate=False)))  # fmt: skip
-    ids = {id(v) for k, v in held if k in names}
-    return (k for k, v in held if id(v) in ids)
+    ids = {id(v) for k, v in tensors if k in names}
+    return (k for k, v in tensors if id(v) in ids)
 
 
 def _within(tree: Params, prefix: str) -> Params:

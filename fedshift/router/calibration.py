@@ -45,15 +45,15 @@ class HeldOutSums(NamedTuple):
     square: Tensor
 
 
-def held_out_sums(logits: Tensor, client: int, told: Tensor | None = None) -> HeldOutSums:
+def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> HeldOutSums:
     """The sums of one client for candidates' logits z [C, n, N] of its held-out examples.
 
-    With l_cb = -log softmax(z_cb)[client], and l_0b the same of the logits before, told [n, N],
+    With l_cb = -log softmax(z_cb)[client], and l_0b the same of the logits `before` [n, N],
     loss_c = sum_b l_cb and square_c = sum_b (l_cb - l_0b)^2; gaps as in `quality.calibration_gaps`.
     """
     logs = logits.double().log_softmax(2)
     loss = -logs[..., client]
-    known = loss if told is None else -told.double().log_softmax(1)[:, client]
+    known = loss if before is None else -before.double().log_softmax(1)[:, client]
     origin = torch.full((logits.shape[1],), client)
     gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
     square = (loss - known).square().sum(1)
@@ -115,15 +115,15 @@ class Calibration:
 class Part(NamedTuple):
     """One division of all clients' examples: features to fit on, features held out, and theirs.
 
-    told are the logits [n, N] that the router before the refit gives to those held out, if any.
+    before are the logits [n, N] that the router before the refit gives to those held out, if any.
     """
 
     fit: Features
-    held: Features
-    told: Features | None
+    held_out: Features
+    before: Features | None
 
 
-def divided(features: Features, told: Features | None, seed: int) -> list[Part]:
+def divided(features: Features, before: Features | None, seed: int) -> list[Part]:
     """The folds that are held out in turn, each about 1/5 of every client's examples h [n, e].
 
     A client's examples are permuted by a generator of (seed, client). Who has one alone keeps it
@@ -133,12 +133,12 @@ def divided(features: Features, told: Features | None, seed: int) -> list[Part]:
     parts, count = list[Part](), 0
     for k in range(FOLDS):
         out = [f == k for f in folds]
-        held = [h[rows] for h, rows in zip(features, out, strict=True)]
-        if count < ENOUGH and any(map(len, held)):
-            count += sum(map(len, held))
+        held_out = [h[rows] for h, rows in zip(features, out, strict=True)]
+        if count < ENOUGH and any(map(len, held_out)):
+            count += sum(map(len, held_out))
             fit = [h[~rows] for h, rows in zip(features, out, strict=True)]
-            known = told and [z[rows] for z, rows in zip(told, out, strict=True)]
-            parts.append(Part(fit, held, known))
+            known = before and [z[rows] for z, rows in zip(before, out, strict=True)]
+            parts.append(Part(fit, held_out, known))
     return parts
 
 
@@ -151,7 +151,9 @@ def _folds(n: int, seed: int, client: int) -> Tensor:
 
 def before(parts: Sequence[Part]) -> HeldOut | None:
     """The figures of the router before the refit, on the same held-out examples."""
-    sums = [held_out_sums(z[None], i) for p in parts for i, z in enumerate(p.told or ()) if len(z)]
+    sums = [
+        held_out_sums(z[None], i) for p in parts for i, z in enumerate(p.before or ()) if len(z)
+    ]
     return figures(sums)[0] if sums else None
 
 
@@ -187,26 +189,28 @@ def choose(
     fit makes a head of all clients' features and a strength. A strength whose fit does not end is
     left out; raises its TrainingError where that is so of all.
     """
-    found, failed = list[Chosen](), list[TrainingError]()
+    candidates, failed = list[Chosen](), list[TrainingError]()
     for strength in strengths:
         try:
             sums = [s for part in parts for s in _sent(fit(part.fit, strength), part, temperatures)]
         except TrainingError as e:
             failed.append(e)
             continue
-        told = zip(temperatures, figures(sums), strict=True)
-        found += [Chosen(strength, t, f) for t, f in told]
-    if not found:
+        pairs = zip(temperatures, figures(sums), strict=True)
+        candidates += [Chosen(strength, t, f) for t, f in pairs]
+    if not candidates:
         raise failed[-1]
-    return min(found, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf)
+    return min(
+        candidates, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf
+    )
 
 
 def _sent(head: ClientHead, part: Part, temperatures: Sequence[float]) -> Iterator[HeldOutSums]:
     sizes = torch.tensor([float(len(h)) for h in part.fit]).double()
     heads = [tempered(head, sizes, t) for t in temperatures]
-    for i, h in enumerate(part.held):
+    for i, h in enumerate(part.held_out):
         if len(h):
-            known = None if part.told is None else part.told[i]
+            known = None if part.before is None else part.before[i]
             yield held_out_sums(torch.stack([one(h) for one in heads]), i, known)
 
 

@@ -77,8 +77,8 @@ def fit_again(
     """
     if not parts and len(way.strengths) > 1:
         raise InputError(
-            "no client has two examples, so none can be held out to choose by; give held=, inputs "
-            f"of each client, or a strength, as {way.strengths[0]:g}"
+            "no client has two examples, so none can be held out to choose by; give fresh=, "
+            f"inputs of each client, or a strength, as {way.strengths[0]:g}"
         )
     sizes = torch.tensor([float(len(h)) for h in features], dtype=torch.float64)
     if not parts:

@@ -115,9 +115,9 @@ class Router:
                 f'"{own[0]}" stays on the clients, so each has a router of its own; share all of '
                 '"router." and all that it reads (private parts are for the classifier)'
             )
-        held = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
-        held[list(served)] = True
-        n = torch.where(held, server["table"]["n"].cpu().double(), 0.0)
+        present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
+        present[list(served)] = True
+        n = torch.where(present, server["table"]["n"].cpu().double(), 0.0)
         log_tilt(n, prior)
         shared = (params | server["params"], buffers | server["buffers"])
         return cls(algorithm.model, shared, served, n, prior)
@@ -222,7 +222,7 @@ class Router:
         self,
         clients: Sequence[ClientData],
         *,
-        held: Sequence[Tensor] | None = None,
+        fresh: Sequence[Tensor] | None = None,
         penalty: float | None = None,
         tolerance: float = 1e-6,
         rounds: int = 2000,
@@ -231,40 +231,40 @@ class Router:
         """With the client head fitted again on frozen features, see `fedshift.router.refit`.
 
         clients  all, in the order of their ids, as in training
-        held     inputs [n, ...] of each client that the network was not trained on; without them
+        fresh    inputs [n, ...] of each client that the network was not trained on; without them
                  the clients hold out folds of their examples in turn, drawn by `seed`
         penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
 
         `calibration` of the result says how it does on what was held out. Raises InputError for
         other clients and numbers that are none, TrainingError where `rounds` do not suffice.
         """
-        return self._again(penalised(penalty, tolerance, rounds), clients, held, seed)
+        return self._again(penalised(penalty, tolerance, rounds), clients, fresh, seed)
 
     @torch.inference_mode(False)
     def from_moments(
         self,
         clients: Sequence[ClientData],
         *,
-        held: Sequence[Tensor] | None = None,
+        fresh: Sequence[Tensor] | None = None,
         loading: float | None = None,
         seed: int = 0,
     ) -> Router:
         """With the moments and, from them, a client head in closed form: `Gaussians.head`.
 
-        held and seed as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
+        fresh and seed as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
         """
         novelty = LOADING if loading is None else loading
-        return self._again(discriminant(loading), clients, held, seed, novelty)
+        return self._again(discriminant(loading), clients, fresh, seed, novelty)
 
     @torch.inference_mode(False)
     def calibrated(
-        self, clients: Sequence[ClientData], *, held: Sequence[Tensor] | None = None, seed: int = 0
+        self, clients: Sequence[ClientData], *, fresh: Sequence[Tensor] | None = None, seed: int = 0
     ) -> Router:
         """The refit of least held-out loss; this router where none is better than it is.
 
-        See `Calibration.better`; `calibration` has the figures. held and seed as in `refitted`.
+        See `Calibration.better`; `calibration` has the figures. fresh and seed as in `refitted`.
         """
-        tried = [f(clients, held=held, seed=seed) for f in (self.refitted, self.from_moments)]
+        tried = [f(clients, fresh=fresh, seed=seed) for f in (self.refitted, self.from_moments)]
         known = [(r.calibration, r) for r in tried if r.calibration is not None]
         ranked = sorted(known, key=lambda pair: pair[0].after.loss)
         kept = replace(self, calibration=ranked[0][0])
@@ -277,15 +277,15 @@ class Router:
         return replace(self, gaussians=pooled(sent, loading))
 
     def _again(
-        self, way: Way, clients: Sequence[ClientData], held: Sequence[Tensor] | None, seed: int,
+        self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
         novelty: float | None = None,
     ) -> Router:  # fmt: skip
         """The head fitted again; and the moments at the loading `novelty`, if there is one."""
         known = self._gathered(clients)
-        if held is None:
+        if fresh is None:
             parts = divided(known.features, known.logits, seed)
         else:
-            apart = self._sight.of_clients(held, "a held-out example")
+            apart = self._sight.of_clients(fresh, "a held-out example")
             parts = [Part(known.features, apart.features, apart.logits)]
         head, figures = fit_again(way, known.features, parts)
         # What a head was fitted to is in its intercepts; 0 stays for who is out.
