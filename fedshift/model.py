@@ -178,9 +178,7 @@ class Model:
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        # Stacked clients have no seed to watch a first pass with: their round is compared instead.
-        unseeded = not (watching() or self._draws.get(True) or isinstance(seed, int))
-        if unseeded or self._is_quiet(training=True):
+        if self._is_quiet(training=True) or self._stays_unseeded(seed):
             return self._outputs(params, after, x, training=True), after
         return self._seeded_outputs(params, after, x, seed, training=True), after
 
@@ -223,6 +221,13 @@ class Model:
     def _is_quiet(self, *, training: bool) -> bool:
         """Whether a pass is known to draw no random numbers. The first of each mode is watched."""
         return not (self._draws.get(training, True) or self._generators or watching())
+
+    def _stays_unseeded(self, seed: int) -> bool:
+        """Whether stacked clients, who have no seed, need none as far as is known.
+
+        A first pass of theirs is not watched: their round is compared as a whole.
+        """
+        return not (isinstance(seed, int) or watching() or self._draws.get(True))
 
     def _seeded_outputs(
         self, params: Params, buffers: Params, x: Tensor, seed: int, *, training: bool
