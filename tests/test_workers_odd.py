@@ -21,13 +21,14 @@ from test_workers import different, last
 from torch import Tensor
 
 from fedshift import recipes
+from fedshift.data import client_data
 from fedshift.engine import wire
-from fedshift.engine.backends import ClientUpdate, Job
+from fedshift.engine.backends import ClientUpdate, Forgiving, Job, work
 from fedshift.engine.gate import Gate
 from fedshift.engine.one_round import jobs_of, open_round
 from fedshift.engine.rounds import Federation, first_state, run, start
 from fedshift.engine.workers import OURS, Team, workers
-from fedshift.errors import FedshiftError, InputError, TrainingError
+from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Parts
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
@@ -279,3 +280,15 @@ def test_pipes_have_an_end(way: str) -> None:
     with ours, theirs, pytest.raises(TimeoutError):
         ways.get(way, lambda: wire.receive(theirs, end=end))()
     assert end <= time.monotonic() < end + 5
+
+
+@pytest.mark.parametrize("update", [lambda *job: failing(), Forgiving(lambda *job: failing())])
+def test_processes_that_may_take_no_gradients_are_no_clients_fault(update: Any) -> None:
+    """What torch says where it sees a GPU; tests/test_gpu.py has the real thing."""
+    job = Job(0, {}, {}, client_data(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), 0), {})
+    with pytest.raises(UnfitError, match="make workers before anything is trained"):
+        work(update, job)
+
+
+def failing() -> Any:
+    raise RuntimeError("Unable to handle ... in combination with fork-based multiprocessing. See")

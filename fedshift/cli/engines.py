@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from fedshift.cli.console import tell
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import Engine, in_process
@@ -24,5 +26,9 @@ def engine_of(
     if workers is None and backend is None:
         return in_process
     from fedshift.experiments.side_by_side import backend_of
+
+    if backend is None or not backend.startswith(("auto", "cuda")):
+        # Where torch sees a GPU, no forked process can train once this one has (`check_forked`).
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
     return backend_of(backend or "workers", workers, tell)

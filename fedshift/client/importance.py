@@ -138,7 +138,7 @@ class Classified:
         self, pairs: Tensor, rows: Tensor, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Params, Tensor]:
         """h after its training on some of the rows [n], and its mean loss; pairs [n, 2, D]."""
-        start = {k: v.to(pairs.dtype) for k, v in self.net.init()[0].items()}
+        start = {k: v.to(pairs) for k, v in self.net.init()[0].items()}
         # Twice the weight on half of the rows: a batch has the loss of a full one on average.
         only = data._replace(x=pairs, w=2.0 * live(data).to(data.w.dtype) * rows)
         done = self.local(self.net, PairEntropy(), start, {}, {}, only, plans["ratio0"])

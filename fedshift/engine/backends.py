@@ -145,8 +145,22 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     except UnfitError:
         raise
     except (RuntimeError, ValueError, IndexError) as e:
+        check_forked(e)
         raise TrainingError(f"client {job.client} failed: {e}") from e
     return Reply(job.client, *result, job.t)
+
+
+def check_forked(e: Exception) -> None:
+    """Raise UnfitError where torch takes no gradients in a forked process; no client is to blame.
+
+    That is so once the process that forked it has taken some itself, if torch sees a GPU.
+    """
+    if "fork-based multiprocessing" in str(e):
+        raise UnfitError(
+            "workers cannot train: this process took gradients before it forked them, and torch "
+            "sees a GPU; make workers before anything is trained, or set CUDA_VISIBLE_DEVICES= "
+            "(nothing) for this program, or leave workers out"
+        ) from e
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,7 @@ class Forgiving:
         except UnfitError:
             raise
         except (RuntimeError, ValueError, IndexError) as e:
+            check_forked(e)
             said = (str(e) or type(e).__name__).encode()
             return {FAILED: {"reason": torch.frombuffer(bytearray(said), dtype=torch.uint8)}}, {}
 

@@ -150,7 +150,9 @@ class _Chosen:
         if self.way.processes == 0:
             check_retries(config)
         limits = {"deadline": config.training.deadline, "retries": config.training.retries}
-        return partial(_play, self, threads == 1, limits)
+        # "auto" trains in this process first, and forks then: see `check_forked`.
+        forks = threads == 1 and not torch.cuda.is_available()
+        return partial(_play, self, forks, limits)
 
 
 def _play(
