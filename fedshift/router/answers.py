@@ -24,7 +24,7 @@ Ask = Callable[[int, Tensor], Tensor]
 # Numbers of a table [K, clients, B] that is made at once: what a processor's cache takes.
 TABLE = 2**18
 # Sums below this are taken again in float64: float32 ends at 1e-38.
-SMALL = 1e-30
+TINY = 1e-30
 # Queries on which it is tried whether a shared pass will do.
 TRIED = 16
 
@@ -170,7 +170,7 @@ class Answers:
                 return self._by_client(x, share)
             dtype = torch.promote_types(seen.inner.dtype, torch.float32)
             answer = self.heads.mixed(share, seen.inner, dtype).double()
-            small = (answer < SMALL).any(1).nonzero().flatten()
+            small = (answer < TINY).any(1).nonzero().flatten()
             if len(small) and dtype != torch.float64:
                 answer[small] = self.heads.mixed(share[small], seen.inner[small], torch.float64)
             return answer / answer.sum(1, keepdim=True)
