@@ -2,8 +2,9 @@
 
 The expected calibration error (ECE) of the client probabilities on test examples: as trained, by
 both refits, and by the one that the clients' held-out examples recommend (`Router.calibrated`). On
-fifteen Gaussian worlds, and on the routing studies `feddrm/small` and `feddrm/heart` where
-$FEDSHIFT_DATA has their data.
+fifteen Gaussian worlds, and on the routing studies `feddrm/small` and `feddrm/heart`, whose data
+$FEDSHIFT_DATA has. Each twice: on draws that the rule of recommendation was chosen by, or near,
+and on others that were first looked at when it was fixed.
 
 `--write` writes docs/results/calibration.md.
 """
@@ -17,7 +18,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # before torch is imported, or it does nothing
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,17 @@ WORLDS = (
     *((m, d, "labels and inputs") for m in (2, 4, 8) for d in (2, 5, 10)),
     *((m, 5, what) for m in (2, 4, 8) for what in ("labels", "inputs")),
 )
-STUDIES = {"feddrm/heart": range(10), "feddrm/small": range(3)}
+
+
+class Draws(NamedTuple):
+    """Which draw of each world, and which seeds of each study."""
+
+    world: int
+    studies: Mapping[str, range]
+
+
+KNOWN = Draws(0, {"feddrm/heart": range(10), "feddrm/small": range(3)})
+UNSEEN = Draws(77, {"feddrm/heart": range(10, 30), "feddrm/small": range(3, 6)})
 
 
 class Trained(NamedTuple):
@@ -58,30 +69,30 @@ class Trained(NamedTuple):
     tests: Sequence[Tensor]
 
 
-def world(clients: int, size: int, differs: str) -> Trained:
+def world(clients: int, size: int, differs: str, draw: int) -> Trained:
     """Three Gaussian classes; clients of 60 to 600 examples, and ten times as many to test on.
 
     Labels: Dirichlet(1) shares of each client. Inputs: each client's are moved by a standard normal
     vector.
     """
-    g = numpy_generator("gaussian world", clients, size, differs)
+    g = numpy_generator("gaussian world", clients, size, differs, *([draw] if draw else []))
     centres = 3 * g.standard_normal((CLASSES, size)) / np.sqrt(size)
     moved = g.standard_normal((clients, size)) * ("inputs" in differs)
     even = np.full((clients, CLASSES), 1 / CLASSES)
     shares = g.dirichlet(np.ones(CLASSES), clients) if "labels" in differs else even
 
-    def draw(i: int, n: int) -> tuple[Tensor, Tensor]:
+    def sample(i: int, n: int) -> tuple[Tensor, Tensor]:
         y = g.choice(CLASSES, n, p=shares[i])
         x = centres[y] + moved[i] + g.standard_normal((n, size))
         return torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
 
     sizes = np.round(60 * 10 ** (np.arange(clients) / (clients - 1))).astype(int).tolist()
-    data = [client_data(*draw(i, n), i) for i, n in enumerate(sizes)]
-    tests = [draw(i, 10 * n)[0] for i, n in enumerate(sizes)]
-    model = build(lambda: routed_mlp((size,), (32, 16), CLASSES, clients), seed=0)
+    data = [client_data(*sample(i, n), i) for i, n in enumerate(sizes)]
+    tests = [sample(i, 10 * n)[0] for i, n in enumerate(sizes)]
+    model = build(lambda: routed_mlp((size,), (32, 16), CLASSES, clients), seed=draw)
     local = Local(lr=0.1, steps=10, batch=32)
     method = feddrm(Setting(model, target=(1 / CLASSES,) * CLASSES, local=local))
-    federation = Federation(data, *model.init(), register(data, CLASSES), Seeds.of(0))
+    federation = Federation(data, *model.init(), register(data, CLASSES), Seeds.of(draw))
     *_, last = run(method, federation, rounds=ROUNDS)
     return Trained(Router.of(method, last.server, last.states), data, tests)
 
@@ -139,13 +150,13 @@ def _floor(belief: Tensor) -> float:
     return statistics.fmean(calibration_error(belief, one) for one in drawn)
 
 
-def all_rows(quick: bool) -> Iterator[tuple[str, list[Row]]]:
+def all_rows(draws: Draws, quick: bool) -> Iterator[tuple[str, list[Row]]]:
     """Name, and a row per seed."""
     todo: list[tuple[str, list[Callable[[], Trained]]]] = [
-        (f"{m} clients, {d} dimensions, {what}", [lambda a=(m, d, what): world(*a)])
+        (f"{m} clients, {d} dimensions, {what}", [lambda a=(m, d, what): world(*a, draws.world)])
         for m, d, what in (WORLDS[:2] if quick else WORLDS)
     ]  # fmt: skip
-    for name, seeds in ({} if quick else STUDIES).items():
+    for name, seeds in ({} if quick else draws.studies).items():
         todo.append((name, [lambda n=name, s=s: study(n, s) for s in seeds]))
     for name, tries in todo:
         yield name, [row_of(one()) for one in tries]
@@ -170,22 +181,52 @@ def _verdict(rows: Sequence[Row]) -> str:
     return f"{said}; by seeds {better} better, {worse} worse"
 
 
+def summary(rows: Mapping[str, list[Row]]) -> str:
+    """How often a refit was recommended, and what it did to the error on tests."""
+    every = [r for found in rows.values() for r in found]
+    better = [r for r in every if r.better]
+    worse = sum(r.recommended > r.trained for r in better)
+    left = sum(min(r.refitted, r.moments) < r.trained for r in every if not r.better)
+    return (
+        f"Of {len(every)} routers, {len(better)} are recommended a refit: by it the test error of "
+        f"{len(better) - worse} is smaller, of {worse} larger. Of the {len(every) - len(better)} "
+        f"that stay as trained, {left} would have had a smaller one by one of the refits."
+    )
+
+
 def main() -> None:
     given = results.arguments(__doc__)
     given.add_argument("--write", action="store_true")
     asked = given.parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    rows: dict[str, list[Row]] = {}
-    for name, found in all_rows(asked.quick):
-        rows[name] = found
-        print(line(name, found), flush=True)
-    figures = {name: [r._asdict() for r in found] for name, found in rows.items()}
+    tables: dict[str, dict[str, list[Row]]] = {}
+    # A trial does not look at what shall be seen once.
+    for name, draws in (("known", KNOWN), *(() if asked.quick else (("unseen", UNSEEN),))):
+        tables[name] = {}
+        for what, found in all_rows(draws, asked.quick):
+            tables[name][what] = found
+            print(line(what, found), flush=True)
+        print(summary(tables[name]))
+    figures = {
+        name: {what: [r._asdict() for r in found] for what, found in rows.items()}
+        for name, rows in tables.items()
+    }
     results.save(asked.out, figures, quick=asked.quick)
     if asked.write:
-        OUT.write_text(PAGE.format(table="\n".join(line(*one) for one in rows.items())))
+        parts = {name: _section(rows) for name, rows in tables.items()}
+        OUT.write_text(PAGE.format(**parts))
 
 
+def _section(rows: Mapping[str, list[Row]]) -> str:
+    lines = "\n".join(line(*one) for one in rows.items())
+    return f"{summary(rows)}\n\n{HEAD}\n{lines}"
+
+
+HEAD = """\
+| | trained | refitted | moments | recommended | floor | loss, trained | loss, recommended | \
+strength, temperature | ECE |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 PAGE = """# Calibration of routers, before and after a refit
 
 The expected calibration error (ECE, 15 bins) of the client probabilities on test examples, smaller
@@ -194,19 +235,31 @@ penalty or loading, and a temperature, by the clients' held-out training example
 what `Router.calibrated` gives: the better of both, or the router as trained where they say
 that neither is better. *Floor*: what a router that is right would show on so few tests, by chance.
 Loss: of the origin, in nats. Worlds have one seed and 10 test examples for each training example;
-the studies are means over 10 and 3 seeds, with 277 and 1,200 tests.
+the studies are means over seeds, with 277 and 1,200 tests each.
 
-On heart disease hardly anything is gained: as trained, the router is at the floor already. What is
-held out was trained on, which flatters all routers, so a refit is recommended only where its loss
-is clearly less; that also leaves gains unused, as in the third world. How clearly (three standard
-errors), the grids and T >= 1 were chosen with the test errors of both studies in sight and on other
-draws of such worlds; these worlds were seen once, with a laxer rule. The studies are no check of
-the rule.
+## Seen once, after the rule was fixed
 
-| | trained | refitted | moments | recommended | floor | loss, trained | loss, recommended | \
-strength, temperature | ECE |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
-{table}
+Other draws of the same fifteen worlds, heart disease with seeds 10 to 29 and `small` with seeds 3
+to 5. Nobody had looked at them when the rule was chosen, and it was not changed after.
+
+{unseen}
+
+The loss on tests is less after every refit that is recommended, here and below. The calibration
+error is not: what is held out for the rule does not promise that. The two that are larger are a
+world's, 0.011 before and 0.021 after, and that of heart disease at seed 20, 0.062 and 0.104, where
+the floor is 0.067. In the mean the studies gain what they gain below: much on `small`, hardly
+anything on heart disease.
+
+## In sight when the rule was chosen
+
+How clearly a refit's loss must be less (three standard errors), the grids and T >= 1 were chosen
+with the test errors of these seeds of both studies in sight, and on draws of such worlds that are
+in neither table; this table's worlds were seen once, with a laxer rule. So its studies are no check
+of the rule. On heart disease hardly anything is gained: as trained, the router is at the floor
+already. What is held out was trained on, which flatters all routers, so a refit is recommended only
+where its loss is clearly less; that also leaves gains unused, as in the third world.
+
+{known}
 """
 
 if __name__ == "__main__":

@@ -151,3 +151,41 @@ def test_many_clients_are_asked_in_tables_of_bounded_size(monkeypatch: pytest.Mo
     whole = router.predict(x, "mixture")
     monkeypatch.setattr("fedshift.router.answers.TABLE", B * CLASSES * 3)
     assert torch.allclose(router.predict(x, "mixture"), whole, rtol=0, atol=1e-7)
+
+
+def unlikely(logit: float) -> Router:
+    """Client i's classifier gives class 0 the logit `logit` - i, whatever the query."""
+    router = router_of(routed_model(N), "head.")
+    served = {}
+    for i, (params, buffers) in router.served.items():
+        weight, bias = params["head.weight"].clone(), params["head.bias"].clone()
+        weight[0], bias[0] = 0.0, logit - i
+        served[i] = params | {"head.weight": weight, "head.bias": bias}, buffers
+    return replace(router, served=served)
+
+
+@pytest.mark.parametrize("logit", [-5.0, -60.0, -75.0, -300.0])
+def test_small_probabilities_of_mixtures_are_right(logit: float) -> None:
+    """To six digits, below what float32 can hold as well; all add to 1."""
+    router = unlikely(logit)
+    x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
+    for k in (2, N):
+        told, plain = router.predict(x, k), plainly(router, x, k)
+        assert torch.allclose(told, plain, rtol=1e-5, atol=0)
+        assert float((told.sum(1) - 1).abs().max()) < 1e-14
+    assert not torch.allclose(plainly(unlikely(logit - 0.01), x, N), plain, rtol=1e-5, atol=0)
+
+
+def test_each_query_is_answered_by_the_client_that_it_is_sent_to() -> None:
+    """One client takes all queries, or each its own; the answers are in the queries' order."""
+    router = router_of(routed_model(N), "head.")
+    x = torch.randn(B, FEATURES, generator=generator(1, "queries"))
+    for prices in (None, [-99.0, 0, 0, 0], [0.0, 0, 0, -99]):
+        chosen = router.route(x, prices=prices).clients[:, 0].tolist()
+        plain = [router.model(*router.served[i], q[None])["logits"].double().softmax(1)
+                 for i, q in zip(chosen, x, strict=True)]  # fmt: skip
+        told = router.predict(x, prices=prices)
+        assert torch.allclose(told, torch.cat(plain), rtol=0, atol=1e-6)
+        turned = router.predict(x.flip(0), prices=prices)
+        assert torch.allclose(turned.flip(0), told, rtol=0, atol=1e-6)
+        assert not torch.allclose(turned, told, rtol=0, atol=1e-3)

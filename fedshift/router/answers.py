@@ -20,8 +20,11 @@ from fedshift.router.queries import read
 from fedshift.tree import Params
 
 Pair = tuple[Params, Params]
-# Numbers of a table [B, clients, K] that is made at once: 32 MiB in float64.
-TABLE = 2**22
+Ask = Callable[[int, Tensor], Tensor]
+# Numbers of a table [K, clients, B] that is made at once: what a processor's cache takes.
+TABLE = 2**18
+# Sums below this are taken again in float64: float32 ends at 1e-38.
+TINY = 1e-30
 # Queries on which it is tried whether a shared pass will do.
 TRIED = 16
 
@@ -71,15 +74,29 @@ class Heads:
         return self.model(params, buffers, inner)["logits"]
 
     def many(self, clients: Sequence[int], inner: Tensor) -> Tensor:
-        """Logits [B, K, clients]: one product where each is a linear layer."""
+        """Logits [K, clients, B]: one product where each is a linear layer."""
         if not self.linear:
-            return torch.stack([self.one(i, inner) for i in clients], 2)
+            return torch.stack([self.one(i, inner).T for i in clients], 1)
         layers = [self.own[i][0] for i in clients]
-        weight = torch.stack([v["weight"] for v in layers], 1).flatten(0, 1)
-        bias = (
-            torch.stack([v["bias"] for v in layers], 1).flatten() if "bias" in layers[0] else None
-        )
-        return F.linear(inner, weight, bias).reshape(len(inner), -1, len(clients))
+        weight = torch.stack([v["weight"] for v in layers], 1)
+        logits = weight.flatten(0, 1) @ inner.T
+        logits = logits.reshape(*weight.shape[:2], len(inner))
+        if "bias" not in layers[0]:
+            return logits
+        return logits + torch.stack([v["bias"] for v in layers], 1)[..., None]
+
+    def mixed(self, share: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
+        """sum_j share_j P_j(y | x), share [B, N], as [B, K]; computed in this type."""
+        clients = (share != 0).any(0).nonzero().flatten().tolist()
+        classes = len(self.one(clients[0], inner[:1])[0])
+        weights = share.T.to(dtype)
+        answer = weights.new_zeros(classes, len(inner))
+        most = max(1, TABLE // answer.numel())
+        for start in range(0, len(clients), most):
+            ids = clients[start : start + most]
+            each = self.many(ids, inner).to(dtype).softmax(0)
+            answer += each.mul_(weights[ids]).sum(1)
+        return answer.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,51 +147,64 @@ class Answers:
             if any(not torch.equal(v, known[k]) for part in pair for k, v in part.items()):
                 with torch.no_grad():
                     plain = self.model(*pair, x)["logits"]
-                    stacked = heads.many([i], inner)[..., 0]
+                    stacked = heads.many([i], inner)[:, 0].T
                 near = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
                 return bool(((stacked - plain).abs() <= near).all())
         return True
 
-    def mixed(self, x: Tensor, seen: Seen, chosen: Tensor, share: Tensor) -> Tensor:
-        """sum_j share_j P_j(y | x) over each query's clients chosen [B, k]: [B, K] float64."""
+    def chosen(self, x: Tensor, seen: Seen, client: Tensor) -> Tensor:
+        """P_j(y | x), j the one client chosen for each query [B]: [B, K] float64."""
         with torch.no_grad():
             if self.one:
                 return seen.out["logits"].double().softmax(1)
             if seen.inner is None or self.heads is None:
-                return self._by_client(x, self._plain, chosen, share)
-            if chosen.shape[1] == 1:
-                return self._by_client(seen.inner, self.heads.one, chosen, share)
-            return self._by_table(self.heads, seen.inner, chosen, share)
+                return self._by_one(self._plain, x, client)
+            return self._by_one(self.heads.one, seen.inner, client)
+
+    def mixed(self, x: Tensor, seen: Seen, share: Tensor) -> Tensor:
+        """sum_j share_j P_j(y | x), share [B, N] of sum 1: [B, K] float64."""
+        with torch.no_grad():
+            if self.one:
+                return seen.out["logits"].double().softmax(1)
+            if seen.inner is None or self.heads is None:
+                return self._by_client(x, share)
+            dtype = torch.promote_types(seen.inner.dtype, torch.float32)
+            answer = self.heads.mixed(share, seen.inner, dtype).double()
+            small = (answer < TINY).any(1).nonzero().flatten()
+            if len(small) and dtype != torch.float64:
+                answer[small] = self.heads.mixed(share[small], seen.inner[small], torch.float64)
+            return answer / answer.sum(1, keepdim=True)
 
     def _plain(self, client: int, x: Tensor) -> Tensor:
         return self.model(*self.served[client], x)["logits"]
 
-    def _by_client(
-        self, x: Tensor, ask: Callable[[int, Tensor], Tensor], chosen: Tensor, share: Tensor
-    ) -> Tensor:
+    def _by_one(self, ask: Ask, given: Tensor, client: Tensor) -> Tensor:
         """Each client is asked once, for the queries that are sent to it."""
-        flat = chosen.flatten()
-        order, counts = flat.argsort(stable=True), torch.bincount(flat)
-        rows, who = order // chosen.shape[1], counts.nonzero().flatten()
-        pieces = torch.split(rows, counts[who].tolist())
-        asked = zip(who.tolist(), pieces, strict=True)
-        answers = [ask(i, x.index_select(0, some)) for i, some in asked]
-        # Classes before queries: a softmax over few numbers that lie together is ten times slower.
-        each = torch.cat(answers).T.contiguous().double().softmax(0).T
-        answer = each * share.flatten()[order, None]
-        return torch.zeros_like(answer[: len(x)]).index_add(0, rows, answer)
+        order, counts = client.argsort(stable=True), torch.bincount(client).tolist()
+        pieces = enumerate(torch.split(given.index_select(0, order), counts))
+        each = _few_softmax(torch.cat([ask(i, some) for i, some in pieces if len(some)]))
+        return torch.empty_like(each).index_copy_(0, order, each)
 
-    def _by_table(self, heads: Heads, inner: Tensor, chosen: Tensor, share: Tensor) -> Tensor:
-        """All clients that anything is sent to are asked for every query: it is one product."""
-        whole = share.new_zeros(len(inner), int(chosen.max()) + 1).scatter(1, chosen, share)
-        clients = (whole > 0).any(0).nonzero().flatten().tolist()
-        classes = len(heads.one(clients[0], inner[:1])[0])
-        most, answer = max(1, TABLE // (len(inner) * classes)), share.new_zeros(len(inner), classes)
-        for start in range(0, len(clients), most):
-            ids = clients[start : start + most]
-            shares = heads.many(ids, inner).double().softmax(1)
-            answer += torch.bmm(shares, whole[:, ids, None])[..., 0]
+    def _by_client(self, x: Tensor, share: Tensor) -> Tensor:
+        """A pass of each client's model for the queries that it has a share of."""
+        rows = {i: share[:, i].nonzero().flatten() for i in self.served}
+        parts = [
+            (some, share[some, i, None] * _few_softmax(self._plain(i, x.index_select(0, some))))
+            for i, some in rows.items()
+            if len(some)
+        ]
+        answer = share.new_zeros(len(x), parts[0][1].shape[1])
+        for some, part in parts:
+            answer.index_add_(0, some, part)
         return answer
+
+
+def _few_softmax(logits: Tensor) -> Tensor:
+    """softmax over few columns [B, K] in float64, by rows of the transpose.
+
+    Over few numbers that lie together it takes torch ten times as long.
+    """
+    return logits.T.contiguous().double().softmax(0).T
 
 
 def _differing(shared: Pair, served: Mapping[int, Pair]) -> set[str]:

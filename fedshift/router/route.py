@@ -311,16 +311,15 @@ class Router:
     def _answered(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
         seen = self._answers.see(x)
         z = self._sight.logits_of(seen.out)
-        if k == len(self.clients):
-            chosen = torch.tensor(self.clients, device=z.device).expand(len(x), k)
-        else:
-            chosen = best(self._priced(z, rule, prices), k)
         if k == 1:
-            whole = torch.ones_like(chosen, dtype=torch.float64)
-            return self._answers.mixed(x, seen, chosen, whole)
+            return self._answers.chosen(x, seen, best(self._priced(z, rule, prices), 1)[:, 0])
+        score = scores(z, self.sizes, rule)
+        if k < len(self.clients):
+            among = best(self._priced(z, rule, prices), k)
+            some = score.gather(1, among)
+            score = torch.full_like(score, -torch.inf).scatter(1, among, some)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
-        share = scores(z, self.sizes, rule).gather(1, chosen).softmax(1)
-        return self._answers.mixed(x, seen, chosen, share)
+        return self._answers.mixed(x, seen, score.softmax(1))
 
     def _priced(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
         """The scores to choose by [B, N]; no price buys a client of probability 0."""

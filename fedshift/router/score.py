@@ -69,7 +69,7 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
     elif prior == "density":
         wanted = torch.full_like(own, 1.0 / int((own > 0).sum()))
     elif prior == "posterior":
-        wanted = own
+        return torch.zeros_like(own).masked_fill(own == 0, -torch.inf)
     else:
         raise unknown("prior", prior, RULES)
     # A client without examples was never fitted: its logit says nothing, whatever the prior.
@@ -79,11 +79,12 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
 def shares(sizes: Tensor) -> Tensor:
     """n_i / N [N] in float64; InputError unless sizes are 0 or more and not all 0."""
     n = sizes.detach().cpu().double()
-    if n.ndim != 1 or not bool(torch.isfinite(n).all()) or bool((n < 0).any()) or not n.sum() > 0:
+    total = float(n.sum())
+    if n.ndim != 1 or bool((n < 0).any()) or not 0.0 < total < float("inf"):
         raise InputError(
             f"sizes must be one number of examples per client, not all 0, got {_shown(n)}"
         )
-    return n / n.sum()
+    return n / total
 
 
 def _numbers(what: str, given: Numbers) -> Tensor:
