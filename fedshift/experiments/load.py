@@ -15,6 +15,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.meanings import check_carried, name_in
 from fedshift.experiments.method_fit import Problem, misfits
+from fedshift.experiments.places import Source, keys_set, line_in
 from fedshift.experiments.toml_lines import lines_of
 
 Tables = dict[str, Any]
@@ -23,6 +24,11 @@ MOST, MOST_TOLD = 1_000_000, 20
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read FILE.toml, apply `section.key=value` overrides, validate. Raises InputError."""
+    return load_with_source(path, overrides)[0]
+
+
+def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+    """`load_config`, with what says later on where a key was set."""
     text = _text(path)
     try:
         tables = tomllib.loads(text)
@@ -33,8 +39,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     written = _method_name(tables)
     apply_overrides(tables, overrides)
     if _method_name(tables) != written:
-        _drop_foreign_options(tables, _given(overrides))
-    return validate(tables, text=text, origin=str(path), overrides=overrides)
+        _drop_foreign_options(tables, keys_set(tuple(overrides)))
+    config = validate(tables, text=text, origin=str(path), overrides=overrides)
+    return config, Source(str(path), text, tuple(overrides))
 
 
 def _text(path: Path) -> str:
@@ -69,8 +76,8 @@ def validate(
     if config is not None:
         problems += _method_problems(config)
     if config is None or problems:
-        first = problems[:MOST_TOLD]
-        lines = [f"{_place(origin, text, overrides, key)}: {why}" for key, why in first]
+        first, source = problems[:MOST_TOLD], Source(origin, text, tuple(overrides))
+        lines = [f"{source.place(source.about(key, why))}: {why}" for key, why in first]
         if len(problems) > MOST_TOLD:
             lines.append(f"{origin}: and {len(problems) - MOST_TOLD} more")
         raise InputError("\n".join(lines))
@@ -79,11 +86,6 @@ def validate(
 
 def _method_name(tables: Tables) -> Any:
     return name_in(tables, "method")
-
-
-def _given(overrides: Sequence[str]) -> list[str]:
-    """The keys that -c sets, as section.key."""
-    return [".".join(k.strip() for k in o.partition("=")[0].split(".")) for o in overrides]
 
 
 def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
@@ -107,7 +109,7 @@ def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
     written = {k: dict(v) if isinstance(v, dict) else v for k, v in tables.items()}
     for override in overrides:
         apply_override(tables, override)
-    check_carried(written, tables, _given(overrides))
+    check_carried(written, tables, keys_set(tuple(overrides)))
 
 
 def apply_override(tables: Tables, override: str) -> None:
@@ -169,8 +171,8 @@ def _message(error: ErrorDetails) -> str:
             _path(error)[-1], allowed
         )
     if kind == "value_error":
-        where = f"{key}: " if key else ""
-        return where + str(error["msg"]).removeprefix("Value error, ")
+        said = str(error["msg"]).removeprefix("Value error, ")
+        return said if not key or said.startswith(f"{key}.") else f"{key}: {said}"
     if kind == "literal_error":
         return _literal(key, error)
     if kind == "model_type":
@@ -229,24 +231,9 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...]) -> str:
-    dotted = ".".join(key)
-    given = _given(overrides)
-    for path in given:
-        if f"{dotted}.".startswith(f"{path}."):
-            return f"-c {path}"
-    line = line_of(text, key)
-    place = f"{origin}:{line}" if line else origin
-    # What is wrong with a section may come from either.
-    within = [path for path in given if not dotted or path.startswith(f"{dotted}.")]
-    return f"{place} with -c {', '.join(within)}" if within else place
-
-
 def line_of(text: str, key: tuple[str, ...]) -> int | None:
     """The 1-based line where `key` (or else its section) is written, None where it is not."""
-    lines = lines_of(text)
-    written = (key[:length] for length in range(len(key), 0, -1) if key[:length] in lines)
-    return next((lines[part] for part in written), None)
+    return line_in(lines_of(text), key)
 
 
 def _method_problems(config: Config) -> list[Problem]:

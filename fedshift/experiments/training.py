@@ -181,7 +181,6 @@ def train(
     KeyboardInterrupt, with an exit code, where the keeper is asked to stop. clock: told what the
     time goes to.
     """
-    _check_first_round(algorithm, federation, training, task)
     saver, meter, seen = Saver(keeper, label, training.rounds), Meter(clock=clock), None
     done = saver.start()
     # First: a backend that cannot train this says so before anybody hears of rounds.
@@ -269,13 +268,16 @@ def _at_end(
     return last_round(algorithm, current, federation, task, seen.served.answers)
 
 
-def _check_first_round(
+def check_first_round(
     algorithm: Algorithm, federation: Federation, training: Training, task: Task
 ) -> None:
     """Whatever the weights refuse, they refuse before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
-    ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
-    check_company(algorithm, len(federation.clients), size)
+    try:
+        ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
+        check_company(algorithm, len(federation.clients), size)
+    except InputError as e:
+        raise InputError(f"training.cohort = {size}: {e}") from None
     if training.min_clients > size:
         raise InputError(
             f"training.min_clients = {training.min_clients}, and a round has {size} clients, so "
