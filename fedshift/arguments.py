@@ -65,10 +65,12 @@ def is_number(given: object) -> bool:
     return isinstance(given, Real | Decimal) and not isinstance(given, bool)
 
 
-def check_whole(name: str, given: object) -> None:
-    """Raise InputError unless it is a whole number."""
+def check_whole(name: str, given: object, least: int | None = None) -> None:
+    """Raise InputError unless it is a whole number, of `least` or more."""
     if not is_whole(given):
         raise InputError(f"{name} must be a whole number, got {called(given)}{_number(given, int)}")
+    if least is not None and int(given) < least:  # type: ignore[call-overload]
+        raise InputError(f"{name} must be {least} or more, got {called(given)}")
 
 
 def check_number(name: str, given: object) -> None:

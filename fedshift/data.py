@@ -150,7 +150,7 @@ def check_clients(clients: Sequence[ClientData]) -> None:
     """Refuse, with InputError, clients that cannot be one federation.
 
     There must be one at least, ids must be positions, labels class numbers in int64, importances
-    finite and not negative, one per example, and all inputs of one type.
+    finite and not negative, one per example, and all inputs finite and of one type.
     """
     check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
@@ -169,6 +169,7 @@ def check_clients(clients: Sequence[ClientData]) -> None:
         if c.x.dtype != clients[0].x.dtype:
             types = f"x is {c.x.dtype}, client 0's is {clients[0].x.dtype}"
             raise InputError(f"client {i}: {types}; give all clients inputs of one type")
+        check_finite(c.x, f"client {i}: x", "training")
 
 
 def count(data: ClientData) -> Tensor:

@@ -55,6 +55,10 @@ class NetworkError(FedshiftError, OSError):
     exit_code = 5
 
 
+class NeedlessWarning(UserWarning):
+    """A setting that changes nothing."""
+
+
 def visible(text: str, keep: str = "") -> str:
     """Text with what a terminal would obey made visible, as in \\x1b: names come from elsewhere.
 

@@ -66,7 +66,10 @@ def estimate_target_accuracy(
         raise InputError(f"label {y}: {right[y]:g} right out of {seen[y]:g}; correct <= total")
     with np.errstate(over="ignore"):
         whole = float(t.sum())
-    if not np.isfinite(t).all() or (t < 0).any() or abs(whole - 1.0) > 1e-6:
+    if (~np.isfinite(t) | (t < 0)).any():
+        y = int(np.argmax(~np.isfinite(t) | (t < 0)))
+        raise InputError(f"target[{y}] is {t[y]:g}; give label shares, 0 or more, that sum to 1")
+    if abs(whole - 1.0) > 1e-6:
         raise InputError(f"target must be non-negative and sum to 1, it sums to {whole:g}")
     known = seen > 0
     recall = np.divide(right, seen, out=np.full_like(right, np.nan), where=known)

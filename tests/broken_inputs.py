@@ -366,4 +366,29 @@ CASES = (
         "f.toml:13: training.cohort = 1: a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
         "give a cohort of 2 or more, or a method without a router, as fedper",
     ),
+    config(
+        "tables for a section",
+        "[training]",
+        "[[training]]",
+        "f.toml:9: training = [{rounds = 1}]: must be a section, written [training]",
+    ),
+    Broken(
+        "an empty folder",
+        2,
+        "--out is given an empty text; give it a value, or leave it out",
+        toml=GOOD,
+        args=("--out", ""),
+    ),
+    Broken(
+        "an empty page",
+        2,
+        "--report is given an empty text; give it a value, or leave it out",
+        args=("--report=",),
+    ),
+    Broken(
+        "a client given twice",
+        3,
+        'c.csv, lines 2, 4: client "a" is given 2 times; give each once',
+        counts=f"{COUNTS}a,1,1,1\n",
+    ),
 )

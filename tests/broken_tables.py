@@ -38,7 +38,7 @@ TABLE_CASES = (
     Broken(
         "diagnose doubled label",
         3,
-        'c.csv, line 1: label "cat" is given 2 times',
+        'c.csv, line 1: label "cat" is given 2 times; give each once',
         counts="client,cat,cat,owl\na,1,2,3\n",
     ),
     Broken(

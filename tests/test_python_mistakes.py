@@ -21,6 +21,7 @@ from fedshift import (
     Model,
     Router,
     Task,
+    datasets,
     ess_curve,
     estimate_target_accuracy,
     pals_weights,
@@ -33,7 +34,7 @@ from fedshift.client.oracles import Clip, Sam
 from fedshift.client.schedules import Cosine
 from fedshift.client.sharing import Share
 from fedshift.data import Examples, client_data, register
-from fedshift.engine.backends import loop
+from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.device import on
 from fedshift.engine.evaluate import score
 from fedshift.engine.gate import Gate
@@ -43,6 +44,7 @@ from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError
 from fedshift.recipes import Setting
+from fedshift.router.quality import risk_coverage, threshold
 from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, Sgd
@@ -76,6 +78,25 @@ FEDERATION: Any = made()
 def ran(method: Any = METHOD, federation: Any = FEDERATION, rounds: Any = 3, **given: Any) -> None:
     """A run is asked for; no round of it is."""
     run(method, federation, rounds, **given)
+
+
+def played(backend: Any) -> None:
+    """A round by a backend of one's own."""
+    next(run(METHOD, FEDERATION, 1, backend=backend))
+
+
+def raising(error: Exception) -> Any:
+    """A backend that fails."""
+
+    def backend(update: Any, jobs: Any) -> Any:
+        raise error
+
+    return backend
+
+
+def others(**given: Any) -> Any:
+    """The clients, the second with something else in a place."""
+    return [CLIENTS[0], CLIENTS[1]._replace(**given), CLIENTS[2]]
 
 
 def scheduled(lr: Any, rounds: int = 3) -> None:

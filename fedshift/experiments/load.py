@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -215,8 +216,7 @@ def _rule(error: ErrorDetails) -> str:
 
 def _shown(value: Any) -> str:
     """As TOML has it, where that is another way than Python's."""
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    text = text.lower() if isinstance(value, bool) else text
+    text = _toml(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -291,4 +291,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{escaped}"'
-    return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    return str(value) if isinstance(value, datetime.date | datetime.time) else repr(value)
