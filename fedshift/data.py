@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshift.arguments import check_fields, check_listed, check_whole
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.examples import check_finite, check_importance, check_labels
+from fedshift.examples import check_finite, check_importance, check_labels, check_plain
 from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.layout import channels_last
 from fedshift.real import is_whole
@@ -99,10 +99,7 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
             f"client id {shown(repr(client))}: must be a whole number, 0 for the first client"
         )
     for name, v in (("x", x), ("y", y)):
-        if not isinstance(v, Tensor):
-            raise InputError(
-                f"client {client}: {name} is a {type(v).__name__}; give torch.as_tensor({name})"
-            )
+        check_plain(v, name, client)
     n, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
     if n != labels:
         raise InputError(f"client {client} has {n} inputs and {labels} labels; give as many")

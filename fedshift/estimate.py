@@ -55,6 +55,12 @@ def estimate_target_accuracy(
     and a target that is not a distribution.
     """
     right, seen = _pooled(correct, "correct"), _pooled(total, "total")
+    rows, others = np.shape(numbers(correct)), np.shape(numbers(total))
+    if len(rows) == len(others) == 2 and rows[0] != others[0]:
+        raise InputError(
+            f"correct has the counts of {rows[0]} clients and total those of {others[0]}; give "
+            "both for the same clients"
+        )
     t = _numbers(target, "target")
     if not right.shape == seen.shape == t.shape:
         raise InputError(

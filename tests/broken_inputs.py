@@ -391,4 +391,16 @@ CASES = (
         'c.csv, lines 2, 4: client "a" is given 2 times; give each once',
         counts=f"{COUNTS}a,1,1,1\n",
     ),
+    config(
+        "names for shares",
+        "labels_per_client = 3",
+        'labels_per_client = 3\ntarget = ["cat"]',
+        'f.toml:7: shift.target.0 = "cat": must be a number',
+    ),
+    config(
+        "cap out of reach of candidates",
+        '"fedavg"',
+        '"fedpals"\ness = "auto"\ncap = 0.05',
+        "f.toml:10: method.cap = 0.05 cannot be met: 9 clients with examples could carry 0.45 in all, the weights must sum to 1; use cap >= 0.111111",
+    ),
 )

@@ -127,6 +127,15 @@ def check_run(
         check_kind("after", after, kind, "give a Round, as `run` yields them")
 
 
+def check_gate(gate: Gate, size: int) -> None:
+    """Raise InputError where every round would be skipped: it has fewer clients than are due."""
+    if gate.min_clients > size:
+        raise InputError(
+            f"Gate min_clients is {gate.min_clients}, and a round has {size} clients, so that all "
+            f"would be skipped; give at most {size}"
+        )
+
+
 def check_backend(backend: object) -> None:
     """Raise InputError for a backend's name or class, and for workers outside of their block."""
     if isinstance(backend, str):

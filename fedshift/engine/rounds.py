@@ -15,9 +15,10 @@ from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
-from fedshift.engine.door import TABLE, check_federation, check_fit, check_run
+from fedshift.engine.door import TABLE, check_federation, check_fit, check_gate, check_run
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
+from fedshift.engine.going_on import check_after
 from fedshift.engine.one_round import Round as Round
 from fedshift.engine.one_round import States as States
 from fedshift.engine.one_round import (
@@ -212,11 +213,15 @@ def run(
     total = len(federation.clients)
     size = total if cohort is None else cohort
     check_size(total, size)
+    check_gate(federation.gate, size)
     check_fit(algorithm.model, federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
-    current = start(algorithm, federation) if after is None else after
+    current = start(algorithm, federation)
+    if after is not None:
+        check_after(after, current, total, rounds)
+        current = after
     check_schedule(algorithm, current.t + 1, rounds)
     if size == total:
         warn_of_ess(algorithm, current.server, total)

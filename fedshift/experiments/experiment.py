@@ -125,10 +125,10 @@ def run_experiment(
 def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:
     options = {k: v for k, v in config.method.options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
-    grid = candidates(
-        federation.table["labels"].numpy(), ready.told, config.selection.grid,
-        **solver,
-    )  # fmt: skip
+    with in_file_words("method", {name: name for name in solver}):
+        grid = candidates(
+            federation.table["labels"].numpy(), ready.told, config.selection.grid, **solver
+        )
     made: dict[str, Algorithm] = {}
 
     def train_one(label: str, fraction: float) -> Outcome:

@@ -152,7 +152,14 @@ def _tuples(value: Any) -> Any:
 def _grouped(errors: Sequence[ErrorDetails]) -> list[Problem]:
     """One problem per key: what a union's members say of the same value is joined."""
     found: dict[tuple[str, ...], list[str]] = {}
+    paths = [_path(error) for error in errors]
     for error in errors:
+        own = _path(error)
+        # A list that is wrong within is not one of the names that may stand in its place, either.
+        if isinstance(error["input"], tuple) and any(
+            len(path) > len(own) and path[: len(own)] == own for path in paths
+        ):
+            continue
         found.setdefault(_path(error), []).append(_message(error))
     return [(key, "; or ".join(dict.fromkeys(said))) for key, said in found.items()]
 
