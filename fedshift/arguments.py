@@ -6,6 +6,7 @@ Each check passes in silence, or raises InputError: the argument, what was given
 from __future__ import annotations
 
 import math
+import os
 import types
 from collections import abc
 from dataclasses import fields
@@ -65,16 +66,25 @@ def is_number(given: object) -> bool:
     return isinstance(given, Real | Decimal) and not isinstance(given, bool)
 
 
-def check_whole(name: str, given: object) -> None:
-    """Raise InputError unless it is a whole number."""
+def check_whole(name: str, given: object, least: int | None = None) -> None:
+    """Raise InputError unless it is a whole number, of `least` or more."""
     if not is_whole(given):
         raise InputError(f"{name} must be a whole number, got {called(given)}{_number(given, int)}")
+    if least is not None and int(given) < least:  # type: ignore[call-overload]
+        raise InputError(f"{name} must be {least} or more, got {called(given)}")
 
 
 def check_number(name: str, given: object) -> None:
     """Raise InputError unless it is a number."""
     if not is_number(given):
         raise InputError(f"{name} must be a number, got {called(given)}{_number(given, float)}")
+
+
+def check_path(name: str, given: object) -> None:
+    """Raise InputError unless it names a file or folder: text that is not empty, or a Path."""
+    if not isinstance(given, str | os.PathLike) or given == "":
+        what = "an empty text" if given == "" else called(given)
+        raise InputError(f"{name} must be a path, as text or a Path, got {what}")
 
 
 def check_kind(name: str, given: object, kind: type, cure: str) -> None:
@@ -117,16 +127,27 @@ def check_fields(made: Any) -> None:
             object.__setattr__(made, name, value)
 
 
-def settled(name: str, given: Any, hint: Any) -> Any:
-    """What was given, as its annotation asks for it. Raises InputError as `check_fields` does."""
-    if _fits(given, hint):
+def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
+    """What was given, as its annotation asks for it. Raises InputError as `check_fields` does.
+
+    strict: also for what is no text where names are due.
+    """
+    if _fits(given, hint) and (not strict or is_named(given, hint)):
         return given
     listed = given.tolist() if hasattr(given, "tolist") else given
-    if isinstance(listed, list) and _fits(tuple(listed), hint):
+    whole = isinstance(listed, list) and (not strict or is_named(tuple(listed), hint))
+    if whole and _fits(tuple(listed), hint):
         return tuple(listed)
     raise InputError(
         f"{name} must be {_said(hint)}, got {_misfit(given, hint)}{_cure(given, hint)}"
     )
+
+
+def is_named(given: object, hint: Any) -> bool:
+    """Whether it fits an annotation with `Literal` names at least as text does, or another kind."""
+    literal = any(get_origin(one) is Literal for one in _alternatives(hint))
+    others = [one for one in _alternatives(hint) if get_origin(one) is not Literal]
+    return not literal or isinstance(given, str) or any(_fits(given, one) for one in others)
 
 
 def _misfit(given: Any, hint: Any) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedshift.arguments import check_fields, check_listed, check_whole
 from fedshift.errors import InputError, UnfitError, shown
-from fedshift.examples import check_finite, check_importance, check_labels
+from fedshift.examples import check_finite, check_importance, check_labels, check_plain
 from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.layout import channels_last
 from fedshift.real import is_whole
@@ -99,10 +99,7 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
             f"client id {shown(repr(client))}: must be a whole number, 0 for the first client"
         )
     for name, v in (("x", x), ("y", y)):
-        if not isinstance(v, Tensor):
-            raise InputError(
-                f"client {client}: {name} is a {type(v).__name__}; give torch.as_tensor({name})"
-            )
+        check_plain(v, name, client)
     n, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
     if n != labels:
         raise InputError(f"client {client} has {n} inputs and {labels} labels; give as many")
@@ -150,7 +147,7 @@ def check_clients(clients: Sequence[ClientData]) -> None:
     """Refuse, with InputError, clients that cannot be one federation.
 
     There must be one at least, ids must be positions, labels class numbers in int64, importances
-    finite and not negative, one per example, and all inputs of one type.
+    finite and not negative, one per example, and all inputs finite and of one type.
     """
     check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
@@ -169,6 +166,7 @@ def check_clients(clients: Sequence[ClientData]) -> None:
         if c.x.dtype != clients[0].x.dtype:
             types = f"x is {c.x.dtype}, client 0's is {clients[0].x.dtype}"
             raise InputError(f"client {i}: {types}; give all clients inputs of one type")
+        check_finite(c.x, f"client {i}: x", "training")
 
 
 def count(data: ClientData) -> Tensor:

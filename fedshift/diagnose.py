@@ -169,6 +169,12 @@ def _names(what: str, names: Sequence[str] | None, count: int) -> tuple[str, ...
         return tuple(str(i) for i in range(count))
     if isinstance(names, str):
         raise InputError(f'{what}: give a list of names, not the one text "{shown(names)}"')
+    if not hasattr(names, "__len__") or not hasattr(names, "__getitem__"):
+        raise InputError(f"{what}: give a list of {count} names; got {type(names).__name__}")
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise InputError(
+            f"{what}: names are text, not {described(odd[0])}; give [str(i) for i in ...]"
+        )
     if len(names) != count:
         raise InputError(f"{what}: {len(names)} names for {count} {what} in label_counts")
     name, times = Counter(names).most_common(1)[0]

@@ -55,6 +55,10 @@ class NetworkError(FedshiftError, OSError):
     exit_code = 5
 
 
+class NeedlessWarning(UserWarning):
+    """A setting that changes nothing."""
+
+
 def visible(text: str, keep: str = "") -> str:
     """Text with what a terminal would obey made visible, as in \\x1b: names come from elsewhere.
 
@@ -76,13 +80,15 @@ def shown(text: str, most: int = 60) -> str:
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """` Did you mean "x"?` for the closest allowed name, or an empty string when none is close."""
-    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
-    return f' Did you mean "{shown(close[0])}"?' if close else ""
+    names = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(given.lower(), list(names), n=1, cutoff=0.5)
+    return f' Did you mean "{shown(names[close[0]])}"?' if close else ""
 
 
 def unknown(what: str, given: str, allowed: Iterable[str]) -> InputError:
     """The error for a name outside a fixed list, with the list and the nearest match."""
     names = sorted(allowed)
+    given = given if isinstance(given, str) else repr(given)
     return InputError(
         f'unknown {what} "{shown(given)}"; allowed: {", ".join(names)}.{nearest(given, names)}'
     )

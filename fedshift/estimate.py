@@ -55,6 +55,12 @@ def estimate_target_accuracy(
     and a target that is not a distribution.
     """
     right, seen = _pooled(correct, "correct"), _pooled(total, "total")
+    rows, others = np.shape(numbers(correct)), np.shape(numbers(total))
+    if len(rows) == len(others) == 2 and rows[0] != others[0]:
+        raise InputError(
+            f"correct has the counts of {rows[0]} clients and total those of {others[0]}; give "
+            "both for the same clients"
+        )
     t = _numbers(target, "target")
     if not right.shape == seen.shape == t.shape:
         raise InputError(
@@ -66,7 +72,10 @@ def estimate_target_accuracy(
         raise InputError(f"label {y}: {right[y]:g} right out of {seen[y]:g}; correct <= total")
     with np.errstate(over="ignore"):
         whole = float(t.sum())
-    if not np.isfinite(t).all() or (t < 0).any() or abs(whole - 1.0) > 1e-6:
+    if (~np.isfinite(t) | (t < 0)).any():
+        y = int(np.argmax(~np.isfinite(t) | (t < 0)))
+        raise InputError(f"target[{y}] is {t[y]:g}; give label shares, 0 or more, that sum to 1")
+    if abs(whole - 1.0) > 1e-6:
         raise InputError(f"target must be non-negative and sum to 1, it sums to {whole:g}")
     known = seen > 0
     recall = np.divide(right, seen, out=np.full_like(right, np.nan), where=known)

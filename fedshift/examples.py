@@ -31,6 +31,17 @@ def check_finite(x: Tensor, what: str, until: str) -> None:
         )
 
 
+def check_plain(v: object, name: str, client: int) -> None:
+    """Raise InputError for what is no tensor, one of several shapes, or one without numbers."""
+    if not isinstance(v, Tensor):
+        raise InputError(
+            f"client {client}: {name} is a {type(v).__name__}; give torch.as_tensor({name})"
+        )
+    if v.is_nested or v.is_meta:
+        odd = "nested" if v.is_nested else "on the device meta, and holds no numbers"
+        raise InputError(f"client {client}: {name} is {odd}; give a tensor [n, ...] of one shape")
+
+
 def check_labels(y: Tensor, client: int) -> None:
     """Raise InputError unless y [n] are whole numbers of at least 0."""
     if y.ndim != 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_whole
 
 Part = int | str
 
@@ -45,7 +45,8 @@ class Seeds:
     """The four seeds of a run, apart from one another so that one can change while three stay.
 
     `split` draws the clients' and the target's data, `init` the first model, `cohort` the clients
-    of each round, `batch` the order of examples within a client.
+    of each round, `batch` the order of examples within a client. Raises InputError for seeds that
+    are not whole numbers of 0 or more.
     """
 
     split: int = 0
@@ -55,6 +56,8 @@ class Seeds:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("split", "init", "cohort", "batch"):
+            check_whole(f"Seeds {name}", getattr(self, name), 0)
 
     @classmethod
     def of(cls, seed: int) -> Seeds:

@@ -101,7 +101,7 @@ CASES = (
         "epochs and steps",
         "rounds = 1",
         "rounds = 1\nepochs = 1\nsteps = 2",
-        "f.toml:9: training: give epochs or steps, not both",
+        "f.toml:11: training: give epochs or steps, not both",
     ),
     config(
         "true for a number",
@@ -119,13 +119,13 @@ CASES = (
         "no beta",
         'kind = "sparsity"\nlabels_per_client = 3\n',
         'kind = "dirichlet-per-class"\n',
-        'f.toml:4: shift: kind "dirichlet-per-class" needs beta',
+        'f.toml:5: shift: kind "dirichlet-per-class" needs beta',
     ),
     config(
         "more labels than exist",
         "labels_per_client = 3",
         "labels_per_client = 11",
-        "[shift]: labels_per_client=11; allowed: 1 to 10, the number of labels in the data. Lower labels_per_client.",
+        "f.toml:6: shift.labels_per_client = 11; allowed: 1 to 10, the number of labels in the data. Lower labels_per_client.",
     ),
     config(
         "no label",
@@ -137,7 +137,7 @@ CASES = (
         "foreign option",
         "labels_per_client = 3",
         "labels_per_client = 3\nbeta = 0.5",
-        'f.toml:4: shift: "beta" is not an option of kind "sparsity" (labels_per_client)',
+        'f.toml:7: shift: "beta" is not an option of kind "sparsity" (labels_per_client)',
     ),
     config(
         "no clients",
@@ -149,7 +149,7 @@ CASES = (
         "too many clients",
         "labels_per_client = 3",
         "labels_per_client = 3\nclients = 9000",
-        "[shift]: clients=9001; allowed: a whole number from 1 to 7000. Each client needs at least one sample.",
+        "f.toml:7: [shift]: clients=9001; allowed: a whole number from 1 to 7000. Each client needs at least one sample. They are shift.clients = 9000 and the target, drawn as one.",
     ),
     config(
         "negative beta",
@@ -161,25 +161,25 @@ CASES = (
         "minimum out of reach",
         'kind = "sparsity"\nlabels_per_client = 3',
         'kind = "dirichlet-per-class"\nbeta = 0.1\nmin_size = 1000',
-        "[shift]: min_size=1000 for 10 clients needs 10000 samples; there are 7000. Lower min_size to at most 700, or ask for fewer clients.",
+        "f.toml:7: shift.min_size = 1000 for 10 clients needs 10000 samples; there are 7000. Lower min_size to at most 700, or ask for fewer clients. They are shift.clients = 9 and the target, drawn as one.",
     ),
     config(
         "short target",
         "labels_per_client = 3",
         "labels_per_client = 3\ntarget = [0.5, 0.5]",
-        "shift.target: marginal of shape (2,); allowed: one number for each of 10 classes. Or set shift.normalise_target = true.",
+        "f.toml:7: shift.target has 2 numbers; allowed: one for each of 10 classes.",
     ),
     config(
         "target off one",
         "labels_per_client = 3",
         "labels_per_client = 3\ntarget = [0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0, 0, 0, 0]",
-        "shift.target: marginal sums to 1.2; allowed: 1 within 1e-6. Divide counts by their sum. Or set shift.normalise_target = true.",
+        "f.toml:7: shift.target sums to 1.2; allowed: 1 within 1e-6. Divide counts by their sum. Or set shift.normalise_target = true.",
     ),
     config(
         "negative target",
         "labels_per_client = 3",
         "labels_per_client = 3\ntarget = [1.5, -0.5, 0, 0, 0, 0, 0, 0, 0, 0]",
-        "shift.target: marginal[1]=-0.5; allowed: finite numbers >= 0 that sum to 1. Or set shift.normalise_target = true.",
+        "f.toml:7: shift.target[1]=-0.5; allowed: finite numbers >= 0 that sum to 1.",
     ),
     config(
         "unknown target",
@@ -216,7 +216,7 @@ CASES = (
         "lam and ess",
         '"fedavg"',
         '"fedpals"\nlam = 1.0\ness = 0.5',
-        "f.toml:7: [method]: give exactly one of lam and ess; got both (lam=1.0, ess=0.5)",
+        "f.toml:9: give exactly one of lam and ess; got both (method.lam = 1.0, method.ess = 0.5)",
     ),
     config(
         "neither lam nor ess",
@@ -228,19 +228,19 @@ CASES = (
         "ess above one",
         '"fedavg"',
         '"fedpals"\ness = 50',
-        "f.toml:7: [method]: ess is a fraction of the examples, 0 < ess <= 1; got 50",
+        "f.toml:9: method.ess is a fraction of the examples, 0 < ess <= 1; got 50",
     ),
     config(
         "negative lam",
         '"fedavg"',
         '"fedpals"\nlam = -1.0',
-        "f.toml:7: [method]: lam must be a number >= 0, inf allowed; got -1.0",
+        "f.toml:9: method.lam must be a number >= 0, inf allowed; got -1.0",
     ),
     config(
         "cap out of reach",
         '"fedavg"',
         '"fedpals"\ness = 0.5\ncap = 0.05',
-        "cap=0.05 cannot be met: 9 clients with examples could carry 0.45 in all, the weights must sum to 1; use cap >= 0.111111",
+        "f.toml:10: method.cap = 0.05 cannot be met: 9 clients with examples could carry 0.45 in all, the weights must sum to 1; use cap >= 0.111111",
     ),
     config(
         "unknown fidelity",
@@ -258,7 +258,7 @@ CASES = (
         "negative mu",
         '"fedavg"',
         '"fedprox"\nmu = -0.1',
-        "f.toml:7: [method]: mu must be 0 or more, got -0.1",
+        "f.toml:9: method.mu must be 0 or more, got -0.1",
     ),
     config(
         "text for mu",
@@ -276,7 +276,7 @@ CASES = (
         "network for vectors",
         '"fashion-mnist-mini"',
         '"gaussians"',
-        "[shift]: label 2 is drawn by 10 of 10 clients but has 9 samples; each holder needs at least one. Ask for fewer clients or fewer labels_per_client (given 3), or use more data.",
+        "f.toml:4: [shift]: label 2 is drawn by 10 of 10 clients but has 9 samples; each holder needs at least one. Ask for fewer clients or fewer labels_per_client (given 3), or use more data. They are shift.clients = 9 and the target, drawn as one.",
     ),
     config(
         "not TOML",
@@ -308,13 +308,13 @@ CASES = (
         "cohort",
         "rounds = 1",
         "rounds = 1\ncohort = 12",
-        "a cohort of 12 clients from 9; give 1 to 9",
+        "f.toml:11: training.cohort = 12: a cohort of 12 clients from 9; give 1 to 9",
     ),
     config(
         "empty grid",
         "[training]",
         "[selection]\ngrid = []\n[training]",
-        "f.toml:9: selection: grid needs at least one ESS fraction",
+        "f.toml:10: selection: grid needs at least one ESS fraction",
     ),
     config(
         "seed",
@@ -337,7 +337,7 @@ CASES = (
         "retries in one process",
         "rounds = 1",
         "rounds = 1\nretries = 2",
-        "training.retries = 2 asks clients again whose process died, and here all train in one process; leave it out, or train with --workers N, or on Flower",
+        "f.toml:11: training.retries = 2 asks clients again whose process died, and here all train in one process; leave it out, or train with --workers N, or on Flower",
     ),
     Broken(
         "option of another meaning",
@@ -363,7 +363,44 @@ CASES = (
         'labels_per_client = 3\n[method]\nname = "fedavg"\n[training]',
         'labels_per_client = 3\ntarget = "clients"\n[model]\nname = "lenet-gn-small"\n'
         '[method]\nname = "feddrm"\n[training]\ncohort = 1',
-        "a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
+        "f.toml:13: training.cohort = 1: a cohort of 1 client of 9 trains no router: it learns to tell the clients of a round apart; "
         "give a cohort of 2 or more, or a method without a router, as fedper",
+    ),
+    config(
+        "tables for a section",
+        "[training]",
+        "[[training]]",
+        "f.toml:9: training = [{rounds = 1}]: must be a section, written [training]",
+    ),
+    Broken(
+        "an empty folder",
+        2,
+        "--out is given an empty text; give it a value, or leave it out",
+        toml=GOOD,
+        args=("--out", ""),
+    ),
+    Broken(
+        "an empty page",
+        2,
+        "--report is given an empty text; give it a value, or leave it out",
+        args=("--report=",),
+    ),
+    Broken(
+        "a client given twice",
+        3,
+        'c.csv, lines 2, 4: client "a" is given 2 times; give each once',
+        counts=f"{COUNTS}a,1,1,1\n",
+    ),
+    config(
+        "names for shares",
+        "labels_per_client = 3",
+        'labels_per_client = 3\ntarget = ["cat"]',
+        'f.toml:7: shift.target.0 = "cat": must be a number',
+    ),
+    config(
+        "cap out of reach of candidates",
+        '"fedavg"',
+        '"fedpals"\ness = "auto"\ncap = 0.05',
+        "f.toml:10: method.cap = 0.05 cannot be met: 9 clients with examples could carry 0.45 in all, the weights must sum to 1; use cap >= 0.111111",
     ),
 )

@@ -17,7 +17,7 @@ PHOTO_CASES = (
         "size of clothes",
         NAME,
         f"{NAME}\nsize = 32",
-        'f.toml:2: data: size is for "pacs" and "iwildcam", not for "fashion-mnist-mini"',
+        'f.toml:4: data: size is for "pacs" and "iwildcam", not for "fashion-mnist-mini"',
     ),
     config("no size", NAME, f"{NAME}\nsize = 0", "f.toml:4: data.size = 0: must be at least 1"),
     config(
@@ -30,13 +30,13 @@ PHOTO_CASES = (
         "augmentation of grey images",
         NAME,
         f'{NAME}\naugment = "photos"',
-        'data.augment = "photos" is for square colour images, these are (1, 28, 28); use "none"',
+        'f.toml:4: data.augment = "photos" is for square colour images, these are (1, 28, 28); use "none"',
     ),
     config(
         "projection without a body for it",
         "[training]",
         "[model]\nprojection = 64\n[training]",
-        'f.toml:9: model: projection is for "resnet18", "resnet50", "mlp-moon" and "lenet-moon", '
+        'f.toml:10: model: projection is for "resnet18", "resnet50", "mlp-moon" and "lenet-moon", '
         'not for "lenet"',
     ),
     training(
@@ -47,20 +47,20 @@ PHOTO_CASES = (
     training(
         "Adam with momentum",
         'optimizer = "adam"\nmomentum = 0.9',
-        'f.toml:9: training: momentum is SGD\'s; leave it out with optimizer = "adam"',
+        'f.toml:12: training: momentum is SGD\'s; leave it out with optimizer = "adam"',
     ),
     config(
         "SCAFFOLD's control from Adam",
         '"fedavg"\n[training]',
         '"scaffold"\n[training]\noptimizer = "adam"',
-        "f.toml:7: [method]: SCAFFOLD option II takes (theta - y) / (lr * steps) for the mean "
-        'gradient, wrong with Adam; set optimizer = "sgd", or use option="I"',
+        "f.toml:10: SCAFFOLD option II takes (theta - y) / (lr * steps) for the mean "
+        'gradient, wrong with Adam; give training.optimizer = "sgd", or use method.option = "I"',
     ),
     config(
         "FedNova with Adam",
         '"fedavg"\n[training]',
         '"fednova"\n[training]\noptimizer = "adam"',
-        "f.toml:7: [method]: FedNova divides by how far unit gradients carry a client, which is "
-        'known for SGD and not for adam; set optimizer = "sgd"',
+        "f.toml:10: FedNova divides by how far unit gradients carry a client, which is "
+        'known for SGD and not for adam; give training.optimizer = "sgd"',
     ),
 )

@@ -38,7 +38,7 @@ TABLE_CASES = (
     Broken(
         "diagnose doubled label",
         3,
-        'c.csv, line 1: label "cat" is given 2 times',
+        'c.csv, line 1: label "cat" is given 2 times; give each once',
         counts="client,cat,cat,owl\na,1,2,3\n",
     ),
     Broken(
@@ -57,7 +57,7 @@ TABLE_CASES = (
     Broken(
         "diagnose target off one",
         2,
-        "target sums to 1.1, it must sum to 1 within 1e-6; pass label shares, or normalise_target=True (--normalise) to have it divided by its sum",
+        "target sums to 1.1, it must sum to 1 within 1e-6; pass label shares, or --normalise to have it divided by its sum",
         target="cat,dog,owl\n0.2,0.6,0.3\n",
     ),
     Broken(
@@ -75,19 +75,19 @@ TABLE_CASES = (
     Broken(
         "diagnose lam and ess",
         2,
-        "give exactly one of lam and ess; got both (lam=1.0, ess=0.5)",
+        "give exactly one of lam and ess; got both (--lam 1.0, --ess 0.5)",
         args=("--lam", "1", "--ess", "0.5"),
     ),
     Broken(
         "diagnose ess of zero",
         2,
-        "ess is a fraction of the examples, 0 < ess <= 1; got 0.0",
+        "--ess is a fraction of the examples, 0 < ess <= 1; got 0.0",
         args=("--ess", "0"),
     ),
     Broken(
         "diagnose cap",
         2,
-        "cap=0.3 cannot be met: 2 clients with examples could carry 0.6 in all, the weights must sum to 1; use cap >= 0.5",
+        "--cap 0.3 cannot be met: 2 clients with examples could carry 0.6 in all, the weights must sum to 1; use cap >= 0.5",
         args=("--cap", "0.3"),
     ),
     Broken(
@@ -105,7 +105,7 @@ TABLE_CASES = (
     Broken(
         "diagnose lambda next to nothing",
         2,
-        "lam must be 0, from 1e-100 to 1e+100, or inf; got 5e-324: give lam=0, the limit that it is next to",
+        "--lam must be 0, from 1e-100 to 1e+100, or inf; got 5e-324: give --lam 0, the limit that it is next to",
         args=("--lam", "5e-324"),
     ),
 )

@@ -139,7 +139,7 @@ def test_the_interval_covers_the_truth_under_label_shift() -> None:
         ([-1, 0], [2, 2], [0.5, 0.5], "correct must hold counts"),
         ([1, 0], [float("nan"), 2], [0.5, 0.5], "total must hold counts"),
         ([1, 0], [2, 2], [0.5, 0.6], "sums to 1.1"),
-        ([1, 0], [2, 2], [1.5, -0.5], "non-negative"),
+        ([1, 0], [2, 2], [1.5, -0.5], r"target\[1\] is -0.5"),
         (1, [2], [1.0], "0 dimensions"),
     ],
 )

@@ -183,7 +183,7 @@ DISK = {"name": "feddisk", "density_rounds": 1, "hidden": (8,), "ratio_epochs": 
 def test_a_run_without_rounds_to_train_is_refused(method: str) -> None:
     given = tables({"name": method, "density_rounds": 4}, noise=0.5)
     given["training"]["rounds"] = 5
-    message = r"the run has 5 rounds, and the first 5 fit densities .* rounds = 5 \+ T"
+    message = r"training.rounds = 5, of which the first 5 fit densities .* training.rounds = 5 \+ T"
     with pytest.raises(InputError, match=message):
         validate(given)
     given["training"]["rounds"] = 6

@@ -325,7 +325,7 @@ def test_a_client_without_steps_moves_nothing() -> None:
 
 
 def test_fednova_refuses_several_phases_and_adam(mlp: Model) -> None:
-    with pytest.raises(InputError, match='not for adam; set optimizer = "sgd"'):
+    with pytest.raises(InputError, match=r'not for adam; give Local\(optimizer="sgd"\)'):
         FedNova(mlp, local=Local(optimizer="adam"))
     with pytest.raises(InputError, match="the steps of one local phase; give one Local"):
         FedNova(mlp, local=(Local(), Local()))  # type: ignore[arg-type]

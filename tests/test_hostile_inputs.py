@@ -60,7 +60,7 @@ def test_overrides_that_cannot_be_read(tmp_path: Path, value: str) -> None:
         (["foo.bar.baz=1"], 'f.toml with -c foo.bar.baz: unknown key "foo"'),
         (
             ["method.name=fedprox", "method.mu=-1", "training.rounds=2"],
-            r"f.toml(:\d+)? with -c method.name, method.mu: .*mu must be 0 or more, got -1",
+            "^-c method.mu: method.mu must be 0 or more, got -1",
         ),
         (["training.rounds=2", "trainin.lr=1"], 'f.toml with -c trainin.lr: unknown key "tr'),
     ],

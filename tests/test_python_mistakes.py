@@ -21,6 +21,7 @@ from fedshift import (
     Model,
     Router,
     Task,
+    datasets,
     ess_curve,
     estimate_target_accuracy,
     pals_weights,
@@ -28,12 +29,14 @@ from fedshift import (
     run,
 )
 from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, RestrictedSoftmax
 from fedshift.client.oracles import Clip, Sam
 from fedshift.client.schedules import Cosine
 from fedshift.client.sharing import Share
 from fedshift.data import Examples, client_data, register
-from fedshift.engine.backends import loop
+from fedshift.diagnose import diagnose
+from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.device import on
 from fedshift.engine.evaluate import score
 from fedshift.engine.gate import Gate
@@ -42,11 +45,18 @@ from fedshift.engine.shelf import Shelf
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError
+from fedshift.experiments.routers import load_router
+from fedshift.experiments.run_models import load_models
 from fedshift.recipes import Setting
+from fedshift.router.quality import risk_coverage, threshold
 from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, Sgd
 from fedshift.server.weights import BySize, Pals
+from fedshift.shifts.covariate import Compose
+from fedshift.shifts.crop import RandomResizedCrop
+from fedshift.shifts.noise import GaussianNoise
+from fedshift.shifts.pacs import Imbalanced
 from fedshift.tree import flatten, unflatten
 
 SHARES = (0.2, 0.3, 0.5)
@@ -71,11 +81,32 @@ def made(**given: Any) -> Federation:
 
 
 FEDERATION: Any = made()
+OTHER = Model(nn.Sequential(nn.Linear(4, 3)))
+*_, PLAYED = run(METHOD, FEDERATION, 2)
 
 
 def ran(method: Any = METHOD, federation: Any = FEDERATION, rounds: Any = 3, **given: Any) -> None:
     """A run is asked for; no round of it is."""
     run(method, federation, rounds, **given)
+
+
+def played(backend: Any) -> None:
+    """A round by a backend of one's own."""
+    next(run(METHOD, FEDERATION, 1, backend=backend))
+
+
+def raising(error: Exception) -> Any:
+    """A backend that fails."""
+
+    def backend(update: Any, jobs: Any) -> Any:
+        raise error
+
+    return backend
+
+
+def others(**given: Any) -> Any:
+    """The clients, the second with something else in a place."""
+    return [CLIENTS[0], CLIENTS[1]._replace(**given), CLIENTS[2]]
 
 
 def scheduled(lr: Any, rounds: int = 3) -> None:

@@ -146,10 +146,10 @@ def test_images_that_cannot_be_read_are_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"k": 1.5}, "k = 1.5 clients of 6; give 1 to all of them, a whole number"),
-        ({"k": True}, "k = True clients of 6; give 1 to all of them, a whole number"),
+        ({"k": 1.5}, "k must be a whole number, got 1.5"),
+        ({"k": True}, "k must be a whole number, got True"),
         ({"k": 7}, "k = 7 clients of 6"),
-        ({"k": 0}, "k = 0 clients of 6; give 1 to all of them, a whole number"),
+        ({"k": 0}, "k = 0 clients of 6; give 1 to all of them"),
         ({"min_posterior": True}, "min_posterior must be a probability, 0 to 1, .* got True"),
         ({"prices": [0, 0, 1]}, r"prices must be 6 finite numbers, got \[0, 0, 1\]"),
         ({"prices": ["a"] * 6}, r"prices must be a number per client, got \['a'"),
@@ -317,9 +317,12 @@ OWN = Model(Own())
     ("head", "message"),
     [
         ("classifier.", r'Setting.head is the text "classifier."; .* head=\("classifier.",\)'),
-        (("head.",), r"Setting.head = \['head.'\] must match some .* as head=\(\"fc.\",\)"),
+        (
+            ("head.",),
+            r"Setting.head = \['head.'\] must match some .* its layers are \".*\"classifier.\"",
+        ),
         (("clasifier.",), 'Did you mean "classifier."'),
-        ((), r"Setting.head = \[\] names none; name it, .* or use feddrm_shared_head"),
+        ((), r"Setting.head = \[\] names none; name it by head=.*, or use feddrm_shared_head"),
     ],
 )
 def test_heads_that_cannot_be_are_refused(head: Any, message: str) -> None:

@@ -66,10 +66,10 @@ def test_a_schedule_over_rounds_is_accounted_for(setting: Setting, federated: An
 
 
 def test_what_is_not_sound_is_refused(mlp: Model) -> None:
-    with pytest.raises(InputError, match=r"momentum 0\.9; set momentum = 0, or use option=\"I\""):
+    with pytest.raises(InputError, match=r"0\.9; give Local\(momentum=0\), or use option=\"I\""):
         Scaffold(mlp, local=Local(momentum=0.9))
     adam = Local(optimizer="adam")
-    with pytest.raises(InputError, match='with Adam; set optimizer = "sgd", or use option="I"'):
+    with pytest.raises(InputError, match=r'Local\(optimizer="sgd"\), or use option="I"'):
         Scaffold(mlp, local=adam)
     assert Scaffold(mlp, "I", local=adam).local == adam
     with pytest.raises(InputError, match='unknown SCAFFOLD option "ii"; allowed: I, II'):

@@ -240,7 +240,10 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: QuantitySkew(1, 11)(Y, 3, 3, rng(0)), "needs 33 samples; there are 30.*at most 10"),
     (lambda: DirichletPerClass(0.01, 3)(Y, 3, 10, rng(0)), "min_size=3 not reached.*raise beta"),
     (lambda: DirichletPerClient(0.01, 3)(Y, 3, 10, rng(0)), 'not reached.*rule="fill"'),
-    (lambda: resample_to(Y, [0.5, 0.5], 3, rng(0)), r"shape \(2,\); allowed: one number for each"),
+    (
+        lambda: resample_to(Y, [0.5, 0.5], 3, rng(0)),
+        "marginal has 2 numbers; allowed: one for each",
+    ),
     (lambda: resample_to(Y, [0.5, 0.5, 0.5], 3, rng(0)), "sums to 1.5; allowed: 1 within 1e-6"),
     (lambda: resample_to(Y, [1.5, -0.5, 0], 3, rng(0)), r"marginal\[1\]=-0.5; allowed: finite"),
     (lambda: resample_to(Y, [1, 0, np.nan], 3, rng(0)), r"marginal\[2\]=nan; allowed: finite"),

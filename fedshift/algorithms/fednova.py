@@ -62,7 +62,7 @@ class FedNova:
         if self.local.optimizer != "sgd":
             raise InputError(
                 "FedNova divides by how far unit gradients carry a client, which is known for SGD "
-                f'and not for {self.local.optimizer}; set optimizer = "sgd"'
+                f'and not for {self.local.optimizer}; give Local(optimizer="sgd")'
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:

@@ -72,10 +72,10 @@ class Scaffold:
         momentum = f"momentum {self.local.momentum}" if self.local.momentum else ""
         other = "Adam" if self.local.optimizer == "adam" else momentum
         if self.option == "II" and other:
-            cure = 'optimizer = "sgd"' if other == "Adam" else "momentum = 0"
+            cure = 'Local(optimizer="sgd")' if other == "Adam" else "Local(momentum=0)"
             raise InputError(
                 "SCAFFOLD option II takes (theta - y) / (lr * steps) for the mean gradient, wrong "
-                f'with {other}; set {cure}, or use option="I"'
+                f'with {other}; give {cure}, or use option="I"'
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:

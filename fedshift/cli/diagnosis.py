@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedshift.cli.console import put, say, show_json, show_report_table, tell
 from fedshift.diagnose import diagnose
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError
+from fedshift.experiments.wording import reworded
 from fedshift.files import check_page, write
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.diagnosis_page import (
@@ -37,17 +40,19 @@ def diagnose_files(
     if page is not None:
         _check(page)
     table = read_counts(counts)
-    found = diagnose(
-        table.counts,
-        read_target(target, table.classes),
-        classes=table.classes,
-        clients=table.clients,
-        lam=lam,
-        ess=ess,
-        cap=cap,
-        normalise_target=normalise,
-        bootstrap=bootstrap,
-    )
+    shares = read_target(target, table.classes)
+    with _in_options():
+        found = diagnose(
+            table.counts,
+            shares,
+            classes=table.classes,
+            clients=table.clients,
+            lam=lam,
+            ess=ess,
+            cap=cap,
+            normalise_target=normalise,
+            bootstrap=bootstrap,
+        )
     if found.missing:
         named = ", ".join(f'"{name}"' for name in found.missing)
         tell(f"warning: no client holds {named}; no weights can cover the target")
@@ -57,6 +62,18 @@ def diagnose_files(
         show_json(found.to_json())
     else:
         _print(found, page)
+
+
+@contextlib.contextmanager
+def _in_options() -> Iterator[None]:
+    """Errors about arguments of Python, told by the options that set them here."""
+    names = {name: f"--{name}" for name in ("lam", "ess", "cap", "bootstrap")}
+    try:
+        yield
+    except InputError as e:
+        said = str(e).replace("normalise_target=True", "--normalise")
+        e.args = (reworded(said, names, " "),)
+        raise
 
 
 def _check(page: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import re
 import signal
@@ -51,6 +52,7 @@ def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
     try:
         with _termination():
             _check_current_folder()
+            _check_empty(arguments)
             return _invoke(app, arguments)
     except FedshiftError as e:
         return _error(e, as_json)
@@ -73,6 +75,19 @@ def _check_current_folder() -> None:
         os.getcwd()
     except OSError as e:
         raise InputError(f"the current folder: {e.strerror}; go to another one") from None
+
+
+def _check_empty(arguments: Sequence[str]) -> None:
+    """Refuse an argument without text: as a path it would be the current folder."""
+    for before, given in itertools.pairwise(("", *arguments)):
+        option, equals, value = given.partition("=")
+        if given == "" and before not in ("-c", "--config"):
+            what = before if before.startswith("-") else "an argument"
+        elif option.startswith("--") and equals and not value:
+            what = option
+        else:
+            continue
+        raise InputError(f"{what} is given an empty text; give it a value, or leave it out")
 
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:

@@ -16,8 +16,9 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, trained_by
 from fedshift.experiments.folder import check_unused, kept_in, record, reserved
-from fedshift.experiments.load import load_config
+from fedshift.experiments.load import load_with_source
 from fedshift.experiments.own_looks import grey_note
+from fedshift.experiments.places import Source
 from fedshift.experiments.resume import begun_by, configured, reopened
 from fedshift.experiments.shelved import Shelved, shelf_in
 from fedshift.experiments.task import Prepared, prepare
@@ -42,7 +43,12 @@ class Asked:
 
 def run_asked(asked: Asked, *, as_json: bool) -> None:
     """Train, and show what came of it. Raises InputError for options that do not go together."""
-    config = _configured(asked)
+    config, source = _configured(asked)
+    with source.placing():
+        _run(asked, config, as_json=as_json)
+
+
+def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
     engine = _engine(asked)
     keeps = asked.engine == "in-process"
     if not keeps and (asked.resume is not None or asked.every is not None):
@@ -85,16 +91,16 @@ def _engine(asked: Asked) -> Engine:
     return engine_of(asked.engine, asked.actors, count, name)
 
 
-def _configured(asked: Asked) -> Config:
+def _configured(asked: Asked) -> tuple[Config, Source]:
     if asked.resume is None:
         if asked.file is None:
             raise InputError("give FILE.toml, or --resume FOLDER of a run that was interrupted")
-        return load_config(asked.file, asked.overrides)
+        return load_with_source(asked.file, asked.overrides)
     if asked.file is not None or asked.out is not None or asked.overrides:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
         )
-    return configured(asked.resume)
+    return configured(asked.resume), Source(str(asked.resume))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import called, check_fields
 from fedshift.client.local import gradient_of
 from fedshift.client.objectives import Term
 from fedshift.data import ClientData, Plan, take
@@ -97,6 +97,10 @@ class Mix:
         for name, v in (("window", self.window), ("cap", self.cap)):
             if v < 1:
                 raise InputError(f"FedALA's {name} must be at least 1, got {v}")
+        if isinstance(self.layers, str) and self.layers != "all":
+            raise InputError(
+                f'FedALA layers must be a whole number or "all", got {called(self.layers)}'
+            )
         if self.layers != "all" and self.layers < 1:
             raise InputError(
                 f'FedALA layers must be 1 or more, or "all", got {self.layers} (in the authors\' '

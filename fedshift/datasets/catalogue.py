@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called
 from fedshift.datasets import cifar, cifar100, heart, idx, iwildcam, pacs, retina
 from fedshift.datasets.base import Samples
 from fedshift.datasets.catalogue_digits import DIGITS, GREY
 from fedshift.datasets.entry import Entry, Remote, remotes_at
-from fedshift.errors import unknown
+from fedshift.errors import InputError, unknown
 
 SHIPPED = Path(__file__).with_name("shipped")
 MINI_TRAIN = 700
@@ -39,6 +40,8 @@ def entry(name: str) -> Entry:
     Raises:
         InputError: unknown name, with the nearest match.
     """
+    if not isinstance(name, str):
+        raise InputError(f'name is {called(name)}; give the name of a data set, as "mnist"')
     for known in ENTRIES:
         if known.name == name:
             return known

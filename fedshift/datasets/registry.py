@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from fedshift.arguments import called, check_path
 from fedshift.datasets.base import (
     Dataset,
     Samples,
@@ -108,7 +109,14 @@ def find(name: str, folders: Sequence[Path | str] | None = None) -> Path:
 
 
 def _roots(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
-    return search_folders() if folders is None else tuple(Path(folder) for folder in folders)
+    if folders is None:
+        return search_folders()
+    if isinstance(folders, str | Path) or not isinstance(folders, Iterable):
+        raise InputError(f"folders is {called(folders)}, and a list is due; give [folder]")
+    named = tuple(folders)
+    for i, folder in enumerate(named):
+        check_path(f"folders[{i}]", folder)
+    return tuple(map(Path, named))
 
 
 def _generated(one: Entry) -> Dataset:

@@ -8,7 +8,7 @@ from fedshift.engine.backends import Block, Reply, joined
 from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Admitted, Asked, Dropped, Gate
 from fedshift.engine.replies import check_finite
-from fedshift.errors import DivergedError, TrainingError
+from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.tree import same_parts, size_in_bytes
 
 # Replies that pass the gate together: their majority says what a reply looks like, and their sums
@@ -105,7 +105,11 @@ def _taken(
         forms = fold.elsewhere
         if len(came) == len(asked.clients) and fold.together(asked.clients):
             return list(take(came))
-        came = [r._replace(update={**forms.get(r.client, {}), **r.update}) for r in came]
+        parts = [r.update if isinstance(r.update, dict) else None for r in came]
+        came = [
+            r if own is None else r._replace(update={**forms.get(r.client, {}), **own})
+            for r, own in zip(came, parts, strict=True)
+        ]
 
     def look(bad: Sequence[Dropped] = ()) -> None:
         # At all numbers of all replies: the first client that is refused is the one to name.
@@ -134,6 +138,11 @@ def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply], asked: Asked) -> T
                 check_finite(reply, asked.infinite)
     except DivergedError:
         return DivergedError(bad.reason)
-    except (RuntimeError, TypeError, AttributeError):  # no tensors at all: `bad` says so
+    except (
+        InputError,
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ):  # no tensors at all: `bad` says so
         pass
     return TrainingError(bad.reason)

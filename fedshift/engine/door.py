@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import check_method
 from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
-from fedshift.data import ClientData, check_clients
+from fedshift.data import ClientData, Surveyed, check_clients, count
 from fedshift.engine.gate import Gate
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError, nearest, shown
@@ -45,6 +45,7 @@ def check_federation(made: Federation) -> None:
     check_params("params", made.params)
     check_params("buffers", made.buffers)
     check_table(made.table, len(made.clients))
+    _check_sizes(made.table, made.clients)
     check_kind("seeds", made.seeds, Seeds, f"give {_seeds(made.seeds)}")
     check_kind("gate", made.gate, Gate, "give Gate()")
     check_kind("shelf", made.shelf, Shelf, "give Shelf()")
@@ -99,6 +100,18 @@ def check_table(table: object, clients: int) -> None:
             )
 
 
+def _check_sizes(table: Mapping[str, Tensor], clients: Sequence[ClientData]) -> None:
+    """Raise InputError for a table of other clients than these, as their sizes tell."""
+    if isinstance(clients, Surveyed):
+        return
+    for i, c in enumerate(clients):
+        if float(table["n"][i]) != float(count(c)):
+            raise InputError(
+                f'client {i} has {int(count(c))} examples, and the table\'s "n" says '
+                f"{float(table['n'][i]):g}: it is the table of other clients; {TABLE}"
+            )
+
+
 def check_run(
     algorithm: object, rounds: object, cohort: object, backend: object, after: object, kind: type
 ) -> None:
@@ -112,6 +125,15 @@ def check_run(
     check_backend(backend)
     if after is not None:
         check_kind("after", after, kind, "give a Round, as `run` yields them")
+
+
+def check_gate(gate: Gate, size: int) -> None:
+    """Raise InputError where every round would be skipped: it has fewer clients than are due."""
+    if gate.min_clients > size:
+        raise InputError(
+            f"Gate min_clients is {gate.min_clients}, and a round has {size} clients, so that all "
+            f"would be skipped; give at most {size}"
+        )
 
 
 def check_backend(backend: object) -> None:

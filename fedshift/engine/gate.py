@@ -109,6 +109,9 @@ class Gate:
         for name in ("max_bytes", "min_clients", "max_skips"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        shares = all(0.0 <= t <= 1.0 for t in self.target)
+        if self.target and not (shares and abs(sum(self.target) - 1.0) <= 1e-6):
+            raise InputError(f"target must be shares from 0 to 1 that sum to 1, got {self.target}")
         if math.isfinite(self.max_gap) and not self.target:
             raise InputError("max_gap needs the target's label shares; give target as well")
 

@@ -15,9 +15,10 @@ from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
-from fedshift.engine.door import TABLE, check_federation, check_fit, check_run
+from fedshift.engine.door import TABLE, check_federation, check_fit, check_gate, check_run
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
+from fedshift.engine.going_on import check_after
 from fedshift.engine.one_round import Round as Round
 from fedshift.engine.one_round import States as States
 from fedshift.engine.one_round import (
@@ -30,10 +31,12 @@ from fedshift.engine.one_round import (
     settle,
     skip,
 )
+from fedshift.engine.own_backend import watched
 from fedshift.engine.replies import not_finite
 from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
 from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
+from fedshift.engine.weighing import warn_of_ess
 from fedshift.errors import InputError
 from fedshift.randomness import repeatable
 from fedshift.seeds import Seeds, generator
@@ -162,14 +165,14 @@ def _play_round(
                 keep(reply.client, reply.changed)
             return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
 
-        play = summing(backend, Books(fold, gate, asked))
+        play = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
         admitted = in_turn(gate, play(stage.client_update, jobs), asked, take, fold)
         if admitted.whole is not None:
             for client in admitted.clients:
                 keep(client, admitted.whole.changed)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
-    admitted = gate.admit(backend(Forgiving(stage.client_update), jobs), asked)
+    admitted = gate.admit(watched(backend, None)(Forgiving(stage.client_update), jobs), asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
     for reply in () if played.skipped else admitted.good:
         keep(reply.client, reply.changed)
@@ -202,6 +205,7 @@ def run(
     cohort: clients drawn per round; None means all. Raises InputError, when it is called, for what
     cannot be run: other things than those named here, impossible sizes, a network that does not fit
     the clients' examples or the first model, and a schedule without a rate for one of the rounds.
+    Warns (NeedlessWarning) of an `ess` below that of lambda = 0.
     The iterator raises TrainingError when a client's update cannot be used.
     """
     check_run(algorithm, rounds, cohort, backend, after, Round)
@@ -209,12 +213,18 @@ def run(
     total = len(federation.clients)
     size = total if cohort is None else cohort
     check_size(total, size)
+    check_gate(federation.gate, size)
     check_fit(algorithm.model, federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
-    current = start(algorithm, federation) if after is None else after
+    current = start(algorithm, federation)
+    if after is not None:
+        check_after(after, current, total, rounds)
+        current = after
     check_schedule(algorithm, current.t + 1, rounds)
+    if size == total:
+        warn_of_ess(algorithm, current.server, total)
     return _rounds(algorithm, federation, current, rounds, size, backend)
 
 

@@ -11,7 +11,7 @@ import torch
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
-from fedshift.data import ClientData, largest_label
+from fedshift.data import ClientData, Surveyed, largest_label
 from fedshift.errors import InputError
 from fedshift.model import Model, UntriedError
 from fedshift.outputs import check_columns, dry_logits, dry_pass
@@ -45,6 +45,7 @@ def check_model(model: Model, federation: Federation) -> None:
         if len(data.x) <= len(pair):
             raise
         model.look(federation.params, federation.buffers, data.x[:BATCH])
+    _check_shapes(model, federation, data)
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
         check_columns(logits, federation.table["labels"].shape[1])
@@ -103,6 +104,28 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
         own = params if model is algorithm.model else model.init()[0]
         for phase in stage.phases().values():
             phase.check(model, own)
+
+
+def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> None:
+    """InputError for a client whose inputs have another shape, where the network cannot read it.
+
+    Some read several: sequences, or images before a global mean.
+    """
+    if isinstance(federation.clients, Surveyed):
+        return
+    tried = {usual.x.shape[1:]}
+    for i, c in enumerate(federation.clients):
+        shape = c.x.shape[1:]
+        if len(c.y) and shape not in tried:
+            tried.add(shape)
+            try:
+                dry_logits(model, federation.params, federation.buffers, c.x[:2])
+            except InputError as e:
+                first = f"client {int(usual.id)}'s {tuple(usual.x.shape[1:])}"
+                raise InputError(
+                    f"client {i}: inputs are {tuple(shape)}, {first}, and the network does not "
+                    f"read both: {e}"
+                ) from e
 
 
 def _objectives(method: Any) -> Iterator[Term]:

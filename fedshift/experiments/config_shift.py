@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from fedshift import shifts
 from fedshift.experiments.section import Count, Positive, Section
+from fedshift.experiments.wording import in_file_words
 
 # Entries of the pools that `transform` names.
 LOOKS = {"bits": 8, "fashion": 8, "wide": 54}
@@ -71,7 +72,8 @@ class Split(Section):
                     'to "test", "uniform", "union", "clients" or K numbers'
                 )
         elif self.kind != "natural":
-            _KINDS[self.kind][0](**options)
+            with in_file_words("shift", self.arguments()):
+                _KINDS[self.kind][0](**options)
         elif self.target not in ("drawn", "clients"):
             raise ValueError('kind "natural" has its own target; leave target out')
         if self.transform != "none" and self.target != "clients":
@@ -98,6 +100,10 @@ class Split(Section):
         if self.kind in ("natural", "writers"):
             raise ValueError(f'kind "{self.kind}" deals nothing by labels')
         return _KINDS[self.kind][0](**self._given())  # type: ignore[no-any-return]
+
+    def arguments(self) -> dict[str, str]:
+        """What the shift's arguments are called here: argument -> key of [shift]."""
+        return {"clients": "clients"} | {v: k for k, v in _KINDS[self.kind][1].items()}
 
     def _given(self) -> dict[str, Any]:
         """The options of `kind` under their names there. Raises ValueError for a foreign one."""

@@ -16,11 +16,13 @@ from fedshift.engine.clock import Clock, Idle
 from fedshift.engine.rounds import Federation, run
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
+from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.progress import Keeper
 from fedshift.experiments.selection import Choice, candidates, choose
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import Listener, Outcome, Play, silent, train
+from fedshift.experiments.training import Listener, Outcome, Play, check_first_round, silent, train
+from fedshift.experiments.wording import in_file_words
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
 # From a configuration and the method's options, as they were chosen, to what plays its rounds. One
@@ -102,10 +104,13 @@ def run_experiment(
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
     options, make = config.method.options, method_of(config, ready)
+    recipe = recipes.recipe(config.method.name)
     federation = federation_of(config, ready)
 
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
-        algorithm = make(**given)
+        with in_file_words("method", named_alike(recipe)):
+            algorithm = make(**given)
+            check_first_round(algorithm, federation, config.training, ready.task)
         trained = train(
             algorithm, federation, ready.task, config.training, label=label, listen=listen,
             play=engine(config, given), keeper=keeper, clock=clock,
@@ -120,10 +125,10 @@ def run_experiment(
 def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:
     options = {k: v for k, v in config.method.options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
-    grid = candidates(
-        federation.table["labels"].numpy(), ready.told, config.selection.grid,
-        **solver,
-    )  # fmt: skip
+    with in_file_words("method", {name: name for name in solver}):
+        grid = candidates(
+            federation.table["labels"].numpy(), ready.told, config.selection.grid, **solver
+        )
     made: dict[str, Algorithm] = {}
 
     def train_one(label: str, fraction: float) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.meanings import check_carried, name_in
 from fedshift.experiments.method_fit import Problem, misfits
+from fedshift.experiments.places import Source, keys_set, line_in
 from fedshift.experiments.toml_lines import lines_of
 
 Tables = dict[str, Any]
@@ -23,6 +25,11 @@ MOST, MOST_TOLD = 1_000_000, 20
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read FILE.toml, apply `section.key=value` overrides, validate. Raises InputError."""
+    return load_with_source(path, overrides)[0]
+
+
+def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+    """`load_config`, with what says later on where a key was set."""
     text = _text(path)
     try:
         tables = tomllib.loads(text)
@@ -33,8 +40,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     written = _method_name(tables)
     apply_overrides(tables, overrides)
     if _method_name(tables) != written:
-        _drop_foreign_options(tables, _given(overrides))
-    return validate(tables, text=text, origin=str(path), overrides=overrides)
+        _drop_foreign_options(tables, keys_set(tuple(overrides)))
+    config = validate(tables, text=text, origin=str(path), overrides=overrides)
+    return config, Source(str(path), text, tuple(overrides))
 
 
 def _text(path: Path) -> str:
@@ -69,8 +77,8 @@ def validate(
     if config is not None:
         problems += _method_problems(config)
     if config is None or problems:
-        first = problems[:MOST_TOLD]
-        lines = [f"{_place(origin, text, overrides, key)}: {why}" for key, why in first]
+        first, source = problems[:MOST_TOLD], Source(origin, text, tuple(overrides))
+        lines = [f"{source.place(source.about(key, why))}: {why}" for key, why in first]
         if len(problems) > MOST_TOLD:
             lines.append(f"{origin}: and {len(problems) - MOST_TOLD} more")
         raise InputError("\n".join(lines))
@@ -79,11 +87,6 @@ def validate(
 
 def _method_name(tables: Tables) -> Any:
     return name_in(tables, "method")
-
-
-def _given(overrides: Sequence[str]) -> list[str]:
-    """The keys that -c sets, as section.key."""
-    return [".".join(k.strip() for k in o.partition("=")[0].split(".")) for o in overrides]
 
 
 def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
@@ -107,7 +110,7 @@ def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
     written = {k: dict(v) if isinstance(v, dict) else v for k, v in tables.items()}
     for override in overrides:
         apply_override(tables, override)
-    check_carried(written, tables, _given(overrides))
+    check_carried(written, tables, keys_set(tuple(overrides)))
 
 
 def apply_override(tables: Tables, override: str) -> None:
@@ -149,7 +152,14 @@ def _tuples(value: Any) -> Any:
 def _grouped(errors: Sequence[ErrorDetails]) -> list[Problem]:
     """One problem per key: what a union's members say of the same value is joined."""
     found: dict[tuple[str, ...], list[str]] = {}
+    paths = [_path(error) for error in errors]
     for error in errors:
+        own = _path(error)
+        # A list that is wrong within is not one of the names that may stand in its place, either.
+        if isinstance(error["input"], tuple) and any(
+            len(path) > len(own) and path[: len(own)] == own for path in paths
+        ):
+            continue
         found.setdefault(_path(error), []).append(_message(error))
     return [(key, "; or ".join(dict.fromkeys(said))) for key, said in found.items()]
 
@@ -169,8 +179,8 @@ def _message(error: ErrorDetails) -> str:
             _path(error)[-1], allowed
         )
     if kind == "value_error":
-        where = f"{key}: " if key else ""
-        return where + str(error["msg"]).removeprefix("Value error, ")
+        said = str(error["msg"]).removeprefix("Value error, ")
+        return said if not key or said.startswith(f"{key}.") else f"{key}: {said}"
     if kind == "literal_error":
         return _literal(key, error)
     if kind == "model_type":
@@ -213,8 +223,7 @@ def _rule(error: ErrorDetails) -> str:
 
 def _shown(value: Any) -> str:
     """As TOML has it, where that is another way than Python's."""
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    text = text.lower() if isinstance(value, bool) else text
+    text = _toml(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -229,24 +238,9 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def _place(origin: str, text: str, overrides: Sequence[str], key: tuple[str, ...]) -> str:
-    dotted = ".".join(key)
-    given = _given(overrides)
-    for path in given:
-        if f"{dotted}.".startswith(f"{path}."):
-            return f"-c {path}"
-    line = line_of(text, key)
-    place = f"{origin}:{line}" if line else origin
-    # What is wrong with a section may come from either.
-    within = [path for path in given if not dotted or path.startswith(f"{dotted}.")]
-    return f"{place} with -c {', '.join(within)}" if within else place
-
-
 def line_of(text: str, key: tuple[str, ...]) -> int | None:
     """The 1-based line where `key` (or else its section) is written, None where it is not."""
-    lines = lines_of(text)
-    written = (key[:length] for length in range(len(key), 0, -1) if key[:length] in lines)
-    return next((lines[part] for part in written), None)
+    return line_in(lines_of(text), key)
 
 
 def _method_problems(config: Config) -> list[Problem]:
@@ -304,4 +298,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{escaped}"'
-    return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    return str(value) if isinstance(value, datetime.date | datetime.time) else repr(value)

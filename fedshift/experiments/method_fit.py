@@ -10,6 +10,7 @@ from fedshift.errors import InputError
 from fedshift.experiments import settings
 from fedshift.experiments.config import Config
 from fedshift.experiments.networks import ROUTED, unrouted
+from fedshift.experiments.wording import file_words
 from fedshift.model import Model
 from fedshift.recipes.setting import SettingError
 
@@ -51,8 +52,13 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     except SettingError as e:
         return [_advised(e, config)]
     except InputError as e:
-        return [(("method",), f"[method]: {e}")]
+        return [(("method",), file_words(str(e), "method", named_alike(recipe)))]
     return []
+
+
+def named_alike(recipe: recipes.Recipe) -> dict[str, str]:
+    """A recipe's options as `file_words` takes them: a file calls them what Python does."""
+    return {name: name for name in recipe.options}
 
 
 def _advised(error: SettingError, config: Config) -> Problem:

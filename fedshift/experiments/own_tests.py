@@ -16,6 +16,7 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.feature_shift import dealing
 from fedshift.experiments.natural import Dealt
 from fedshift.experiments.own_looks import looks
+from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out
 from fedshift.seeds import numpy_generator
 
@@ -40,7 +41,10 @@ def among_clients(config: Config, seed: int) -> Dealt:
         data, trains, tests = _at_sites(config, seed)
     else:
         data, parts = _pooled(config, seed)
-        trains, tests = hold_out(parts, share, seed)
+        try:
+            trains, tests = hold_out(parts, share, seed)
+        except InputError as e:
+            raise InputError(f"data.test = {share}: {e}") from None
     counts = np.bincount(data.train.y.numpy()[np.concatenate(tests)], minlength=len(data.classes))
     nothing = np.empty(0, np.int64)
     return Dealt(
@@ -55,11 +59,9 @@ def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
     finer = FINER.get(config.data.name)
     dealt = data if finer is None else pool(datasets.load(finer), limit, seed)
     rng = numpy_generator(seed, "split")
-    try:
+    with in_file_words("shift", config.shift.arguments()):
         deal = dealing(config, seed, pool_rows(both, limit, seed))
         return data, deal(dealt.train.y.numpy(), len(dealt.classes), config.shift.clients, rng)
-    except InputError as e:
-        raise InputError(f"[shift]: {e}") from None
 
 
 def _at_sites(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices], Sequence[Indices]]:

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, rows
 from fedshift.engine.one_round import Round
-from fedshift.server.combine import Mean
-from fedshift.server.pals import PalsWeights, effective_sample_size
-from fedshift.server.weights import Pals
+from fedshift.engine.weighing import pals_of
+from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params
 
 Floats = NDArray[np.float64]
@@ -69,32 +68,20 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
     return Reach(ess, fraction, float(residual.norm()), float(residual.abs().sum()))
 
 
-def pals_of(algorithm: Algorithm) -> Pals | None:
-    """The FedPALS rule by which a method weighs, also of one that is wrapped; None: it has none."""
-    combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))
-    if isinstance(combine, Mean):
-        return combine.weights if isinstance(combine.weights, Pals) else None
-    return None if inner is None else pals_of(inner)
-
-
-def asks_for_less(rule: Pals, solved: PalsWeights) -> bool:
-    """Whether `ess` is below what the weights have at lambda = 0, and so changes nothing."""
-    low = rule.ess is not None and solved.ess_fraction > rule.ess * (1 + 1e-9)
-    return low and solved.lam == 0
-
-
 @dataclass(frozen=True, eq=False)
 class Played:
     """Sums over the rounds that changed something, of a run that draws a cohort for each.
 
-    shares [M] sums a_i, 0 where a client was not drawn. Of a method with FedPALS' programme also
-    the least and the largest lambda, in how many rounds the weights are certified, and in how many
-    `ess` changes nothing.
+    shares [M] sums a_i, 0 where a client was not drawn. reached sums what is defined of a round,
+    and known counts in how many it is: a mean that weighs a client without examples has no ESS. Of
+    a method with FedPALS' programme also the least and the largest lambda, in how many rounds the
+    weights are certified, and in how many `ess` changes nothing.
     """
 
     rounds: int = 0
     shares: Floats = field(default_factory=lambda: np.zeros(0))
     reached: Reach = Reach(0.0, 0.0, 0.0, 0.0)
+    known: tuple[int, ...] = (0, 0, 0, 0)
     lams: tuple[float, float] | None = None
     certified: int = 0
     unneeded: int = 0
@@ -105,9 +92,15 @@ class Played:
             return self
         shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
         shares[current.cohort.numpy()] += current.weights.numpy()
-        pairs = zip(self.reached, reach(current, table, target), strict=True)
+        here = reach(current, table, target)
+        defined = [not math.isnan(v) for v in here]
+        sums = (a + b if d else a for a, b, d in zip(self.reached, here, defined, strict=True))
         summed = replace(
-            self, rounds=self.rounds + 1, shares=shares, reached=Reach(*(a + b for a, b in pairs))
+            self,
+            rounds=self.rounds + 1,
+            shares=shares,
+            reached=Reach(*sums),
+            known=tuple(n + d for n, d in zip(self.known, defined, strict=True)),
         )
         rule = pals_of(algorithm)
         if rule is None:
@@ -118,7 +111,7 @@ class Played:
             summed,
             lams=(min(low, solved.lam), max(high, solved.lam)),
             certified=self.certified + solved.certified,
-            unneeded=self.unneeded + asks_for_less(rule, solved),
+            unneeded=self.unneeded + bool(solved.note),
         )
 
     @property
@@ -128,8 +121,14 @@ class Played:
 
     @property
     def mean(self) -> Reach:
-        """The means of what the rounds reached."""
-        return Reach(*(v / self.rounds for v in self.reached))
+        """The means of what the rounds reached, each over those where it is defined, else NaN."""
+        pairs = zip(self.reached, self.known, strict=True)
+        return Reach(*(v / n if n else math.nan for v, n in pairs))
+
+    @property
+    def with_ess(self) -> int:
+        """In how many rounds the ESS is defined."""
+        return self.known[0]
 
     @property
     def lam(self) -> float | None:
@@ -145,6 +144,7 @@ class Played:
             "rounds": self.rounds,
             "shares": self.shares.tolist(),
             "reached": [str(v) for v in self.reached],
+            "known": list(self.known),
             "lams": None if self.lams is None else [str(lam) for lam in self.lams],
             "certified": self.certified,
             "unneeded": self.unneeded,
@@ -158,6 +158,7 @@ def played_of(facts: Mapping[str, Any]) -> Played:
         facts["rounds"],
         np.array(facts["shares"], dtype=np.float64),
         Reach(*(float(v) for v in facts["reached"])),
+        tuple(facts.get("known", [facts["rounds"]] * len(facts["reached"]))),
         None if low_and_high is None else (float(low_and_high[0]), float(low_and_high[1])),
         facts["certified"],
         facts["unneeded"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedshift import recipes
+from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.run_models import (
@@ -39,6 +40,7 @@ def load_router(
     Raises InputError for a folder that is none, not complete, or of another method, and DataError
     for files that are missing or damaged.
     """
+    check_path("folder", folder)
     place = Path(folder)
     config = _configured(place)
     path, parts, sizes = place / MODEL, read_parts(place / MODEL), sizes_in(place / CLIENTS)

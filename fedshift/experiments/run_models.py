@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedshift import recipes
+from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import load_config
@@ -56,6 +57,7 @@ def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> 
     Raises InputError for a folder that is none or not complete, or of a version that did not keep
     all of them, and DataError for files that are missing or damaged.
     """
+    check_path("folder", folder)
     place = Path(folder)
     config = complete_config(place)
     path, parts = place / MODEL, read_parts(place / MODEL)

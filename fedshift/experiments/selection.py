@@ -127,7 +127,7 @@ def choose(
     if selection.rule == "validation" and task.target_validation is None:
         raise InputError(
             'selection.rule = "validation" needs examples that follow the target, and with '
-            'shift.target given by numbers there are none; use "estimate", or target = "drawn"'
+            'this shift.target there are none; use "estimate", or shift.target = "drawn"'
         )
     if selection.rule == "estimate" and not _measured(task):
         raise InputError(

@@ -8,11 +8,12 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.engine.weighing import pals_of
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.own_looks import grey_note, look_names
-from fedshift.experiments.played import asks_for_less, ess_of, pals_of
+from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.training import Outcome
 from fedshift.server.pals import (
@@ -98,7 +99,12 @@ def _of_method(experiment: Experiment) -> list[str]:
     found, server = _label_sets(experiment), experiment.outcome.last.server
     classes = experiment.prepared.task.classes
     sets = [] if found is None else label_sets.sentences(found, classes)
-    return [*_needless(experiment), *sets, *sentence(importance(server))]
+    return [
+        *_needless(experiment),
+        *_undefined(experiment.outcome.played),
+        *sets,
+        *sentence(importance(server)),
+    ]
 
 
 def _label_sets(experiment: Experiment) -> dict[str, Any] | None:
@@ -205,6 +211,16 @@ def _solved(experiment: Experiment) -> PalsWeights | None:
     return None if rule is None else rule.solved(experiment.outcome.federation.table)
 
 
+def _undefined(played: Played | None) -> list[str]:
+    """That some rounds have no ESS, where they have none."""
+    if played is None or not 0 < played.with_ess < played.rounds:
+        return []
+    return [
+        f"The mean ESS is that of {played.with_ess} of {played.rounds} rounds: in the others a "
+        "client without examples had a weight."
+    ]
+
+
 def _needless(experiment: Experiment) -> list[str]:
     """That `ess` asks for less than there is, where it does."""
     rule, played = pals_of(experiment.algorithm), experiment.outcome.played
@@ -221,7 +237,7 @@ def _needless(experiment: Experiment) -> list[str]:
     return [
         f"{asked}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "
         "so ess changes nothing."
-    ] * asks_for_less(rule, solved)
+    ] * bool(solved.note)
 
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> list[dict[str, float]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +31,7 @@ from fedshift.experiments.own_looks import check_images
 from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.server_rows import reserve
 from fedshift.experiments.settings import gate_of
+from fedshift.experiments.wording import in_file_words
 from fedshift.model import Model
 from fedshift.outputs import check_classes
 from fedshift.seeds import Seeds, numpy_generator
@@ -239,10 +242,8 @@ def _deal(
     labels, classes, split = data.train.y.numpy()[among], len(data.classes), config.shift
     drawn = split.target == "drawn"
     rng = numpy_generator(seed, "split")
-    try:
+    with _as_written(split, drawn):
         parts = dealing(config, seed, among)(labels, classes, split.clients + drawn, rng)
-    except InputError as e:
-        raise InputError(f"[shift]: {e}") from None
     rows = [among[part] for part in parts]
     if drawn:
         counts = np.bincount(labels[parts[-1]], minlength=classes)
@@ -256,6 +257,25 @@ def _deal(
     return rows, _given_target(split, held), None
 
 
+@contextlib.contextmanager
+def _as_written(split: Split, drawn: bool) -> Iterator[None]:
+    """A shift's errors by the keys of [shift]; where the target is one client more, they say so."""
+    names = split.arguments()
+    if not drawn:
+        with in_file_words("shift", names):
+            yield
+        return
+    del names["clients"]
+    try:
+        with in_file_words("shift", names):
+            yield
+    except InputError as e:
+        if re.search(rf"\b{split.clients + 1} clients|clients={split.clients + 1}\b", str(e)):
+            one_more = f" They are shift.clients = {split.clients} and the target, drawn as one."
+            e.args = (f"{e}{one_more}",)
+        raise
+
+
 def _given_target(split: Split, held: NDArray[np.bool_]) -> NDArray[np.float64]:
     """T [K]; held [K] says which labels some client has."""
     classes = len(held)
@@ -266,10 +286,12 @@ def _given_target(split: Split, held: NDArray[np.bool_]) -> NDArray[np.float64]:
     if given.shape == (classes,) and split.normalise_target and 0 < given.sum() < np.inf:
         given = given / given.sum()
     try:
-        return check_marginal(given, classes)
+        return check_marginal(given, classes, "shift.target")
     except InputError as e:
-        hint = "" if split.normalise_target else " Or set shift.normalise_target = true."
-        raise InputError(f"shift.target: {e}{hint}") from None
+        shares = given.shape == (classes,) and bool((np.isfinite(given) & (given >= 0)).all())
+        if split.normalise_target or not shares or not given.sum():
+            raise
+        raise InputError(f"{e} Or set shift.normalise_target = true.") from None
 
 
 def _hold_out(
@@ -299,7 +321,8 @@ def _hold_out(
 
 def _target_test(data: Dataset, target: NDArray[np.float64], seed: int) -> Indices:
     rng = numpy_generator(seed, "test")
-    return shifts.resample_to(data.test.y.numpy(), target, len(data.classes), rng)
+    with in_file_words("shift", {"marginal": "target"}):
+        return shifts.resample_to(data.test.y.numpy(), target, len(data.classes), rng)
 
 
 def _digest(parts: Sequence[Indices]) -> str:

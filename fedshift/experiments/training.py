@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from fedshift.engine.one_round import open_round
 from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.engine.trial import check_company
-from fedshift.errors import DivergedError, InputError
+from fedshift.errors import DivergedError, InputError, NeedlessWarning
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
@@ -181,14 +182,10 @@ def train(
     KeyboardInterrupt, with an exit code, where the keeper is asked to stop. clock: told what the
     time goes to.
     """
-    _check_first_round(algorithm, federation, training, task)
     saver, meter, seen = Saver(keeper, label, training.rounds), Meter(clock=clock), None
     done = saver.start()
     # First: a backend that cannot train this says so before anybody hears of rounds.
-    played = play(
-        algorithm, federation, training.rounds,
-        cohort=training.cohort, backend=meter, after=done.after,
-    )  # fmt: skip
+    played = _asked(play, algorithm, federation, training, meter, done.after)
     listen(_begun(label, done, training.rounds))
     began = time.perf_counter()
     for current in clock.each(PLANNING, _noting(played, done)):
@@ -209,6 +206,19 @@ def train(
             saver.played(done)
         began = time.perf_counter()
     return _outcome(algorithm, federation, task, label, done, seen)
+
+
+def _asked(
+    play: Play, algorithm: Algorithm, federation: Federation, training: Training,
+    backend: Backend, after: Round | None,
+) -> Iterator[Round]:  # fmt: skip
+    """The rounds, without warnings of what the summary says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NeedlessWarning)
+        return play(
+            algorithm, federation, training.rounds,
+            cohort=training.cohort, backend=backend, after=after,
+        )  # fmt: skip
 
 
 def _noting(played: Iterator[Round], done: Progress) -> Iterator[Round]:
@@ -269,13 +279,16 @@ def _at_end(
     return last_round(algorithm, current, federation, task, seen.served.answers)
 
 
-def _check_first_round(
+def check_first_round(
     algorithm: Algorithm, federation: Federation, training: Training, task: Task
 ) -> None:
     """Whatever the weights refuse, they refuse before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
-    ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
-    check_company(algorithm, len(federation.clients), size)
+    try:
+        ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
+        check_company(algorithm, len(federation.clients), size)
+    except InputError as e:
+        raise InputError(f"training.cohort = {size}: {e}") from None
     if training.min_clients > size:
         raise InputError(
             f"training.min_clients = {training.min_clients}, and a round has {size} clients, so "

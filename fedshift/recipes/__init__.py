@@ -60,7 +60,9 @@ def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
         cure = "give Setting(model, target), target being the label shares"
         check_kind(f"the setting of {make.__name__}", setting, Setting, cure)
         for name in options.keys() & hints.keys():
-            options[name] = settled(f"{make.__name__} {name}", options[name], hints[name])
+            options[name] = settled(
+                f"{make.__name__} {name}", options[name], hints[name], strict=True
+            )
         return make(setting, **options)
 
     # Where it is found by its name, as pickle looks for it.

@@ -69,9 +69,9 @@ def _leaves_rounds(setting: Setting, before: int) -> None:
     """Raises InputError where a run as long as the setting says would train nothing."""
     if setting.rounds is not None and setting.rounds <= before:
         raise InputError(
-            f"the run has {setting.rounds} rounds, and the first {before} fit densities and weigh "
-            "examples (density_rounds + weighing_rounds), which leaves none to train; for T rounds "
-            f"of training set rounds = {before} + T"
+            f"rounds={setting.rounds} of the run, of which the first {before} fit densities and "
+            "weigh examples (density_rounds + weighing_rounds), leave none to train; for T rounds "
+            f"of training give Setting(rounds={before} + T)"
         )
 
 

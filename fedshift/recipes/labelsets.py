@@ -128,8 +128,7 @@ def _tuned(
     if setting.server_inputs is None:
         raise InputError(
             f'tune = "{tune}" needs unlabeled inputs on the server; give '
-            "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs; in an experiment "
-            "file, [server] unlabeled = n"
+            "Setting(..., server_inputs=x), x [n, ...] like the clients' inputs"
         )
     return CentralTuning(
         plain,

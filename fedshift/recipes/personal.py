@@ -13,6 +13,7 @@ from fedshift.algorithms.local_only import LocalOnly
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError, nearest, unknown
+from fedshift.model import Model
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting, SettingError, counted, divided
 
@@ -133,8 +134,17 @@ def head_of(setting: Setting) -> tuple[str, ...]:
         f"Setting.head = {list(head)} must match some of the model's parameters with each prefix, "
         f"and not all of them; the model has {', '.join(names[:8])}.",
         "head",
-        f'{nearest(head[0], parts) if head else ""} Name the last layer, as head=("fc.",)',
+        f"{nearest(head[0], parts) if head else ''} Name the last by head=(...): "
+        f"{layers_of(setting.model)}",
     )
+
+
+def layers_of(model: Model) -> str:
+    """The prefixes of a network's layers, by which a head is named, in words: the last eight."""
+    names = [name for name, _ in model.net.named_parameters()]
+    layers = [*dict.fromkeys(f"{n.rpartition('.')[0]}." for n in names if "." in n)]
+    named = ", ".join(f'"{layer}"' for layer in layers[-8:])
+    return f"its layers are {named}" if named else "the network is one layer, and has no body"
 
 
 def _head_only(setting: Setting, local: Local) -> Local:

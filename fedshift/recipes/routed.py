@@ -7,7 +7,7 @@ from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.errors import InputError
-from fedshift.recipes.personal import head_of
+from fedshift.recipes.personal import head_of, layers_of
 from fedshift.recipes.setting import Setting, SettingError
 
 __all__ = ["feddrm", "feddrm_shared_head"]
@@ -36,7 +36,8 @@ def feddrm(setting: Setting, *, lam: float = 0.8) -> FedAvg:
         raise SettingError(
             "feddrm needs a classifier that stays on each client, and Setting.head = [] names none",
             "head",
-            '; name it, as head=("fc.",), or use feddrm_shared_head, which shares it',
+            "; name it by head=(...), or use feddrm_shared_head, which shares it: "
+            f"{layers_of(setting.model)}",
         )
     return FedAvg(
         setting.model,

@@ -181,8 +181,11 @@ def _refuse_doubled(path: Path, what: str, names: Sequence[str], lines: Sequence
         if not name:
             raise DataError(f"{path}, line {line}: a {what} without a name")
         if seen[name] > 1:
+            at = [str(one) for one, other in zip(lines, names, strict=True) if other == name]
+            where = f"line {line}" if len({*at}) == 1 else f"lines {', '.join(at[:5])}"
             raise DataError(
-                f'{path}, line {line}: {what} "{shown(name)}" is given {seen[name]} times'
+                f'{path}, {where}: {what} "{shown(name)}" is given {seen[name]} times; give each '
+                "once"
             )
 
 

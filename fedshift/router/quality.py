@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedshift.arguments import called, check_number
 from fedshift.errors import InputError
 from fedshift.sketch import sketched
 
@@ -102,6 +103,8 @@ def risk_coverage(confidence: Tensor, wrong: Tensor) -> RiskCoverage:
     depend on how queries are listed. For novelty pass its negative. Geifman, Uziel and El-Yaniv
     2019, arXiv 1805.08206.
     """
+    _check_vector("confidence", confidence)
+    _check_vector("wrong", wrong)
     _check(len(confidence), wrong)
     doubt = -confidence.detach().cpu().double().numpy()
     errors = wrong.detach().cpu().double().numpy()
@@ -116,8 +119,11 @@ def threshold(confidence: Tensor, coverage: float) -> float:
     """The largest t for which at least this share of queries has confidence >= t.
 
     For `min_posterior` from held-out posteriors; for `max_novelty`, minus the threshold of minus
-    the novelty. Raises InputError unless 0 < coverage <= 1.
+    the novelty. Raises InputError unless 0 < coverage <= 1, and for confidences that are no vector
+    of numbers.
     """
+    check_number("coverage", coverage)
+    _check_vector("confidence", confidence)
     if not 0.0 < coverage <= 1.0 or not len(confidence):
         raise InputError(
             f"coverage {coverage} of {len(confidence)} queries; give at least one query and a "
@@ -126,6 +132,16 @@ def threshold(confidence: Tensor, coverage: float) -> float:
     # The small subtrahend keeps 0.29 * 100 = 28.999999999999996 + 1 ulp from asking for one more.
     k = max(int(np.ceil(coverage * len(confidence) - 1e-9)), 1)
     return float(confidence.sort(descending=True).values[k - 1])
+
+
+def _check_vector(name: str, given: object) -> None:
+    """Raise InputError unless it is a tensor [B] without NaN."""
+    if not isinstance(given, Tensor):
+        raise InputError(f"{name} is {called(given)}; give torch.as_tensor(...) of it")
+    if given.ndim != 1:
+        raise InputError(f"{name} has the shape {tuple(given.shape)}; give one number per query")
+    if bool(given.isnan().any()):
+        raise InputError(f"{name}[{int(given.isnan().nonzero()[0])}] is NaN; give numbers")
 
 
 def _check(queries: int, origin: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
+from fedshift.arguments import check_whole
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
@@ -340,8 +341,8 @@ class Router:
         return widths[mode]
 
     def _check_width(self, k: int) -> int:
-        whole = isinstance(k, Integral) and not isinstance(k, bool)
-        if not whole or not 1 <= k <= len(self.clients):
+        check_whole("k", k)
+        if not 1 <= k <= len(self.clients):
             raise InputError(
                 f"k = {k} clients of {len(self.clients)}; give 1 to all of them, a whole number"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,7 +55,8 @@ class PalsWeights:
     f(a) - f*; `l1_bound` = sqrt(N gap / lam) bounds ||a - a*||_1 (inf at lam = 0). `certified`: the
     gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and ||a - a*||_1 <= 1e-6 by the
     duality gap of the active set and a charge for rounding and for the projection at lam = 0. a* is
-    the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser.
+    the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser. `note` says
+    that `ess` changes nothing, where lam = 0 has as much.
     """
 
     weights: Floats
@@ -67,6 +68,7 @@ class PalsWeights:
     l1_bound: float
     certified: bool
     lam: float
+    note: str = ""
 
 
 def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
@@ -174,9 +176,20 @@ def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWei
             "examples; raise cap or lower ess"
         )
     if fidelity == "squared" or lam in (0.0, math.inf):
-        return _result(clients, lam, solution)
+        return _noted(_result(clients, lam, solution), fraction)
     distance = _distance(clients, solution)
     return _norm_result(clients, lam / (2.0 * distance), lam, solution)
+
+
+def _noted(solved: PalsWeights, fraction: float) -> PalsWeights:
+    """With a note where the ESS asked for is below that of lambda = 0."""
+    if solved.lam or not solved.ess_fraction > fraction * (1 + 1e-9):
+        return solved
+    return replace(
+        solved,
+        note=f"ess={fraction:g} changes nothing: the closest mixture (lam=0) already has "
+        f"{solved.ess_fraction:.4g}",
+    )
 
 
 def _with_lam(clients: _Clients, lam: float, fidelity: Fidelity) -> PalsWeights:

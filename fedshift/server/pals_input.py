@@ -86,7 +86,7 @@ def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
     if abs(total - 1.0) > 1e-6:
         raise InputError(
             f"target sums to {total:.9g}, it must sum to 1 within 1e-6; pass label shares, or "
-            "normalise_target=True (--normalise) to have it divided by its sum"
+            "normalise_target=True to have it divided by its sum"
         )
     return wanted
 

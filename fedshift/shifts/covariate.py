@@ -18,6 +18,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError, unknown
 from fedshift.shifts.base import check_count
 from fedshift.shifts.colour import check_images, hsv_to_rgb, rgb_to_hsv
@@ -152,6 +153,9 @@ class Compose:
     """The steps one after the other, the first one first; no steps change nothing."""
 
     steps: tuple[Transform, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor) -> Tensor:
         check_images(images)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.shifts.colour import check_images
 
@@ -38,6 +39,7 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise InputError(f"scale={self.scale}; allowed: 0 < low <= high <= 1")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.seeds import generator, numpy_generator
 from fedshift.shifts.base import Partition, check_count
@@ -35,6 +36,7 @@ class GaussianNoise:
     client: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (math.isfinite(self.deviation) and self.deviation >= 0.0):
             raise InputError(
                 f"noise of standard deviation {self.deviation}; allowed: a finite number >= 0"

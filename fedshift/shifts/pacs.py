@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.shifts.base import Ints, Partition, check_inputs
 
@@ -36,6 +37,7 @@ class Imbalanced:
     reduced: float = 0.1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if len(set(self.scarce)) != 3:
             raise InputError(f"scarce={self.scarce}; allowed: three different labels")
         if not 0 < self.reduced <= 1:

@@ -41,25 +41,24 @@ def dirichlet_marginal(classes: int, beta: float, rng: np.random.Generator) -> F
     return dirichlet(check_beta(beta), classes, 1, rng).reshape(classes)
 
 
-def check_marginal(marginal: ArrayLike, classes: int) -> Floats:
+def check_marginal(marginal: ArrayLike, classes: int, name: str = "marginal") -> Floats:
     """`marginal` as float64 [K] when its entries are finite, >= 0 and sum to 1 within 1e-6.
 
-    The result sums to 1 to the last bits. Anything else is an `InputError`.
+    The result sums to 1 to the last bits. Anything else is an `InputError` about `name`.
     """
-    given = as_numbers("marginal", marginal)
+    given = as_numbers(name, marginal)
     if given.shape != (classes,):
-        raise InputError(
-            f"marginal of shape {given.shape}; allowed: one number for each of {classes} classes."
-        )
+        what = f"{len(given)} numbers" if given.ndim == 1 else f"the shape {given.shape}"
+        raise InputError(f"{name} has {what}; allowed: one for each of {classes} classes.")
     bad = np.flatnonzero(~np.isfinite(given) | (given < 0))
     if bad.size:
         raise InputError(
-            f"marginal[{bad[0]}]={given[bad[0]]:g}; allowed: finite numbers >= 0 that sum to 1."
+            f"{name}[{bad[0]}]={given[bad[0]]:g}; allowed: finite numbers >= 0 that sum to 1."
         )
     total = float(given.sum())
     if abs(total - 1) > 1e-6:
         raise InputError(
-            f"marginal sums to {total:.6g}; allowed: 1 within 1e-6. Divide counts by their sum."
+            f"{name} sums to {total:.6g}; allowed: 1 within 1e-6. Divide counts by their sum."
         )
     return np.asarray(given / total)
 

@@ -1,0 +1,69 @@
+"""What the library says to those who write Python, in the words of who wrote a file or options."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
+from fedshift.errors import InputError
+
+# What is set by a class in Python, and the key that sets it in a file.
+_ELSEWHERE = (
+    (r"\bLocal\((\w+)=([^()]+)\)", r"training.\1 = \2"),
+    (r"\bSetting\((?:\.\.\., )?rounds=([^()]+)\)", r"training.rounds = \1"),
+    (
+        r"\bSetting\(\.\.\., server_inputs=x\), x \[n, \.\.\.\] like the clients' inputs",
+        "server.unlabeled = n, the number of inputs that the server holds",
+    ),
+    (r"\bleave it out of Sgd\([^()]*\)", "leave out training.server_momentum"),
+    (
+        r"\bleave out Sgd\([^()]*\)",
+        "leave out training.server_lr and training.server_momentum",
+    ),
+    (r"^rounds=(\d+) of the run", r"training.rounds = \1"),
+    (r"\bIid\(\)", 'shift.kind = "iid"'),
+)
+_KEY = re.compile(
+    r"(?<![\w./])(?:data|shift|server|model|method|training|selection|seeds)(?:\.(?=[a-z_])|\])"
+)
+
+
+def reworded(message: str, names: Mapping[str, str], equals: str) -> str:
+    """The message with other names for arguments of Python, `equals` between name and value.
+
+    An argument is known by its place, at the start (after a class) or before `=`: many are words
+    like any other.
+    """
+    for name, other in names.items():
+        message = re.sub(
+            rf"^(?:{name}(?=[ :\[=])|[A-Z]\w*(?:'s)? {name}(?= must ))", other, message
+        )
+        message = re.sub(rf"(?<![\w.-]){name}=(?=\S)", f"{other}{equals}", message)
+        message = re.sub(rf"^{re.escape(other)}=(?=\S)", f"{other}{equals}", message)
+    return message
+
+
+def file_words(message: str, section: str, names: Mapping[str, str]) -> str:
+    """The message with keys of a file in place of arguments: `method.mu must be ...`.
+
+    names: an argument in Python -> its key in the section. What names no key is headed by the
+    section's name.
+    """
+    for said, key in _ELSEWHERE:
+        message = re.sub(said, key, message)
+    message = reworded(message, {name: f"{section}.{key}" for name, key in names.items()}, " = ")
+    for name, key in names.items():
+        if name != key:
+            message = re.sub(rf"(?<![\w.]){name}\b", f"{section}.{key}", message)
+    return message if _KEY.search(message) else f"[{section}]: {message}"
+
+
+@contextlib.contextmanager
+def in_file_words(section: str, names: Mapping[str, str]) -> Iterator[None]:
+    """InputErrors raised within are told by `file_words`."""
+    try:
+        yield
+    except InputError as e:
+        e.args = (file_words(str(e), section, names),)
+        raise
