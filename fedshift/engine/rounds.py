@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
 from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
@@ -35,7 +35,7 @@ from fedshift.engine.shares import Books, summing
 from fedshift.engine.shelf import Shelf
 from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
 from fedshift.errors import InputError
-from fedshift.randomness import repeatable
+from fedshift.repeating import repeatable
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params, Parts, ordinary
 
@@ -129,8 +129,11 @@ def play_round(
     Where the first bad reply ends the run, replies are summed and let go as they come, as far as
     the method needs no more than their sums. Gradients are taken wherever it is called from, within
     `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
-    played once more, with seeds (`fedshift.randomness.repeatable`).
+    played once more, with seeds (`fedshift.repeating`).
     """
+    for model in (algorithm.model, ask(algorithm.at(t), Capabilities.trained_model)):
+        if model is not None:
+            model.check_unchanged()
     return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
 
 
@@ -214,7 +217,7 @@ def run(
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation) if after is None else after
-    check_schedule(algorithm, current.t + 1, rounds)
+    repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
     return _rounds(algorithm, federation, current, rounds, size, backend)
 
 
