@@ -278,7 +278,7 @@ class Examples:
         if len(self.x) != len(self.y):
             raise InputError(f"{len(self.x)} inputs and {len(self.y)} labels; give as many")
         check_finite(self.x, "examples: x", "a model is scored on them")
-        check_labels(self.y, "examples")
+        check_labels(self.y, "a set of examples")
         object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
