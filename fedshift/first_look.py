@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.randomness import one_at_a_time
 from fedshift.repeating import watched
 from fedshift.stateless import check_own
 from fedshift.tree import Params
@@ -39,7 +40,8 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
             "or argmax in its forward): no gradient reaches them, and nothing would be learned"
         )
     if moving:
-        check_own(model.net, first.values(), moving.values())
+        with one_at_a_time():
+            check_own(model.net, first.values(), moving.values())
     _check_alike(first, second, "two passes of the network in training")
     _check_alike(before, after, "the network's passes in evaluation before and after training")
 

@@ -26,7 +26,7 @@ MAY = {
     "repeating": {"errors", "randomness"},
     "modules": {"errors", "arguments"},
     "model": CORE | {"modules", "pooling", "randomness", "repeating", "stateless"},
-    "first_look": CORE | {"model", "repeating", "stateless"},
+    "first_look": CORE | {"model", "randomness", "repeating", "stateless"},
     "outputs": CORE | {"model"},
     "estimate": {"errors", "arguments", "real", "sketch"},
     "files": {"errors"},
