@@ -21,6 +21,7 @@ import random
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ from torch import Tensor, nn
 
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
+# Where modules hold what is no generator.
+TENSORS = {"_parameters", "_buffers", "_modules"}
 
 
 class _Shared:
@@ -116,13 +119,16 @@ def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
     """The `torch.Generator`s that the network's modules hold, also in lists and dictionaries."""
     seen: dict[int, torch.Generator] = {}
     for module in net.modules():
-        for value in vars(module).values():
+        for name, value in vars(module).items():
+            # Most of a module's attributes are these; torch takes its time to say what is its own.
+            if name in TENSORS or type(value) in (bool, int, float, str, NoneType):
+                continue
             inside: Collection[Any] = (value,)
-            if isinstance(value, dict):
-                inside = value.values()
-            elif isinstance(value, (list, tuple)):
-                inside = value
-            seen |= {id(g): g for g in inside if isinstance(g, torch.Generator)}
+            if isinstance(value, (dict, list, tuple)):
+                inside = value.values() if isinstance(value, dict) else value
+            for g in inside:
+                if isinstance(g, torch.Generator):
+                    seen[id(g)] = g
     return tuple(seen.values())
 
 
