@@ -217,7 +217,7 @@ class Model:
     def _train(
         self, params: Params, buffers: Params, x: Tensor, seed: int
     ) -> tuple[Params, Params]:
-        self._meet()
+        self._meet()  # who takes gradients without a phase of `Local` has not refreshed it
         after = {k: v.clone() for k, v in buffers.items()}
         if self._is_quiet(training=True) or self._stays_unseeded(seed):
             return self._outputs(params, after, x, training=True), after

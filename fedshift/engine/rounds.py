@@ -131,9 +131,9 @@ def play_round(
     `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
     played once more, with seeds (`fedshift.repeating`).
     """
-    for model in (algorithm.model, ask(algorithm.at(t), Capabilities.trained_model)):
-        if model is not None:
-            model.check_unchanged()
+    trained = ask(algorithm.at(t), Capabilities.trained_model)
+    for model in {algorithm.model, trained or algorithm.model}:
+        model.check_unchanged()
     return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
 
 
