@@ -103,7 +103,7 @@ def client_data(x: Tensor, y: Tensor, client: int) -> ClientData:
     n, labels = (v.shape[0] if v.ndim else 0 for v in (x, y))
     if n != labels:
         raise InputError(f"client {client} has {n} inputs and {labels} labels; give as many")
-    check_labels(y, client)
+    check_labels(y, f"client {client}")
     check_finite(x, f"client {client}: x", "training")
     return ClientData(x, y.long(), torch.ones(len(y)), torch.tensor(int(client)))
 
@@ -159,7 +159,7 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             "an id is the client's position, client_data(x, y, position)"
         )
     for i, c in enumerate(clients):
-        check_labels(c.y, i)
+        check_labels(c.y, f"client {i}")
         check_importance(c.w, len(c.y), i)
         if c.y.dtype != torch.int64:
             raise InputError(f"client {i}: labels are {c.y.dtype}; client_data makes them int64")
@@ -276,8 +276,8 @@ class Examples:
         if len(self.x) != len(self.y):
             raise InputError(f"{len(self.x)} inputs and {len(self.y)} labels; give as many")
         check_finite(self.x, "examples: x", "a model is scored on them")
-        if self.y.dtype != torch.int64 and not self.y.is_floating_point():
-            object.__setattr__(self, "y", self.y.long())
+        check_labels(self.y, "a set of examples")
+        object.__setattr__(self, "y", self.y.long())
 
     def __len__(self) -> int:
         return len(self.y)
@@ -334,7 +334,7 @@ def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
     if isinstance(clients, Surveyed):
         return clients.register(classes)
     for i, c in enumerate(clients):
-        check_labels(c.y, i)
+        check_labels(c.y, f"client {i}")
         check_importance(c.w, len(c.y), i)
         if len(c.y) and int(c.y.long().max()) >= classes:
             raise InputError(

@@ -42,18 +42,19 @@ def check_plain(v: object, name: str, client: int) -> None:
         raise InputError(f"client {client}: {name} is {odd}; give a tensor [n, ...] of one shape")
 
 
-def check_labels(y: Tensor, client: int) -> None:
-    """Raise InputError unless y [n] are whole numbers of at least 0."""
+def check_labels(y: Tensor, whose: str) -> None:
+    """Raise InputError unless y [n] are whole numbers of at least 0, as int64 holds them."""
     if y.ndim != 1:
-        raise InputError(f"client {client}: labels of shape {tuple(y.shape)}; give one per example")
+        raise InputError(f"{whose}: labels of shape {tuple(y.shape)}; give one per example")
     if y.is_floating_point() or y.is_complex():
         raise InputError(
-            f"client {client}: labels are {y.dtype}; they are class numbers 0, 1, ...: "
+            f"{whose}: labels are {y.dtype}; they are class numbers 0, 1, ...: "
             "give whole numbers, as y.long() makes them"
         )
     least = int(y.long().min()) if len(y) else 0  # torch has no minimum of some kinds of numbers
     if least < 0:
-        raise InputError(f"client {client} has label {least}; labels are 0, 1, ..., K-1")
+        label = least + 2**64 if y.dtype == torch.uint64 else least
+        raise InputError(f"{whose} has label {label}; labels are 0, 1, ..., K-1")
 
 
 def check_importance(w: object, n: int, client: int) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from fedshift.arguments import called, check_fields
+from fedshift.arguments import check_fields
 from fedshift.errors import InputError
+from fedshift.modules import check_network, fixed_in, is_batch_norm, is_random
 from fedshift.pooling import pooled, with_pools
-from fedshift.randomness import SOURCES, Source, noted, own_generators, seeded, watched, watching
+from fedshift.randomness import SOURCES, Source, one_at_a_time, own_generators, seeded
+from fedshift.repeating import met, noted, repeatable, watching
 from fedshift.seeds import key
 from fedshift.sketch import sketched
 from fedshift.stateless import (
@@ -26,19 +27,15 @@ from fedshift.stateless import (
     alike,
     call,
     changed,
-    check_own,
     misfit,
     modules_of,
     places,
+    retied,
 )
 from fedshift.tree import Params
 
 NOTHING = contextlib.nullcontext()
 Augment = Callable[[Tensor, int], Tensor]
-
-
-class UntriedError(InputError):
-    """A network failed in training mode on the examples that it was tried on."""
 
 
 @sketched
@@ -79,6 +76,8 @@ class Model:
     fixed: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.net, Model):
+            raise InputError("Model(net) is given a Model; use that one as it is")
         check_network(self.net)
         check_fields(self)
         # Looked up once: at every step it would cost as much as a small layer.
@@ -87,11 +86,11 @@ class Model:
         # Whether a pass, in training or not, writes into its inputs; as far as that is known.
         object.__setattr__(self, "_writes", {})
         object.__setattr__(self, "_pools", with_pools(self.net))
-        dropping: set[Source] = {"torch"} if any(map(_is_random, self.net.modules())) else set()
+        dropping: set[Source] = {"torch"} if any(map(is_random, self.net.modules())) else set()
         object.__setattr__(self, "_draws", {True: dropping} if dropping else {})
         object.__setattr__(self, "_generators", own_generators(self.net))
-        object.__setattr__(self, "fixed", _fixed(self.net))
-        normed = any(map(_is_batch_norm, self.net.modules()))
+        object.__setattr__(self, "fixed", fixed_in(self.net))
+        normed = any(map(is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
         if self.freeze_norm and not normed:
             raise InputError(
@@ -101,9 +100,10 @@ class Model:
     @torch.inference_mode(False)
     def init(self) -> tuple[Params, Params]:
         """(parameters, buffers) as the module holds them now, copied."""
-        self._renew()
-        params = {k: v.detach().clone() for k, v in self.net.named_parameters()}
-        buffers = {k: v.detach().clone() for k, v in self.net.named_buffers()}
+        with one_at_a_time():
+            self._renew()
+            params = {k: v.detach().clone() for k, v in self.net.named_parameters()}
+            buffers = {k: v.detach().clone() for k, v in self.net.named_buffers()}
         return params, buffers
 
     def refresh(self, params: Params, buffers: Params) -> None:
@@ -111,22 +111,50 @@ class Model:
 
         Raises InputError where tensors of the network are missing: it would use its own.
         """
+        self._meet()
         if changed(self._modules):
-            self.__post_init__()
+            with one_at_a_time():
+                self.__post_init__()
         if len(params) + len(buffers) != len(self._places):
             raise misfit(self._places, params | buffers)
 
     def check(self, params: Params, buffers: Params) -> None:
         """Raise InputError for tensors that the network does not have, and for missing ones."""
-        self._renew()
+        with one_at_a_time():
+            self._renew()
         given = params | buffers
         if given.keys() != self._places.keys():
             raise misfit(self._places, given)
 
+    def check_unchanged(self) -> None:
+        """Raise InputError where the network has other layers, ties or `requires_grad` than when it
+        was looked at last, as a run began.
+        """
+        with one_at_a_time():
+            fixed = fixed_in(self.net)
+            odd = sorted(fixed ^ self.fixed)
+            if changed(self._modules) or retied(self._places):
+                what = "its layers, or what they share"
+            elif odd:
+                now = odd[0] not in fixed
+                what = f'"{odd[0]}" has requires_grad={now} now, and had {not now}'
+            else:
+                return
+        raise InputError(
+            f"the network was changed after the run began ({what}); begin another run from here, "
+            "as run(..., after=played), with a model that fits it"
+        )
+
+    def _meet(self) -> None:
+        """Take the network's own generators anew, once in each round or other computation."""
+        own = met(self.net)
+        if own is not None:
+            object.__setattr__(self, "_generators", own)
+
     def _renew(self) -> None:
         """Look at the network again if anything is where it was not, or fixed that was not."""
         moved = changed(self._modules) or not alike(self._places, places(self.net))
-        if moved or self.fixed != _fixed(self.net):
+        if moved or self.fixed != fixed_in(self.net):
             self.__post_init__()
 
     def loaded(self, params: Params, buffers: Params) -> nn.Module:
@@ -136,6 +164,10 @@ class Model:
         `load_state_dict` asks for the former by each of their names, and knows nothing of the
         latter. Raises InputError for tensors that are not the network's.
         """
+        with one_at_a_time():
+            return self._loaded(params, buffers)
+
+    def _loaded(self, params: Params, buffers: Params) -> nn.Module:
         self.check(params, buffers)
         # What layers keep of their last pass (`weight_norm` its product) cannot be copied.
         passing = {
@@ -164,6 +196,9 @@ class Model:
         A network that draws random numbers in this mode, too, draws the same ones at each call.
         Raises InputError for names that the network does not have, and for such that are missing.
         """
+        return repeatable(partial(self._evaluate, params, buffers, x))
+
+    def _evaluate(self, params: Params, buffers: Params, x: Tensor) -> Params:
         self.refresh(params, buffers)
         if self._is_quiet(training=False):
             return self._outputs(params, buffers, x, training=False)
@@ -177,46 +212,16 @@ class Model:
         Buffers are copied before the pass because BatchNorm writes into those that it is given.
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
+        return repeatable(partial(self._train, params, buffers, x, seed))
+
+    def _train(
+        self, params: Params, buffers: Params, x: Tensor, seed: int
+    ) -> tuple[Params, Params]:
+        self._meet()  # who takes gradients without a phase of `Local` has not refreshed it
         after = {k: v.clone() for k, v in buffers.items()}
         if self._is_quiet(training=True) or self._stays_unseeded(seed):
             return self._outputs(params, after, x, training=True), after
         return self._seeded_outputs(params, after, x, seed, training=True), after
-
-    def look(self, params: Params, buffers: Params, x: Tensor) -> None:
-        """Find out from which generators the network draws, by passes on x [n, ...], n > 1.
-
-        A draw that these passes do not make is found later (`fedshift.randomness.repeatable`).
-        Raises InputError for a network that fails in training mode, for one whose outputs no
-        gradient leads back from, and for one whose passes differ though the seed is the same.
-        """
-        object.__setattr__(self, "_generators", own_generators(self.net))
-        moving = {k: v.detach().requires_grad_() for k, v in self.trainable(params).items()}
-        try:
-            with watched():
-                with torch.no_grad():
-                    self(params, {k: v.clone() for k, v in buffers.items()}, x)
-                first, second = (self.train(params | moving, buffers, x)[0] for _ in range(2))
-        except Exception as e:
-            raise UntriedError(
-                f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
-            ) from e
-        outputs = {name: v for name, v in first.items() if isinstance(v, Tensor)}
-        if moving and outputs and not any(v.requires_grad for v in outputs.values()):
-            raise InputError(
-                "the network's outputs are cut off from its parameters (detach(), no_grad(), numpy "
-                "or argmax in its forward): no gradient reaches them, and nothing would be learned"
-            )
-        if moving:
-            check_own(self.net, outputs.values(), moving.values())
-        for name, v in outputs.items():
-            if not _alike(v, second[name]):
-                raise InputError(
-                    f'two passes of the network in training give other "{name}", though parameters '
-                    "and seed are the same: it keeps a state of its own, or draws random numbers "
-                    "from a generator that no seed reaches, such as numpy's default_rng; use "
-                    "torch's functions without a generator, or a torch.Generator that is an "
-                    "attribute of the network"
-                )
 
     def _is_quiet(self, *, training: bool) -> bool:
         """Whether a pass is known to draw no random numbers. The first of each mode is watched."""
@@ -234,6 +239,8 @@ class Model:
     ) -> Params:
         watch = watching() or training not in self._draws
         draws = self._draws.setdefault(training, set())
+        if watch:  # it may have made some, or others, meanwhile
+            object.__setattr__(self, "_generators", own_generators(self.net))
         sources = SOURCES if watch else draws
         with (
             seeded(index(seed), sources, self._generators, x.device),
@@ -242,21 +249,24 @@ class Model:
             return self._outputs(params, buffers, x, training=training)
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
+        with one_at_a_time():
+            out = self._pass(params, buffers, x, training=training)
+        return out if isinstance(out, dict) else {"logits": out}
+
+    def _pass(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Any:
         if self.net.training != training:
             self.net.train(training)
         # At each pass, because a module starts in training mode and others may switch it.
         if training and self.freeze_norm:
-            for module in filter(_is_batch_norm, self.net.modules()):
+            for module in filter(is_batch_norm, self.net.modules()):
                 module.eval()
         # Where there is nothing to turn, entering a block would cost as much as a small layer.
         with pooled(self._pools) if self._pools else NOTHING:
             given, written = params | buffers, buffers if training else None
             if training and self._writes.get(True) is False:  # x is a batch, and nobody else's
-                out = call(self.net, self._places, given, x, written=written)
-            else:
-                run = partial(call, self.net, self._places, given, written=written)
-                out = self._kept(x, training, run)
-        return out if isinstance(out, dict) else {"logits": out}
+                return call(self.net, self._places, given, x, written=written)
+            run = partial(call, self.net, self._places, given, written=written)
+            return self._kept(x, training, run)
 
     def _kept(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
         """run(x), x being as before whatever the network does to it: it gets a copy if it writes.
@@ -282,45 +292,6 @@ class Model:
             # A tensor of the device "meta" has no values at all.
             self._writes[training] = written or not (own.is_meta or torch.equal(own, x))
         return out
-
-
-def check_network(net: object) -> None:
-    """Raise InputError unless it is a network whose tensors are there."""
-    if isinstance(net, Model):
-        raise InputError("Model(net) is given a Model; use that one as it is")
-    if not isinstance(net, nn.Module):
-        cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
-        raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
-    for name, v in (*net.named_parameters(), *net.named_buffers()):
-        if is_lazy(v):
-            raise InputError(
-                f'the network\'s "{name}" has no shape yet (lazy layers): call net(x[:2]) once, '
-                "before Model(net)"
-            )
-
-
-def _is_random(module: nn.Module) -> bool:
-    """Torch's dropout layers, and those of its layers that drop by a number (RNNs, attention)."""
-    rate = getattr(module, "dropout", 0.0)
-    drops = isinstance(rate, float) and rate > 0
-    return drops or isinstance(module, nn.modules.dropout._DropoutNd)
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal but for rounding, NaN being like NaN."""
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
-
-
-def _fixed(net: nn.Module) -> frozenset[str]:
-    return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)
-
-
-def _is_batch_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
 def within_vmap(v: Tensor) -> bool:

@@ -1,16 +1,17 @@
 """Random numbers that a network draws while it computes: they too follow from the run's seeds.
 
-Layers such as dropout draw from generators of the whole process: torch's, numpy's or Python's. A
-pass that is known to draw is therefore computed within `seeded`: its generators start at the pass's
-own seed, and are put back afterwards. Two steps find out which passes draw. A network is tried
-once, before round 1 (`Model.look`). And each round compares the generators before and after
-(`repeatable`): if they moved, the round is computed again with every pass seeded and watched.
+Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
+from `torch.Generator`s that modules of the network hold as attributes. A pass that is known to draw
+is therefore computed within `seeded`: its generators start at the pass's own seed, and are put back
+afterwards. Two steps find out which passes draw: a network is tried once, before round 1
+(`fedshift.first_look`), and what is computed is computed again if it drew unforeseen
+(`fedshift.repeating`).
+
+Threads share the process's generators, and may share a network. Passes are therefore computed one
+at a time (`one_at_a_time`).
 
 Not seen, because nothing outside of the network shows them: generators that a network makes for
-itself, such as numpy's `default_rng` or `random.Random`. A `torch.Generator` that a module holds as
-an attribute is seen. Another thread that draws from the process's generators at the same time
-disturbs passes that draw; runs of fedshift in several threads do not disturb one another where the
-draws were foreseen.
+itself and holds elsewhere, such as numpy's `default_rng` or `random.Random`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ from __future__ import annotations
 import os
 import random
 import threading
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import NoneType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import InputError
-
-T = TypeVar("T")
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
+# Where modules hold what is no generator.
+TENSORS = {"_parameters", "_buffers", "_modules"}
 
 
 class _Shared:
@@ -45,15 +45,15 @@ class _Shared:
         cls.lock = threading.RLock()
 
 
-class _Watch(threading.local):
-    """Whether every pass of this thread is to be seeded and watched, and whether one drew."""
-
-    on = False
-    drew = False
-
-
-_watch = _Watch()
 os.register_at_fork(after_in_child=_Shared.renew)
+
+
+def one_at_a_time() -> AbstractContextManager[bool]:
+    """The lock that a thread holds while it computes a pass, or looks at a network's tensors.
+
+    A pass has others in their places, and may draw from generators that all threads share.
+    """
+    return _Shared.lock
 
 
 class States(NamedTuple):
@@ -119,13 +119,16 @@ def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
     """The `torch.Generator`s that the network's modules hold, also in lists and dictionaries."""
     seen: dict[int, torch.Generator] = {}
     for module in net.modules():
-        for value in vars(module).values():
+        for name, value in vars(module).items():
+            # Most of a module's attributes are these; torch takes its time to say what is its own.
+            if name in TENSORS or type(value) in (bool, int, float, str, NoneType):
+                continue
             inside: Collection[Any] = (value,)
-            if isinstance(value, Mapping):
-                inside = value.values()
-            elif isinstance(value, (list, tuple)):
-                inside = value
-            seen |= {id(g): g for g in inside if isinstance(g, torch.Generator)}
+            if isinstance(value, (dict, list, tuple)):
+                inside = value.values() if isinstance(value, dict) else value
+            for g in inside:
+                if isinstance(g, torch.Generator):
+                    seen[id(g)] = g
     return tuple(seen.values())
 
 
@@ -171,72 +174,3 @@ def seeded(
                 np.random.set_state(numpy_state)
             if python_state is not None:
                 random.setstate(python_state)
-
-
-def watching() -> bool:
-    """Whether passes of this thread must be seeded and watched."""
-    return _watch.on
-
-
-@contextmanager
-def watched() -> Iterator[None]:
-    """Every pass within the block is seeded, and its network remembers whether it draws."""
-    before = _watch.on, _watch.drew
-    _watch.on, _watch.drew = True, False
-    try:
-        yield
-    finally:
-        _watch.on, _watch.drew = before[0], before[1] or _watch.drew
-
-
-@contextmanager
-def noted(sources: set[Source]) -> Iterator[None]:
-    """Add to `sources` the process's generators that the block draws from; call it in `seeded`."""
-    start = states()
-    yield
-    drawn = start.moved(states())
-    _watch.drew = _watch.drew or not drawn <= sources
-    sources |= drawn
-
-
-def repeatable(compute: Callable[[], T]) -> T:
-    """compute(), once more with every pass seeded where it drew random numbers unforeseen.
-
-    The process's generators are left as they were. compute must be a pure function. Raises
-    InputError if numbers are drawn outside of the networks' passes, which no seed reaches. Where
-    other threads are at work, they may have drawn them: then this is a RuntimeWarning.
-    """
-    before = states()
-    try:
-        result = compute()
-        if not before.moved(states()):
-            return result
-        with watched():
-            between = states()
-            result = compute()
-            drew = _watch.drew
-            moved = between.moved(states())
-        if moved:
-            _report(moved)
-    except BaseException:
-        # Another thread may have drawn meanwhile, and would draw the same again.
-        if threading.active_count() == 1:
-            put_back(before)
-        raise
-    if drew and not moved:
-        put_back(before)
-    return result
-
-
-def _report(moved: Collection[Source]) -> None:
-    """Say that numbers were drawn where they cannot be repeated."""
-    names = " and ".join(f"{'Python' if s == 'python' else s}'s" for s in sorted(moved))
-    said = (
-        f"random numbers were drawn from {names} global generator in a round, "
-        "outside of the network's forward pass, where no seed of the run reaches: equal seeds "
-        "would not give equal runs. Draw in the forward pass; objectives, backends and "
-        "schedules: from a generator of your own with a seed, as torch.Generator().manual_seed(0)"
-    )
-    if threading.active_count() == 1:
-        raise InputError(said)
-    warnings.warn(f"{said}. (Or another thread drew them.)", RuntimeWarning, stacklevel=3)

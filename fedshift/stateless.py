@@ -57,6 +57,17 @@ def changed(modules: Modules) -> bool:
     return False
 
 
+def retied(places: Places) -> bool:
+    """Whether a name's places hold several tensors now, or several names hold one tensor."""
+    distinct = set[int]()
+    for where in places.values():
+        own = {id(holder[key]) for holder, key in where}
+        if len(own) > 1 or own & distinct:
+            return True
+        distinct |= own
+    return False
+
+
 def _held(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
     yield from ((module._parameters, k, v) for k, v in module._parameters.items())
     yield from ((module._buffers, k, v) for k, v in module._buffers.items())

@@ -22,8 +22,11 @@ MAY = {
     "data": CORE | {"layout", "examples"},
     "pooling": set(),
     "stateless": {"tree", "errors"},
-    "randomness": {"errors"},
-    "model": CORE | {"pooling", "randomness", "stateless"},
+    "randomness": set(),
+    "repeating": {"errors", "randomness"},
+    "modules": {"errors", "arguments"},
+    "model": CORE | {"modules", "pooling", "randomness", "repeating", "stateless"},
+    "first_look": CORE | {"model", "randomness", "repeating", "stateless"},
     "outputs": CORE | {"model"},
     "estimate": {"errors", "arguments", "real", "sketch"},
     "files": {"errors"},
@@ -37,8 +40,9 @@ MAY = {
     "holdout": CORE,
     "datasets": CORE | {"holdout"},
     "engine": CORE
-    | {"data", "model", "outputs", "randomness", "client", "server", "algorithms.base"},
-    "flower": CORE | {"data", "examples", "engine", "server", "algorithms.base", "randomness"},
+    | {"data", "model", "first_look", "outputs", "randomness", "repeating", "client", "server"}
+    | {"algorithms.base"},
+    "flower": CORE | {"data", "examples", "engine", "server", "algorithms.base", "repeating"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "real", "seeds"},
 }
 

@@ -44,12 +44,11 @@ CONSTANTS = {
     "bool": torch.tensor([True, False]),
     "uint8": torch.tensor([250], dtype=torch.uint8),
     "uint16": torch.tensor([65535], dtype=torch.uint16),
-    "uint64": torch.tensor([7], dtype=torch.uint64),
+    "uint32": torch.tensor([2**32 - 1], dtype=torch.uint32),
+    "uint64": torch.tensor([-1]).view(torch.uint64),
+    "int8": torch.tensor([-3], dtype=torch.int8),
     "float16": torch.tensor([0.1], dtype=torch.float16),
 }
-
-
-UNSIGNED, TO_PROCESSES = ("uint16", "uint64"), ("workers", "shares")
 
 
 class Holding(nn.Module):
@@ -66,7 +65,8 @@ class Holding(nn.Module):
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.numpy().tobytes() == b.numpy().tobytes()
+    one, other = (v.contiguous().reshape(-1).view(torch.uint8) for v in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(one, other)
 
 
 METHODS: dict[str, Callable[[Model], Any]] = {
@@ -94,8 +94,9 @@ def test_constants_pass(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["stacked", "workers", "shares", "flower"])
 def test_constants_pass_everywhere(kind: str) -> None:
-    # torch writes unsigned numbers of more than a byte, and cannot read them again.
-    own = {k: v for k, v in CONSTANTS.items() if kind not in TO_PROCESSES or k not in UNSIGNED}
+    own = CONSTANTS
+    if kind != "flower":  # whose arrays are NumPy's
+        own = own | {"rounded": torch.tensor([0.1], dtype=torch.bfloat16)}
     model = build(lambda: Holding(own), seed=0)
     algorithm, federation = METHODS["fedavg"](model), make_federation(model)
     if kind == "flower":
@@ -110,6 +111,37 @@ def test_constants_pass_everywhere(kind: str) -> None:
             backend = team.blocks(Stacked()) if kind == "shares" else team
             played = last(run(algorithm, federation, 2, backend=backend))
     assert all(same(played.server["buffers"][k], v) for k, v in own.items())
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: torch.ones(3).to(torch.float8_e4m3fn),
+            'the network.s "odd" is torch.float8_e4m3fn; .*',
+        ),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+            '"odd" is torch.quint8',
+        ),
+        (
+            lambda: torch.eye(3).to_sparse(),
+            '"odd" is sparse; .* can be a plain attribute of its module',
+        ),
+    ],
+    ids=["float8", "quantised", "sparse"],
+)
+def test_kinds_that_cannot_be_averaged_or_sent_are_refused(
+    make: Callable[[], Tensor], message: str
+) -> None:
+    net, odd = nn.Linear(FEATURES, CLASSES), make()
+    net.register_buffer("odd", odd)
+    with pytest.raises(InputError, match=message):
+        Model(net)
+    del net.odd
+    net.odd = odd  # as an attribute it may be anything
+    assert [*Model(net).init()[1]] == []
 
 
 @pytest.mark.parametrize("into", [torch.nan, torch.inf, -torch.inf])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
-from fedshift.data import ClientData, client_data, register
+from fedshift.data import ClientData, Examples, client_data, register
 from fedshift.engine.rounds import Federation, run
 from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
@@ -157,6 +157,7 @@ def test_a_prefix_that_matches_no_parameter_is_refused(mlp: Model) -> None:
         (X, Y[:2], 0, "client 0 has 6 inputs and 2 labels; give as many"),
         (X, Y - 1, 3, "client 3 has label -1; labels are 0, 1, ..., K-1"),
         (X, Y.float(), 3, r"client 3: labels are torch.float32; .*give whole numbers"),
+        (X, (Y - 1).view(torch.uint64), 3, f"client 3 has label {2**64 - 1}; labels are 0, 1"),
         (X, Y[:, None], 3, r"client 3: labels of shape \(6, 1\); give one per example"),
         (X, [0] * 6, 3, r"client 3: y is a list; give torch.as_tensor\(y\)"),
         (X.numpy(), Y, 3, r"client 3: x is a ndarray; give torch.as_tensor\(x\)"),
@@ -167,6 +168,20 @@ def test_a_prefix_that_matches_no_parameter_is_refused(mlp: Model) -> None:
 def test_clients_that_cannot_be_are_refused(x: Any, y: Any, client: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         client_data(x, y, client)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (Y.float(), r"a set of examples: labels are torch.float32; .*give whole numbers"),
+        (Y[:, None], r"labels of shape \(6, 1\); give one per example"),
+        ((Y - 1).view(torch.uint64), f"label {2**64 - 1}; labels are 0, 1"),
+    ],
+)
+def test_test_data_that_cannot_be_are_refused(y: Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Examples(X, y)
+    assert Examples(X, Y.to(torch.uint16)).y.dtype == torch.int64
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int16, torch.int64])

@@ -55,6 +55,8 @@ class Centring(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         if self.hidden == "data":
             x.data.sub_(1.0)
+        elif self.hidden == "numpy":
+            x.numpy()[:] -= 1.0
         else:
             x = x.sub_(1.0) if self.in_place else x - 1.0
         z = torch.relu(self.body(x))
@@ -67,8 +69,8 @@ def centring(in_place: bool, hidden: str = "") -> Model:
 
 @pytest.mark.parametrize(
     ("backend", "hidden"),  # torch itself refuses `x.data` of stacked clients
-    [(loop, ""), (loop, "data"), (Stacked(), "")],
-    ids=["loop", "loop, by data", "stacked"],
+    [(loop, ""), (loop, "data"), (loop, "numpy"), (Stacked(), "")],
+    ids=["loop", "loop, by data", "loop, by numpy", "stacked"],
 )
 @pytest.mark.parametrize("name", ["moon", "fedsam", "scaffold", "fedas", "afl"])
 def test_passes_that_write_into_their_inputs(name: str, backend: Backend, hidden: str) -> None:
@@ -88,8 +90,9 @@ def test_passes_that_write_into_their_inputs(name: str, backend: Backend, hidden
     assert not equal(results[0], last(run(recipes.fedavg(other), make_federation(plain), 1)).server)
 
 
-def test_what_is_scored_and_routed_stays() -> None:
-    model, x = centring(True), make_clients()[0].x.clone()
+@pytest.mark.parametrize("hidden", ["", "data", "numpy"])
+def test_what_is_scored_and_routed_stays(hidden: str) -> None:
+    model, x = centring(True, hidden), make_clients()[0].x.clone()
     examples = Examples(x.clone(), make_clients()[0].y)
     first = score(model, *model.init(), examples, CLASSES).loss
     assert score(model, *model.init(), examples, CLASSES).loss == first

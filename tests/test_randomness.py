@@ -21,6 +21,7 @@ from fedshift.engine.rounds import Round
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
+from fedshift.first_look import look
 from fedshift.model import build
 from fedshift.randomness import states
 from fedshift.seeds import Seeds, generator
@@ -67,6 +68,17 @@ def own_source(net: nn.Module, h: Tensor) -> Tensor:
     return h * torch.rand(h.shape, generator=net.source)  # type: ignore[arg-type]
 
 
+def lazy_source(net: nn.Module, h: Tensor) -> Tensor:
+    """Its generator is made when it is needed first."""
+    if net.training and not hasattr(net, "late"):
+        net.late = torch.Generator().manual_seed(5)
+    return h * torch.rand(h.shape, generator=net.late) if net.training else h  # type: ignore[arg-type]
+
+
+def unforeseen_source(net: nn.Module, h: Tensor) -> Tensor:
+    return lazy_source(net, h) if len(h) > 2 else h
+
+
 def always(net: nn.Module, h: Tensor) -> Tensor:
     return F.dropout(h, 0.5, True)
 
@@ -81,8 +93,8 @@ def unforeseen_numpy(net: nn.Module, h: Tensor) -> Tensor:
 
 
 DRAWS = [
-    dropout, leaky, torch_noise, numpy_noise, depth, own_source, always, unforeseen,
-    unforeseen_numpy,
+    dropout, leaky, torch_noise, numpy_noise, depth, own_source, lazy_source, always, unforeseen,
+    unforeseen_numpy, unforeseen_source,
 ]  # fmt: skip
 
 
@@ -145,7 +157,7 @@ def test_draws_differ_from_step_to_step(between: Any) -> None:
     model = federated(between)[0].model
     params, buffers = model.init()
     x = torch.randn(20, 4, generator=generator("steps"))
-    model.look(params, buffers, x)
+    look(model, params, buffers, x)
     outs = [model.train(params, buffers, x, seed)[0]["logits"] for seed in (*range(8), 0)]
     assert torch.equal(outs[0], outs[-1])
     assert any(not torch.equal(outs[0], out) for out in outs[1:-1])

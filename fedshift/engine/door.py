@@ -18,6 +18,7 @@ from fedshift.engine.gate import Gate
 from fedshift.engine.shelf import Shelf
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
+from fedshift.randomness import one_at_a_time
 from fedshift.seeds import Seeds
 
 if TYPE_CHECKING:
@@ -165,10 +166,10 @@ def check_fit(model: Model, federation: Federation) -> None:
     float32 network computes in float64.
     """
     params, buffers = federation.params, federation.buffers
-    for what, given, own in (
-        ("params", params, dict[str, Tensor](model.net.named_parameters())),
-        ("buffers", buffers, dict[str, Tensor](model.net.named_buffers())),
-    ):
+    with one_at_a_time():
+        own_params = dict[str, Tensor](model.net.named_parameters())
+        own_buffers = dict[str, Tensor](model.net.named_buffers())
+    for what, given, own in (("params", params, own_params), ("buffers", buffers, own_buffers)):
         _check_names(what, given, own)
         for name, v in given.items():
             _check_like(f'{what}["{name}"]', v, own[name])

@@ -12,7 +12,7 @@ from fedshift.arguments import check_kind
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.randomness import repeatable
+from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 

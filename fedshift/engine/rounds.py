@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
 from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
@@ -38,7 +38,7 @@ from fedshift.engine.shelf import Shelf
 from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
 from fedshift.engine.weighing import warn_of_ess
 from fedshift.errors import InputError
-from fedshift.randomness import repeatable
+from fedshift.repeating import repeatable
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Params, Parts, ordinary
 
@@ -132,8 +132,11 @@ def play_round(
     Where the first bad reply ends the run, replies are summed and let go as they come, as far as
     the method needs no more than their sums. Gradients are taken wherever it is called from, within
     `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
-    played once more, with seeds (`fedshift.randomness.repeatable`).
+    played once more, with seeds (`fedshift.repeating`).
     """
+    trained = ask(algorithm.at(t), Capabilities.trained_model)
+    for model in {algorithm.model, trained or algorithm.model}:
+        model.check_unchanged()
     return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
 
 
@@ -222,7 +225,7 @@ def run(
     if after is not None:
         check_after(after, current, total, rounds)
         current = after
-    check_schedule(algorithm, current.t + 1, rounds)
+    repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
     if size == total:
         warn_of_ess(algorithm, current.server, total)
     return _rounds(algorithm, federation, current, rounds, size, backend)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fedshift.data import Examples
 from fedshift.errors import InputError
 from fedshift.model import Model
+from fedshift.randomness import one_at_a_time
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -131,7 +132,7 @@ def _head_alone(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
 def _headed(model: Model, pair: tuple[Params, Params], features: Tensor) -> Tensor:
     named = (*pair[0].items(), *pair[1].items())  # a head may have running statistics
     head = {k.removeprefix(HEAD): v for k, v in named if k.startswith(HEAD)}
-    with torch.no_grad():
+    with torch.no_grad(), one_at_a_time():
         found: Tensor = functional_call(cast(nn.Module, model.net.head), head, (features,))
     return found
 

@@ -13,7 +13,8 @@ from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, Surveyed, largest_label
 from fedshift.errors import InputError
-from fedshift.model import Model, UntriedError
+from fedshift.first_look import UntriedError, look
+from fedshift.model import Model
 from fedshift.outputs import check_columns, dry_logits, dry_pass
 from fedshift.tree import Params
 
@@ -39,12 +40,12 @@ def check_model(model: Model, federation: Federation) -> None:
     # BatchNorm needs two examples in training.
     pair = data.x[:2] if len(data.x) > 1 else torch.cat([data.x, data.x])
     try:
-        model.look(federation.params, federation.buffers, pair)
+        look(model, federation.params, federation.buffers, pair)
     except UntriedError:
         # Some networks need more, as those that normalise parts of a batch.
         if len(data.x) <= len(pair):
             raise
-        model.look(federation.params, federation.buffers, data.x[:BATCH])
+        look(model, federation.params, federation.buffers, data.x[:BATCH])
     _check_shapes(model, federation, data)
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):

@@ -6,6 +6,7 @@ all would go piece by piece, one end writing what it holds and waiting for the o
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import pickle
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from fedshift.randomness import one_at_a_time
 from fedshift.tree import Params, Parts, same_parts
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ LENGTH = 8
 # these types: a call for each would cost more.
 LITTLE = 1 << 12
 COPIED = {torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8}
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class UnsentError(Exception):
@@ -144,10 +148,22 @@ def _pickled(said: Any) -> bytes:
     """Not as processes of one machine usually do it: they hand over tensors by a thread of their
     own, which has errors to print where the other process ends meanwhile.
     """
+    found = io.BytesIO()
     try:
-        return pickle.dumps(said, protocol=-1)
+        with one_at_a_time():  # a pass has other tensors in a network's places
+            _Pickler(found, protocol=-1).dump(said)
+        return found.getvalue()
     except Exception as e:  # pickle has a kind of error for each kind of object
         raise UnsentError(str(e) or type(e).__name__) from e
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors of whole numbers without a sign, too, which torch could not read again."""
+
+    def reducer_override(self, given: Any) -> Any:
+        if type(given) is Tensor and given.dtype in SIGNED:
+            return Tensor.view, (given.detach().view(SIGNED[given.dtype]), given.dtype)
+        return NotImplemented
 
 
 def in_a_row(many: Sequence[T], alike: Callable[[T, T], bool]) -> Iterator[Sequence[T]]:

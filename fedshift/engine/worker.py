@@ -19,7 +19,7 @@ from fedshift.engine.shares import Books, Terms, summed
 from fedshift.engine.waiting import awake, heard
 from fedshift.engine.wire import UnsentError, receive, send
 from fedshift.errors import FedshiftError, TrainingError
-from fedshift.randomness import repeatable
+from fedshift.repeating import repeatable
 from fedshift.tree import Parts
 
 

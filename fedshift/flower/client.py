@@ -23,7 +23,7 @@ from fedshift.errors import FedshiftError, InputError
 from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records
-from fedshift.randomness import repeatable
+from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 

@@ -1,0 +1,54 @@
+"""What a module is: which tensors it holds, whether its layers draw, normalise, or are trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fedshift.arguments import called
+from fedshift.errors import InputError
+
+# Types of tensors that can be averaged, sent and kept; not float8, nor those of quantised layers.
+KINDS = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16,
+    torch.uint32, torch.uint64,
+}  # fmt: skip
+
+
+def check_network(net: object) -> None:
+    """Raise InputError unless it is a network whose tensors are there."""
+    if not isinstance(net, nn.Module):
+        cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
+        raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
+    for name, v in (*net.named_parameters(), *net.named_buffers()):
+        if is_lazy(v):
+            raise InputError(
+                f'the network\'s "{name}" has no shape yet (lazy layers): call net(x[:2]) once, '
+                "before Model(net)"
+            )
+        if v.dtype not in KINDS or v.layout != torch.strided:
+            form = "sparse" if v.layout != torch.strided else v.dtype
+            raise InputError(
+                f'the network\'s "{name}" is {form}; parameters and buffers must be dense, of type '
+                "float16 to float64, bfloat16, complex, bool or integer; another kind of constant "
+                "can be a plain attribute of its module"
+            )
+
+
+def is_random(module: nn.Module) -> bool:
+    """Torch's dropout layers, and those of its layers that drop by a number (RNNs, attention)."""
+    rate = getattr(module, "dropout", 0.0)
+    drops = isinstance(rate, float) and rate > 0
+    return drops or isinstance(module, nn.modules.dropout._DropoutNd)
+
+
+def fixed_in(net: nn.Module) -> frozenset[str]:
+    """Names of the parameters that are not to be trained."""
+    return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether it is one of torch's layers of batch normalisation."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -1,0 +1,142 @@
+"""What a network's first passes show of it: a state of its own is no state of the run's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import CLASSES, FEATURES, TARGET, make_federation
+from torch import Tensor, nn
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.engine.rounds import Round, run
+from fedshift.errors import InputError
+from fedshift.model import Model, build
+from fedshift.recipes import Setting
+
+
+class Drifting(nn.Linear):
+    """Its outputs grow a little with each pass; the count is an attribute, or a buffer."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__(FEATURES, CLASSES)
+        if buffer:
+            self.register_buffer("passes", torch.zeros(()))
+        else:
+            self.passes = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.passes = self.passes + 1.0
+        return super().forward(x) * (1.0 + 1e-6 * self.passes if self.training else 1.0)
+
+
+class Centred(nn.Linear):
+    """Subtracts the mean of the batch in training, and a running one in evaluation."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__(FEATURES, CLASSES)
+        if buffer:
+            self.register_buffer("mean", torch.zeros(FEATURES))
+        else:
+            self.mean = torch.zeros(FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.mean
+        if self.training:
+            mean = x.mean(0)
+            self.mean = 0.99 * self.mean + 0.01 * mean.detach()
+        return super().forward(x - mean)
+
+
+class Remembering(nn.Linear):
+    """Keeps something that is the same in each pass."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0.0, 1.0, FEATURES)
+        return super().forward(x + self.table)
+
+
+def begun(net: nn.Module) -> tuple[Model, list[Round]]:
+    model = Model(net)
+    method = recipes.fedavg(Setting(model, TARGET, Local(epochs=1, batch=8)))
+    return model, list(run(method, make_federation(model), 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Drifting, 'two passes of the network in training give other "logits"'),
+        (Centred, 'in evaluation before and after training give other "logits".*register_buffer'),
+    ],
+)
+def test_a_state_of_its_own_is_refused_however_little_it_does(kind: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        begun(kind(buffer=False))
+    assert begun(kind(buffer=True))[1][-1].t == 2
+
+
+def test_what_is_kept_and_the_same_in_each_pass_is_right() -> None:
+    assert begun(Remembering(FEATURES, CLASSES))[1][-1].t == 2
+
+
+def network() -> nn.Module:
+    def made() -> nn.Module:
+        wide = [nn.Linear(FEATURES, FEATURES) for _ in range(2)]
+        return nn.Sequential(*wide, nn.Linear(FEATURES, CLASSES))
+
+    return build(made, 0).net
+
+
+def fix(net: Any) -> None:
+    net[0].weight.requires_grad_(False)
+
+
+def tie(net: Any) -> None:
+    net[1].weight = net[0].weight
+
+
+def untie(net: Any) -> None:
+    net[1].bias = nn.Parameter(net[1].bias.detach().clone())
+
+
+def replace(net: Any) -> None:
+    net[2] = nn.Linear(FEATURES, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (fix, '"0.weight" has requires_grad=False now, and had True'),
+        (tie, "its layers, or what they share"),
+        (untie, "its layers, or what they share"),
+        (replace, "its layers, or what they share"),
+    ],
+)
+def test_a_network_that_is_changed_within_a_run_is_refused(change: Any, message: str) -> None:
+    net: Any = network()
+    net[1].bias = net[0].bias
+    model = Model(net)
+    method = recipes.fedavg(Setting(model, TARGET, Local(epochs=1, batch=8)))
+    rounds = run(method, make_federation(model), 4)
+    assert [next(rounds).t, next(rounds).t] == [1, 2]  # as long as nothing changes
+    change(net)
+    with pytest.raises(InputError, match=f"changed after the run began .{message}"):
+        next(rounds)
+
+
+def test_another_run_may_go_on_from_there() -> None:
+    model, rounds = Model(network()), []
+    method = recipes.fedavg(Setting(model, TARGET, Local(epochs=1, batch=8)))
+    federation = make_federation(model)
+    rounds += run(method, federation, 1)
+    fix(model.net)
+    rounds += run(method, federation, 2, after=rounds[0])
+    first, second = (played.server["params"] for played in rounds)
+    moved = {k for k in first if not torch.equal(first[k], second[k])}
+    assert moved == first.keys() - {"0.weight"}
