@@ -18,7 +18,7 @@ from fedshift.errors import InputError
 from fedshift.modules import check_network, fixed_in, is_batch_norm, is_random
 from fedshift.pooling import pooled, with_pools
 from fedshift.randomness import SOURCES, Source, one_at_a_time, own_generators, seeded
-from fedshift.repeating import met, noted, repeatable, watching
+from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
 from fedshift.seeds import key
 from fedshift.sketch import sketched
 from fedshift.stateless import (
@@ -107,14 +107,12 @@ class Model:
         return params, buffers
 
     def refresh(self, params: Params, buffers: Params) -> None:
-        """Look at the network again if it has other layers or tensors now; costs microseconds.
+        """Look at the network again if it has other layers or tensors now; once in each round.
 
         Raises InputError where tensors of the network are missing: it would use its own.
         """
-        self._meet()
-        if changed(self._modules):
-            with one_at_a_time():
-                self.__post_init__()
+        if not settled(self.net):
+            self._meet()
         if len(params) + len(buffers) != len(self._places):
             raise misfit(self._places, params | buffers)
 
@@ -146,10 +144,17 @@ class Model:
         )
 
     def _meet(self) -> None:
-        """Take the network's own generators anew, once in each round or other computation."""
+        """Look at the network's layers and own generators, once in each round or other computation.
+
+        At each pass it would cost as much as a small layer.
+        """
         own = met(self.net)
-        if own is not None:
-            object.__setattr__(self, "_generators", own)
+        if own is None:
+            return
+        if changed(self._modules):
+            with one_at_a_time():
+                self.__post_init__()
+        object.__setattr__(self, "_generators", own)
 
     def _renew(self) -> None:
         """Look at the network again if anything is where it was not, or fixed that was not."""
@@ -196,9 +201,8 @@ class Model:
         A network that draws random numbers in this mode, too, draws the same ones at each call.
         Raises InputError for names that the network does not have, and for such that are missing.
         """
-        return repeatable(partial(self._evaluate, params, buffers, x))
-
-    def _evaluate(self, params: Params, buffers: Params, x: Tensor) -> Params:
+        if not computing():
+            return repeatable(partial(self, params, buffers, x))
         self.refresh(params, buffers)
         if self._is_quiet(training=False):
             return self._outputs(params, buffers, x, training=False)
@@ -212,16 +216,17 @@ class Model:
         Buffers are copied before the pass because BatchNorm writes into those that it is given.
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
-        return repeatable(partial(self._train, params, buffers, x, seed))
-
-    def _train(
-        self, params: Params, buffers: Params, x: Tensor, seed: int
-    ) -> tuple[Params, Params]:
-        self._meet()  # who takes gradients without a phase of `Local` has not refreshed it
         after = {k: v.clone() for k, v in buffers.items()}
-        if self._is_quiet(training=True) or self._stays_unseeded(seed):
+        if settled(self.net):  # the usual case, as short as may be: it is most of the passes
             return self._outputs(params, after, x, training=True), after
-        return self._seeded_outputs(params, after, x, seed, training=True), after
+        if not computing():
+            return repeatable(partial(self.train, params, buffers, x, seed))
+        self._meet()  # who takes gradients without a phase of `Local` has not refreshed it
+        if self._is_quiet(training=True):
+            settle(self.net)
+        elif not self._stays_unseeded(seed):
+            return self._seeded_outputs(params, after, x, seed, training=True), after
+        return self._outputs(params, after, x, training=True), after
 
     def _is_quiet(self, *, training: bool) -> bool:
         """Whether a pass is known to draw no random numbers. The first of each mode is watched."""
@@ -249,24 +254,21 @@ class Model:
             return self._outputs(params, buffers, x, training=training)
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
-        with one_at_a_time():
-            out = self._pass(params, buffers, x, training=training)
-        return out if isinstance(out, dict) else {"logits": out}
-
-    def _pass(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Any:
-        if self.net.training != training:
-            self.net.train(training)
-        # At each pass, because a module starts in training mode and others may switch it.
-        if training and self.freeze_norm:
-            for module in filter(is_batch_norm, self.net.modules()):
-                module.eval()
+        given, written = params | buffers, buffers if training else None
         # Where there is nothing to turn, entering a block would cost as much as a small layer.
-        with pooled(self._pools) if self._pools else NOTHING:
-            given, written = params | buffers, buffers if training else None
+        with one_at_a_time(), pooled(self._pools) if self._pools else NOTHING:
+            if self.net.training != training:
+                self.net.train(training)
+            # At each pass, because a module starts in training mode and others may switch it.
+            if training and self.freeze_norm:
+                for module in filter(is_batch_norm, self.net.modules()):
+                    module.eval()
             if training and self._writes.get(True) is False:  # x is a batch, and nobody else's
-                return call(self.net, self._places, given, x, written=written)
-            run = partial(call, self.net, self._places, given, written=written)
-            return self._kept(x, training, run)
+                out = call(self.net, self._places, given, x, written=written)
+            else:
+                run = partial(call, self.net, self._places, given, written=written)
+                out = self._kept(x, training, run)
+        return out if isinstance(out, dict) else {"logits": out}
 
     def _kept(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
         """run(x), x being as before whatever the network does to it: it gets a copy if it writes.

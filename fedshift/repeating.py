@@ -42,12 +42,14 @@ class Block:
 
     before: the process's generators before it, and before all that is computed beside it; start:
     where they stood when its computation began. own: the generators of the networks that it met,
-    and how they stood then. beside: whether another thread computes something, too.
+    and how they stood then. quiet: those whose training passes are known to draw nothing, so that
+    they need no seed. beside: whether another thread computes something, too.
     """
 
     def __init__(self, before: States, start: States) -> None:
         self.before, self.start = before, start
         self.own: dict[nn.Module, Own] = {}
+        self.quiet = set[nn.Module]()
         self.beside = False
 
     def moved(self) -> frozenset[str]:
@@ -112,6 +114,24 @@ def met(net: nn.Module) -> tuple[torch.Generator, ...] | None:
     return tuple(own)
 
 
+def settled(net: nn.Module) -> bool:
+    """Whether training passes of the network in this thread's computation are known to be quiet."""
+    block = _watch.block
+    return block is not None and net in block.quiet
+
+
+def settle(net: nn.Module) -> None:
+    """Remember that they are, until passes must be watched."""
+    with one_at_a_time():  # else another thread might begin between the question and the answer
+        if _watch.block is not None and not watching():
+            _watch.block.quiet.add(net)
+
+
+def computing() -> bool:
+    """Whether this thread is within something repeatable."""
+    return _watch.block is not None
+
+
 def watching() -> bool:
     """Whether passes of this thread must be seeded and watched."""
     return _watch.on or (_watch.block is not None and _watch.block.beside)
@@ -122,6 +142,8 @@ def watched() -> Iterator[None]:
     """Every pass within the block is seeded, and its network remembers whether it draws."""
     before = _watch.on, _watch.drew
     _watch.on, _watch.drew = True, False
+    if _watch.block is not None:
+        _watch.block.quiet.clear()
     try:
         yield
     finally:
@@ -176,6 +198,7 @@ def _begun() -> Iterator[Block]:
         _blocks.append(block)
         for one in _blocks if len(_blocks) > 1 else ():
             one.beside = True
+            one.quiet.clear()
     _watch.block = block
     try:
         yield block

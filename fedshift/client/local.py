@@ -222,9 +222,7 @@ class Local:
             moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
             moments = {part: _keep(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)
-        # A padding step has an empty batch, so its loss is the objective without data: masked.
-        nothing = next(iter(params.values())).new_zeros(())
-        return Trained(moving | frozen, buffers, _mean_loss(losses, plan, nothing))
+        return Trained(moving | frozen, buffers, _mean_loss(losses, plan, params))
 
     def check(self, model: Model, params: Params) -> None:
         """Raise InputError for a prefix that matches no parameter, and if no parameter moves."""
@@ -274,11 +272,13 @@ def _keep(live: Tensor | None, new: Params, old: Params) -> Params:
     return new if live is None else map_(lambda a, b: torch.where(live, a, b), new, old)
 
 
-def _mean_loss(losses: list[Tensor], plan: Plan, nothing: Tensor) -> Tensor:
+def _mean_loss(losses: list[Tensor], plan: Plan, params: Params) -> Tensor:
+    """The mean over steps [], of the type of the parameters where there is no step."""
     if not losses:
-        return nothing
+        return next(iter(params.values())).new_zeros(())
     if plan.sizes is not None:
         return torch.stack(losses).mean()
+    # A padding step has an empty batch, so its loss is the objective without data: masked.
     live = (plan.weight.sum(-1) > 0).to(losses[0].dtype)
     return (torch.stack(losses) * live).sum() / live.sum().clamp(min=1.0)
 

@@ -89,6 +89,13 @@ def in_turn(
     return Admitted(tuple(kept), ())
 
 
+def _whole(reply: Reply, fold: Fold) -> Reply:
+    """The reply with the form of what was summed elsewhere, for the gate to look at."""
+    if not isinstance(reply.update, dict):
+        return reply
+    return reply._replace(update={**fold.elsewhere.get(reply.client, {}), **reply.update})
+
+
 def _taken(
     gate: Gate,
     came: Sequence[Reply],
@@ -101,15 +108,10 @@ def _taken(
     Those that one process summed (`engine.shares`) have passed it there; among others, it sees the
     form of what was summed.
     """
-    if fold is not None:
-        forms = fold.elsewhere
+    if fold is not None and fold.elsewhere:
         if len(came) == len(asked.clients) and fold.together(asked.clients):
             return list(take(came))
-        parts = [r.update if isinstance(r.update, dict) else None for r in came]
-        came = [
-            r if own is None else r._replace(update={**forms.get(r.client, {}), **own})
-            for r, own in zip(came, parts, strict=True)
-        ]
+        came = [_whole(reply, fold) for reply in came]
 
     def look(bad: Sequence[Dropped] = ()) -> None:
         # At all numbers of all replies: the first client that is refused is the one to name.
