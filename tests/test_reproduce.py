@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.papers.study import narrowed
 from fedshift.experiments.reproduce.catalogue import study
 from fedshift.experiments.reproduce.execute import execute
 from fedshift.experiments.reproduce.plan import Plan, wanted
@@ -25,7 +26,6 @@ from fedshift.experiments.reproduce.reproduce import (
 )
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.store import Store
-from fedshift.experiments.reproduce.study import narrowed
 from fedshift.experiments.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
 

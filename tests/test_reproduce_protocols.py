@@ -16,13 +16,13 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.papers import fedpals
+from fedshift.experiments.papers.study import Metric, Study
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, studies, study
 from fedshift.experiments.reproduce.plan import Plan, config_of
 from fedshift.experiments.reproduce.reproduce import Request, parse_seeds, reproduce
 from fedshift.experiments.reproduce.results import pick
 from fedshift.experiments.reproduce.statistics import moments, paired
 from fedshift.experiments.reproduce.store import Finished, run_of
-from fedshift.experiments.reproduce.study import Metric, Study
 from fedshift.experiments.reproduce.tuning import read_tuned
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import prepare

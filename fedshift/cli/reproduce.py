@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fedshift.cli.console import counted, for_bars, put, say, show_json, show_report_table, tell
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
+from fedshift.experiments.papers.study import Study
 from fedshift.experiments.reproduce.catalogue import studies
 from fedshift.experiments.reproduce.output import document
 from fedshift.experiments.reproduce.reproduce import (
@@ -22,7 +23,6 @@ from fedshift.experiments.reproduce.reproduce import (
     parse_seeds,
     reproduce,
 )
-from fedshift.experiments.reproduce.study import Study
 from fedshift.experiments.reproduce.tables import cell_table, paper_table
 from fedshift.experiments.reproduce.verdict import verdicts, without_value
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,12 +28,10 @@ from fedshift.client.chains import layers_of, not_dense
 from fedshift.client.nets import First, Nets, Recipe
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
+from fedshift.client.slopes import Oracle
 from fedshift.data import ClientData, Plan
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
-
-if TYPE_CHECKING:
-    from fedshift.client.local import Local, Oracle
 
 # Bytes of parameters that are trained together, in caches of a core (its second level): with fewer,
 # calls cost more than what the cache saves; with more, parameters fall out of it. On an MLP
@@ -56,8 +54,27 @@ class Drawn(NamedTuple):
     lr: Tensor
 
 
+class Phase(Protocol):
+    """What is asked of a phase of local training (`client.local.Local`)."""
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def precision(self) -> str: ...
+
+    @property
+    def momentum(self) -> float: ...
+
+    @property
+    def decay(self) -> float: ...
+
+    def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
+        """(parameters that move, the others)."""
+
+
 def train_dense(
-    local: Local, model: Model, objective: Term, params: Params, context: Parts, data: ClientData,
+    local: Phase, model: Model, objective: Term, params: Params, context: Parts, data: ClientData,
     plan: Plan, oracles: Sequence[Oracle],
 ) -> tuple[Params, Tensor]:  # fmt: skip
     """(parameters, mean loss []) after a phase. Raises UnfitError for what is not accepted:

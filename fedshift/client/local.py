@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields, check_number
+from fedshift.client.dense import train_dense
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
 from fedshift.client.sharing import check_prefixes, check_tuple
+from fedshift.client.slopes import GradFn as GradFn
+from fedshift.client.slopes import Gradient as Gradient
+from fedshift.client.slopes import Oracle as Oracle
 from fedshift.client.slopes import slope
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
 from fedshift.errors import FedshiftError, InputError, unknown
@@ -24,24 +28,6 @@ from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
-
-
-@sketched
-class Gradient(NamedTuple):
-    """The gradient at a point, the buffers after the pass that gave it, and the loss there []."""
-
-    grad: Params
-    buffers: Params
-    loss: Tensor
-
-
-GradFn = Callable[[Params], Gradient]
-
-
-class Oracle(Protocol):
-    """A change of how gradients are obtained: GradFn -> GradFn (SAM, clipping, control shift)."""
-
-    def __call__(self, gradient: GradFn) -> GradFn: ...
 
 
 @sketched
@@ -200,9 +186,6 @@ class Local:
         """Train from `params` along the plan. A padding step changes nothing, moments included."""
         moving, frozen = self._begun(model, params, buffers)
         if plan.dense:
-            # It knows the oracles, and they know this module.
-            from fedshift.client.dense import train_dense
-
             oracles = (*self.oracles, *extra)
             end, loss = train_dense(self, model, objective, params, context, data, plan, oracles)
             return Trained(end, buffers, loss)

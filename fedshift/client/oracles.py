@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields
-from fedshift.client.local import GradFn, Gradient
+from fedshift.client.slopes import GradFn, Gradient
 from fedshift.errors import InputError
 from fedshift.sketch import sketched
 from fedshift.tree import Params, add, map_, sq_norm

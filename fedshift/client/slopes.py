@@ -5,15 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 SWITCH = "FEDSHIFT_SHORT_BACKWARD"
+
+
+@sketched
+class Gradient(NamedTuple):
+    """The gradient at a point, the buffers after the pass that gave it, and the loss there []."""
+
+    grad: Params
+    buffers: Params
+    loss: Tensor
+
+
+GradFn = Callable[[Params], Gradient]
+
+
+class Oracle(Protocol):
+    """A change of how gradients are obtained: GradFn -> GradFn (SAM, clipping, control shift)."""
+
+    def __call__(self, gradient: GradFn) -> GradFn: ...
 
 
 class Slope(NamedTuple):

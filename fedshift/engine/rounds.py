@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
-from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
-from fedshift.engine.door import TABLE, check_federation, check_fit, check_gate, check_run
+from fedshift.engine.door import check_fit, check_gate, check_run
+from fedshift.engine.federation import TABLE
+from fedshift.engine.federation import Federation as Federation
 from fedshift.engine.gate import Dropped as Dropped
-from fedshift.engine.gate import Gate
 from fedshift.engine.going_on import check_after
 from fedshift.engine.one_round import Round as Round
 from fedshift.engine.one_round import States as States
@@ -32,59 +31,15 @@ from fedshift.engine.one_round import (
     skip,
 )
 from fedshift.engine.own_backend import watched
-from fedshift.engine.replies import not_finite
 from fedshift.engine.shares import Books, summing
-from fedshift.engine.shelf import Shelf
 from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
 from fedshift.engine.weighing import warn_of_ess
 from fedshift.errors import InputError
 from fedshift.repeating import repeatable
-from fedshift.seeds import Seeds, generator
-from fedshift.tree import Params, Parts, ordinary
+from fedshift.seeds import generator
+from fedshift.tree import Parts
 
 FEDERATION = "give Federation(clients, *model.init(), register(clients, K), Seeds.of(0))"
-
-
-@dataclass(frozen=True)
-class Federation:
-    """Clients, first model and seeds: all that a run needs besides the algorithm.
-
-    Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
-    says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
-    are left out (`fedshift.data.of_importance`).
-    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
-    of other clients, and what else `fedshift.engine.door` refuses.
-    """
-
-    clients: Sequence[ClientData]
-    params: Params
-    buffers: Params
-    table: Params
-    seeds: Seeds
-    gate: Gate = Gate()
-    shelf: Shelf = Shelf()
-
-    def __post_init__(self) -> None:
-        check_federation(self)
-        for name in ("params", "buffers", "table"):
-            object.__setattr__(self, name, ordinary(getattr(self, name)))
-        clients = of_importance(self.clients)
-        if not isinstance(clients, Surveyed) and any(v.is_inference() for c in clients for v in c):
-            clients = tuple(ClientData(**ordinary(c._asdict())) for c in clients)
-        object.__setattr__(self, "clients", clients)
-
-    @cached_property
-    def infinite(self) -> Params:
-        """Buffers that are not finite from the first, see `engine.gate.Asked`."""
-        return not_finite(self.buffers)
-
-    def __repr__(self) -> str:
-        sizes = self.table["n"]
-        labels = f"{self.table['labels'].shape[1]} labels, " if "labels" in self.table else ""
-        return (
-            f"Federation({len(self.clients)} clients, {int(sizes.sum()):,} examples, {labels}"
-            f"{sum(v.numel() for v in self.params.values()):,} parameters, {self.seeds})"
-        )
 
 
 def check_size(clients: int, size: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,14 +12,12 @@ from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, Surveyed, largest_label
+from fedshift.engine.federation import Federation
 from fedshift.errors import InputError
 from fedshift.first_look import UntriedError, look
 from fedshift.model import Model
 from fedshift.outputs import check_columns, dry_logits, dry_pass
 from fedshift.tree import Params
-
-if TYPE_CHECKING:
-    from fedshift.engine.rounds import Federation
 
 # Examples that a network is tried on if it fails on two.
 BATCH = 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.report.cohorts import cohort_note
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.run_folder import RunResult, Selection
@@ -45,7 +44,7 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     ]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
-    text += cohort_note(runs, labels)
+    text += _cohort_note(runs, labels)
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
 
 
@@ -74,7 +73,7 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         before = [("n", tuple(c.n for c in first.clients), ".0f")]
         numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", before)
         parts += [heading(split, runs), figure(drawing, also + left_out(split)), fold(numbers)]
-    means = cohort_note(runs, labels).strip()
+    means = _cohort_note(runs, labels).strip()
     return section("weights", "Weights", *parts, *([note(means)] if means else []))
 
 
@@ -103,7 +102,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     caption = (
         "Down is a mixture closer to the target, right is less variance. The rings are the "
         "weights that the runs used."
-    ) + cohort_note(runs, labels)
+    ) + _cohort_note(runs, labels)
     return section("ess", "What closeness to the target costs", figure(drawing, caption), *parts)
 
 
@@ -312,3 +311,20 @@ def weighs(run: RunResult) -> bool:
 
 def _target_name(split: Split) -> str:
     return "tests of all" if split.runs[0].summary.serving else "target"
+
+
+def _cohort_note(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """What ESS, gap and weights are of such runs; empty where there are none."""
+    drawn = [
+        f"{label} ({s.cohorts.clients} of {len(s.weights)} clients a round, {s.cohorts.rounds} "
+        "rounds)"
+        for s, label in zip((r.summary for r in runs), labels, strict=True)
+        if s.cohorts is not None
+    ]
+    if not drawn:
+        return ""
+    return (
+        f" Every round of {', '.join(drawn)} draws a cohort and weighs it anew: ESS, its share (of "
+        "the cohort's examples), gap and each client's weight are means over the rounds that were "
+        "played; who is not drawn has weight 0."
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedshift.experiments.papers.printed import printed
 from fedshift.experiments.papers.routing import Tables, drm, small_columns, tuned_row
-from fedshift.experiments.reproduce.study import Column, Metric, Row, Study
+from fedshift.experiments.papers.study import Column, Metric, Row, Study
 
 ROUNDS = 800
 SYSTEM = Metric("system accuracy, %", "system_accuracy", digits=2, stop="last", last=50)

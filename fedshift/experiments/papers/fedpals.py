@@ -26,7 +26,7 @@ from fedshift.experiments.papers.fedpals_columns import (
     ten_clients,
 )
 from fedshift.experiments.papers.printed import printed, printed_rows
-from fedshift.experiments.reproduce.study import Metric, Row, Study
+from fedshift.experiments.papers.study import Metric, Row, Study
 
 # --------------------------------------------------------------------------- methods
 

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 
-from fedshift.experiments.reproduce.study import Printed
+from fedshift.experiments.papers.study import Printed
 
 Place = tuple[str, str, str]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.papers import feddrm, fedpals, labelsets, made, routing
-from fedshift.experiments.reproduce.study import Study
+from fedshift.experiments.papers.study import Study
 
 
 def studies() -> dict[str, Study]:

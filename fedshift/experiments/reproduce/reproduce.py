@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedshift.errors import InputError
 from fedshift.experiments.folder import trained_with
+from fedshift.experiments.papers.study import narrowed
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
 from fedshift.experiments.reproduce.charts import charts
@@ -25,7 +26,6 @@ from fedshift.experiments.reproduce.output import (
 from fedshift.experiments.reproduce.plan import Plan, check_overrides, wanted
 from fedshift.experiments.reproduce.results import Cell, collect, scores
 from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.reproduce.study import narrowed
 from fedshift.experiments.reproduce.tuning import (
     Records,
     add_tuned,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedshift.experiments.papers.study import Metric, Printed, Study
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.statistics import Moments
-from fedshift.experiments.reproduce.study import Metric, Printed, Study
 from fedshift.report.tables import MISSING, Table
 
 WIDEST = 6

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError, InputError
+from fedshift.experiments.papers.study import Column, Options, Row
 from fedshift.experiments.reproduce.plan import Candidate, Plan, config_of, tunable, tuning_runs
 from fedshift.experiments.reproduce.results import pick, scores
 from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.reproduce.study import Column, Options, Row
 from fedshift.files import clean, is_file, write
 
 Key = tuple[str, str]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedshift.experiments.papers.study import Study
 from fedshift.experiments.reproduce.results import Cell
 from fedshift.experiments.reproduce.statistics import Moments
-from fedshift.experiments.reproduce.study import Study
 from fedshift.experiments.reproduce.tables import difference
 
 

@@ -1,0 +1,136 @@
+"""Clients, first model and seeds, looked at when they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedshift.arguments import called, check_kind
+from fedshift.data import ClientData, Surveyed, check_clients, count, of_importance
+from fedshift.engine.gate import Gate
+from fedshift.engine.replies import not_finite
+from fedshift.engine.shelf import Shelf
+from fedshift.errors import InputError, shown
+from fedshift.seeds import Seeds
+from fedshift.tree import Params, ordinary
+
+TABLE = "make it with fedshift.data.register(clients, classes)"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, first model and seeds: all that a run needs besides the algorithm.
+
+    Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
+    says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
+    are left out (`fedshift.data.of_importance`).
+    Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
+    of other clients, and fields that are not what they must be.
+    """
+
+    clients: Sequence[ClientData]
+    params: Params
+    buffers: Params
+    table: Params
+    seeds: Seeds
+    gate: Gate = Gate()
+    shelf: Shelf = Shelf()
+
+    def __post_init__(self) -> None:
+        check_federation(self)
+        for name in ("params", "buffers", "table"):
+            object.__setattr__(self, name, ordinary(getattr(self, name)))
+        clients = of_importance(self.clients)
+        if not isinstance(clients, Surveyed) and any(v.is_inference() for c in clients for v in c):
+            clients = tuple(ClientData(**ordinary(c._asdict())) for c in clients)
+        object.__setattr__(self, "clients", clients)
+
+    @cached_property
+    def infinite(self) -> Params:
+        """Buffers that are not finite from the first, see `engine.gate.Asked`."""
+        return not_finite(self.buffers)
+
+    def __repr__(self) -> str:
+        sizes = self.table["n"]
+        labels = f"{self.table['labels'].shape[1]} labels, " if "labels" in self.table else ""
+        return (
+            f"Federation({len(self.clients)} clients, {int(sizes.sum()):,} examples, {labels}"
+            f"{sum(v.numel() for v in self.params.values()):,} parameters, {self.seeds})"
+        )
+
+
+def check_federation(made: Federation) -> None:
+    """Raise InputError unless a federation's fields are what they must be."""
+    check_clients(made.clients)
+    check_params("params", made.params)
+    check_params("buffers", made.buffers)
+    check_table(made.table, len(made.clients))
+    _check_sizes(made.table, made.clients)
+    check_kind("seeds", made.seeds, Seeds, f"give {_seeds(made.seeds)}")
+    check_kind("gate", made.gate, Gate, "give Gate()")
+    check_kind("shelf", made.shelf, Shelf, "give Shelf()")
+
+
+def _seeds(given: object) -> str:
+    return f"Seeds.of({given})" if isinstance(given, int) else "Seeds.of(0)"
+
+
+def check_params(what: str, given: object) -> None:
+    """Raise InputError unless it is a dictionary of tensors that no gradient hangs on to."""
+    cure = "give *model.init(), or the parameters and buffers of a round's server"
+    if not isinstance(given, dict):
+        raise InputError(f"{what} must be a dictionary of tensors, got {called(given)}; {cure}")
+    for name, v in given.items():
+        if not isinstance(name, str) or not isinstance(v, Tensor):
+            raise InputError(
+                f"{what}[{name!r}] is {called(v)}; give tensors by name, as torch.as_tensor(...) "
+                "makes them of arrays"
+            )
+        if v.requires_grad:
+            raise InputError(
+                f'{what}["{name}"] carries a gradient\'s history (requires_grad); give '
+                "*model.init(), or detach() it"
+            )
+
+
+def check_table(table: object, clients: int) -> None:
+    """Raise InputError unless it has a row per client, "n" and maybe "labels", of counts."""
+    if not isinstance(table, dict):
+        raise InputError(f"table must be a dictionary of tensors, got {called(table)}; {TABLE}")
+    if "n" not in table:
+        has = ", ".join(f'"{shown(str(name))}"' for name in table)
+        raise InputError(f'the table has {has or "no column"}, and "n" is missing; {TABLE}')
+    for name, column in table.items():
+        if not isinstance(column, Tensor):
+            raise InputError(f'the table\'s "{name}" is {called(column)}, no tensor; {TABLE}')
+        if column.ndim < 1 or len(column) != clients:
+            count = len(column) if column.ndim else 0
+            raise InputError(
+                f'{clients} clients and {count} rows of "{name}" in the table; {TABLE}'
+            )
+        form = 1 if name == "n" else 2 if name == "labels" else column.ndim
+        if column.ndim != form or column.dtype != torch.float64:
+            raise InputError(
+                f'the table\'s "{name}" is {column.dtype} {tuple(column.shape)}; "n" is float64 '
+                f'[N], "labels" float64 [N, K]: {TABLE}'
+            )
+        if not bool(torch.isfinite(column).all()) or bool((column < 0).any()):
+            raise InputError(
+                f'the table\'s "{name}" holds a number that is negative or not finite; {TABLE}'
+            )
+
+
+def _check_sizes(table: Mapping[str, Tensor], clients: Sequence[ClientData]) -> None:
+    """Raise InputError for a table of other clients than these, as their sizes tell."""
+    if isinstance(clients, Surveyed):
+        return
+    for i, c in enumerate(clients):
+        if float(table["n"][i]) != float(count(c)):
+            raise InputError(
+                f'client {i} has {int(count(c))} examples, and the table\'s "n" says '
+                f"{float(table['n'][i]):g}: it is the table of other clients; {TABLE}"
+            )
