@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import CLASSES, FEATURES, TARGET, Setting, double, make_federation
-from every_method import MAKE, ROUNDS, Make
+from every_method import MAKE, Make
 from test_dense import MOST, REFUSED, gap
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from fedshift import recipes
 from fedshift.client import nets as module
 from fedshift.client.local import Local
 from fedshift.client.nets import Nets
-from fedshift.client.products import one_product
+from fedshift.client.products import products
 from fedshift.engine.stacked import Stacked
 from fedshift.model import build
 from fedshift.models.dense import Mlp
@@ -97,50 +97,16 @@ def test_what_else_moves_the_layer_is_taken_step_by_step(what: str, pairs: list[
     assert set(pairs) == {1}
 
 
-@pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For how many clients the first product was one."""
-    found: list[int] = []
-    right = module.one_product
-
-    def noted(a: Tensor, b: Tensor) -> Tensor:
-        found.append(len(b))
-        return right(a, b)
-
-    monkeypatch.setattr(module, "one_product", noted)
-    return found
-
-
-@pytest.mark.parametrize("together", [True, False], ids=["two steps", "one step"])
-def test_the_first_product_of_all_clients_is_one(
-    together: bool, starts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once a round, where all start from the server's first layer."""
-    if not together:
-        monkeypatch.setattr(module, "by_onednn", lambda a, columns: False)
-    setting = setting_of()
-    federation = double(make_federation(setting.model))
-    assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) < 1e-12
-    assert starts == [4] * ROUNDS  # of the cohort
-
-
-@pytest.mark.parametrize("what", MOVES)
-def test_where_the_first_layer_moves_otherwise(what: str, starts: list[int]) -> None:
-    check(*MOVES[what])
-    assert not starts
-
-
-def test_where_each_has_a_first_layer_of_its_own(starts: list[int]) -> None:
+def test_where_each_has_a_first_layer_of_its_own() -> None:
     """From the second round on."""
     setting = replace(setting_of(), head=("body.1.",))
     federation = double(make_federation(setting.model))
     assert gap(recipes.fedper, setting, federation, Stacked(dense=True)) < 1e-12
-    assert starts == [4]
 
 
-def test_another_first_product_is_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_product_is_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail."""
-    monkeypatch.setattr(module, "one_product", lambda a, b: one_product(a, b.roll(1, 0)))
+    monkeypatch.setattr(module, "products", lambda a, b, *first: products(a, b.roll(1, 0), *first))
     setting = setting_of()
     federation = double(make_federation(setting.model))
     assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-4

@@ -233,7 +233,7 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
 def _trained(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     """Take the steps with c clients' networks, from where clients start; the mean losses [c]."""
     count, clients, batch = steps.rows.shape
-    start = net.begin(late=count > 0)
+    net.begin()
     if not count:
         return examples.new_zeros(clients)
     wide = net.at[net.recipe.layers[-1].weight].shape[1]
@@ -248,8 +248,7 @@ def _trained(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     for some in torch.split(steps.rows, together):
         chosen = some.transpose(0, 1).reshape(-1)
         columns = torch.index_select(examples, 0, chosen, out=room[: len(chosen)])
-        lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch, start)
-        start = None
+        lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
         # `lowest` first: asked for one more than there are, it moves the layer, and `each` stays.
         for z, (labels, by_log, rate) in zip(lowest, each, strict=False):
             inputs, logits = net.forward(z)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedshift.client.chains import Layer
-from fedshift.client.products import add_products, by_onednn, one_product, products
+from fedshift.client.products import add_products, by_onednn, products
 from fedshift.tree import Params
 
 
@@ -57,13 +57,10 @@ class Nets(NamedTuple):
         velocity = {k: torch.zeros_like(views[k]) for k in recipe.moving if recipe.momentum}
         return Nets(recipe, views, velocity, {k: wide(v) for k, v in named.items()})
 
-    def product(self, layer: Layer, a: Tensor, start: Tensor | None = None) -> Tensor:
-        """W a + b, [c, h, B]; W is `start` [h, d] where that is given."""
+    def product(self, layer: Layer, a: Tensor) -> Tensor:
+        """W a + b, [c, h, B]."""
         bias = None if layer.bias is None else self.at[layer.bias]
-        if start is None:
-            return products(self.at[layer.weight], a, bias)
-        found = one_product(start, a)
-        return found if bias is None else found.add_(bias)
+        return products(self.at[layer.weight], a, bias)
 
     def forward(self, z: Tensor) -> tuple[list[Tensor], Tensor]:
         """(what each layer but the first is given, the logits [c, K, B]); z of `First`."""
@@ -91,16 +88,12 @@ class Nets(NamedTuple):
             delta = below
         return None if lowest else delta
 
-    def move(
-        self, layer: Layer, delta: Tensor, rows: Tensor, lr: Tensor, start: Tensor | None = None
-    ) -> None:
-        """One step of a layer, from W = `start` [h, d] where that is given; delta [c, h, B] of what
-        it gave for rows [c, B, d].
-        """
+    def move(self, layer: Layer, delta: Tensor, rows: Tensor, lr: Tensor) -> None:
+        """One step of a layer; delta [c, h, B] of what it gave for rows [c, B, d]."""
         weight, bias, _ = layer
         if weight in self.recipe.moving:
             into = self._begun(weight, lr)
-            add_products(into, delta, rows, start)
+            add_products(into, delta, rows)
             self._ended(weight, lr)
         if bias is not None and bias in self.recipe.moving:
             self._begun(bias, lr).add_(delta.sum(-1, keepdim=True))
@@ -117,17 +110,10 @@ class Nets(NamedTuple):
         free = not self.recipe.momentum and name in self.recipe.moving
         return free and not self._else(name)
 
-    def begin(self, late: bool) -> Tensor | None:
-        """Put down where clients start, but for the first layer's W [h, d] where all have the same:
-        that is given back, and put down with its first step. late: whether there is one.
-        """
-        first = self.recipe.layers[0].weight
-        start = self.named[f"at {first}"]
-        late = late and self.plain(first) and not start.stride(0)
+    def begin(self) -> None:
+        """Put down where clients start."""
         for k in self.recipe.moving:
-            if not (late and k == first):
-                self.at[k].copy_(self.named[f"at {k}"])
-        return start[0] if late else None
+            self.at[k].copy_(self.named[f"at {k}"])
 
     def _begun(self, name: str, lr: Tensor) -> Tensor:
         """What the gradient is added to: the velocity, or theta, moved by all else already."""
@@ -178,29 +164,27 @@ class First:
     more, the products X_r X_s^T cost more than that saves, and so do those of two where MKL is
     called once for all clients. Without a bias there is no 1.
 
-    rows: the batches, [c, S B, d]; start: W [h, d] while it is one for all clients, whose first
-    product is one, too. Iterating gives z_s [c, h, B]; `step` follows each, because what a step
-    changes is known only when all other layers have answered. The end moves the layer.
+    rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; `step` follows each, because what
+    a step changes is known only when all other layers have answered. The end moves the layer.
     """
 
     net: Nets
     rows: Tensor
     batch: int
-    start: Tensor | None = None
     deltas: list[Tensor] = field(default_factory=list, init=False)
     rate: Tensor | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Tensor]:
         layer = self.net.recipe.layers[0]
         batches = torch.split(self.rows, self.batch, 1)
-        outputs = self.net.product(layer, self.rows.transpose(1, 2), self.start)
+        outputs = self.net.product(layer, self.rows.transpose(1, 2))
         for z, x in zip(torch.split(outputs, self.batch, -1), batches, strict=True):
             for delta, before in zip(self.deltas, batches, strict=False):
                 z.baddbmm_(delta, _cross(before, x, layer.bias is not None))
             yield z
         if self.rate is not None:
             delta = self.deltas[0] if len(self.deltas) == 1 else torch.cat(self.deltas, -1)
-            self.net.move(layer, delta, self.rows, self.rate, self.start)
+            self.net.move(layer, delta, self.rows, self.rate)
 
     def step(self, delta: Tensor | None, rate: Tensor) -> None:
         """What the outputs' gradient is; None where the layer does not move."""

@@ -54,24 +54,13 @@ def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
     return found if first is None else found.add_(first)
 
 
-def one_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b_i [c, m, n] of one a [m, k] and b [c, k, n], whose columns lie one after the other."""
-    count, k, n = b.shape
-    columns = b.transpose(1, 2).reshape(1, count * n, k).transpose(1, 2)
-    return products(a[None], columns)[0].view(-1, count, n).transpose(0, 1)
-
-
-def add_products(into: Tensor, a: Tensor, b: Tensor, start: Tensor | None = None) -> None:
-    """Add a_i b_i to into_i in place, into [c, m, n]; or put start + a_i b_i there, from one
-    start [m, n].
-    """
+def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a_i b_i to into_i in place, into [c, m, n]."""
     if by_onednn(a, b.shape[2]) and b.dtype == a.dtype:
         for total, product in zip(into.unbind(), _each(a, b), strict=True):
-            torch.add(total if start is None else start, product, out=total)
-    elif start is None:
-        into.baddbmm_(a, b)
+            total.add_(product)
     else:
-        torch.baddbmm(start.expand(into.shape), a, b, out=into)
+        into.baddbmm_(a, b)
 
 
 def by_onednn(a: Tensor, columns: int) -> bool:
