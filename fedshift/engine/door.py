@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,6 @@ def check_federation(made: Federation) -> None:
     check_params("params", made.params)
     check_params("buffers", made.buffers)
     check_table(made.table, len(made.clients))
-    _check_sizes(made.table, made.clients)
     check_kind("seeds", made.seeds, Seeds, f"give {_seeds(made.seeds)}")
     check_kind("gate", made.gate, Gate, "give Gate()")
     check_kind("shelf", made.shelf, Shelf, "give Shelf()")
@@ -101,8 +100,9 @@ def check_table(table: object, clients: int) -> None:
             )
 
 
-def _check_sizes(table: Mapping[str, Tensor], clients: Sequence[ClientData]) -> None:
+def check_sizes(federation: Federation) -> None:
     """Raise InputError for a table of other clients than these, as their sizes tell."""
+    table, clients = federation.table, federation.clients
     if isinstance(clients, Surveyed):
         return
     for i, c in enumerate(clients):

@@ -15,7 +15,14 @@ from fedshift.data import ClientData, Surveyed, of_importance
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
-from fedshift.engine.door import TABLE, check_federation, check_fit, check_gate, check_run
+from fedshift.engine.door import (
+    TABLE,
+    check_federation,
+    check_fit,
+    check_gate,
+    check_run,
+    check_sizes,
+)
 from fedshift.engine.gate import Dropped as Dropped
 from fedshift.engine.gate import Gate
 from fedshift.engine.going_on import check_after
@@ -218,6 +225,7 @@ def run(
     check_size(total, size)
     check_gate(federation.gate, size)
     check_fit(algorithm.model, federation)
+    check_sizes(federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
