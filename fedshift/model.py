@@ -201,8 +201,9 @@ class Model:
         A network that draws random numbers in this mode, too, draws the same ones at each call.
         Raises InputError for names that the network does not have, and for such that are missing.
         """
-        if not computing():
-            return repeatable(partial(self, params, buffers, x))
+        return repeatable(partial(self._evaluate, params, buffers, x))
+
+    def _evaluate(self, params: Params, buffers: Params, x: Tensor) -> Params:
         self.refresh(params, buffers)
         if self._is_quiet(training=False):
             return self._outputs(params, buffers, x, training=False)

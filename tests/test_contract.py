@@ -201,8 +201,8 @@ def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federate
 @each
 def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
     clients = list(make_clients())
-    clients[3] = clients[3]._replace(x=clients[3].x * float("nan"))
     algorithm, federation = make(setting), federated(tuple(clients))
+    clients[3].x.fill_(float("nan"))  # in place: who gives such clients is refused
     weights = algorithm.weigh(
         algorithm.init(federation.params, {}, federation.table), torch.arange(6)
     )

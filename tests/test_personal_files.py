@@ -99,7 +99,7 @@ def test_networks_for_vectors_are_named_by_what_the_method_needs() -> None:
 
 def test_more_clients_than_looks_names_the_keys(refused: Any) -> None:
     assert refused("shift.clients=9", "shift.transform=fashion") == (
-        "f.toml:5 with -c shift.clients, shift.transform: shift: "
+        "-c shift.clients: shift: "
         'transform = "fashion" has looks for 8 clients, and shift.clients = 9; '
         'set shift.clients = 8 or fewer, or shift.transform = "wide", which has 54'
     )

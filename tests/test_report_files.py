@@ -132,7 +132,7 @@ BAD_COUNTS = {
     "client\nx\n": "line 1: no label names after the client column",
     "cat,cat\n1,2\n": 'line 1: label "cat" is given 2 times',
     "cat,,dog\n1,2,3\n": "line 1: a label without a name",
-    "client,cat\nx,1\nx,2\n": 'line 2: client "x" is given 2 times',
+    "client,cat\nx,1\nx,2\n": 'lines 2, 3: client "x" is given 2 times',
     "cat,dog\n1,2\n3\n": "line 3: 1 cells; the first row has 2",
     "cat,dog\n1,2\n3,-4\n": r'line 3, column 2 \("dog"\): -4 is out of range',
     "cat,dog\n1,nan\n": r'line 2, column 2 \("dog"\): "nan" is not a number',
@@ -158,7 +158,7 @@ BAD_TARGETS = {
     "cat,dog\n1,0\n1,1\n": r'line 1, column 2 \("cat"\): "dog" is not a number',
     "cat,dog,owl\n1,0,0\n0,1,0\n": "2 rows under the label names",
     "label,value\ncat,1\ndog,0\n": r'"owl" \(1 of 3 labels are missing\); write 0',
-    "label,value\ncat,1\ncat,0\ndog,0\nowl,0\n": 'line 2: label "cat" is given 2 times',
+    "label,value\ncat,1\ncat,0\ndog,0\nowl,0\n": 'lines 2, 3: label "cat" is given 2 times',
     "label,value\ncat,x\ndog,0\nowl,0\n": r'line 2, column 2 \("cat"\): "x" is not a number',
 }
 

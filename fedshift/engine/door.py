@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedshift.algorithms.base import check_method
 from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
-from fedshift.data import ClientData
-from fedshift.engine.federation import Federation
+from fedshift.data import ClientData, Surveyed, count
+from fedshift.engine.federation import TABLE, Federation
 from fedshift.engine.gate import Gate
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
@@ -31,6 +31,19 @@ MADE = {
     "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
     "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
 }
+
+
+def check_sizes(federation: Federation) -> None:
+    """Raise InputError for a table of other clients than these, as their sizes tell."""
+    table, clients = federation.table, federation.clients
+    if isinstance(clients, Surveyed):
+        return
+    for i, c in enumerate(clients):
+        if float(table["n"][i]) != float(count(c)):
+            raise InputError(
+                f'client {i} has {int(count(c))} examples, and the table\'s "n" says '
+                f"{float(table['n'][i]):g}: it is the table of other clients; {TABLE}"
+            )
 
 
 def check_run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import called, check_kind
-from fedshift.data import ClientData, Surveyed, check_clients, count, of_importance
+from fedshift.data import ClientData, Surveyed, check_clients, of_importance
 from fedshift.engine.gate import Gate
 from fedshift.engine.replies import not_finite
 from fedshift.engine.shelf import Shelf
@@ -69,7 +69,6 @@ def check_federation(made: Federation) -> None:
     check_params("params", made.params)
     check_params("buffers", made.buffers)
     check_table(made.table, len(made.clients))
-    _check_sizes(made.table, made.clients)
     check_kind("seeds", made.seeds, Seeds, f"give {_seeds(made.seeds)}")
     check_kind("gate", made.gate, Gate, "give Gate()")
     check_kind("shelf", made.shelf, Shelf, "give Shelf()")
@@ -121,16 +120,4 @@ def check_table(table: object, clients: int) -> None:
         if not bool(torch.isfinite(column).all()) or bool((column < 0).any()):
             raise InputError(
                 f'the table\'s "{name}" holds a number that is negative or not finite; {TABLE}'
-            )
-
-
-def _check_sizes(table: Mapping[str, Tensor], clients: Sequence[ClientData]) -> None:
-    """Raise InputError for a table of other clients than these, as their sizes tell."""
-    if isinstance(clients, Surveyed):
-        return
-    for i, c in enumerate(clients):
-        if float(table["n"][i]) != float(count(c)):
-            raise InputError(
-                f'client {i} has {int(count(c))} examples, and the table\'s "n" says '
-                f"{float(table['n'][i]):g}: it is the table of other clients; {TABLE}"
             )

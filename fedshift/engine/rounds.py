@@ -13,7 +13,7 @@ from fedshift.arguments import check_kind
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
-from fedshift.engine.door import check_fit, check_gate, check_run
+from fedshift.engine.door import check_fit, check_gate, check_run, check_sizes
 from fedshift.engine.federation import TABLE
 from fedshift.engine.federation import Federation as Federation
 from fedshift.engine.gate import Dropped as Dropped
@@ -173,6 +173,7 @@ def run(
     check_size(total, size)
     check_gate(federation.gate, size)
     check_fit(algorithm.model, federation)
+    check_sizes(federation)
     check_model(algorithm.model, federation)
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
