@@ -28,7 +28,9 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     try:
         with watched():
             before = _evaluated(model, params, buffers, x)
-            first, second = (_tensors(model.train(params | moving, buffers, x)[0]) for _ in "ab")
+            first, second, other = (
+                _tensors(model.train(params | moving, buffers, x, seed)[0]) for seed in (0, 0, 1)
+            )
             after = _evaluated(model, params, buffers, x)
     except Exception as e:
         raise UntriedError(
@@ -44,6 +46,20 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
             check_own(model.net, first.values(), moving.values())
     _check_alike(first, second, "two passes of the network in training")
     _check_alike(before, after, "the network's passes in evaluation before and after training")
+    if model.draws_nothing():
+        _check_quiet(first, other)
+
+
+def _check_quiet(one: Params, other: Params) -> None:
+    """Outputs of passes from other states of the process's generators, none of which moved."""
+    for name, v in one.items():
+        if name not in other or not _alike(v, other[name]):
+            raise InputError(
+                f'the network\'s "{name}" in training depends on the state of a global generator '
+                "that it puts back after drawing (torch.random.fork_rng, set_state), where no seed "
+                "of the run reaches; draw from it as it is, or from a torch.Generator that is an "
+                "attribute of the network"
+            )
 
 
 def _evaluated(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:

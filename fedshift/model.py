@@ -111,7 +111,7 @@ class Model:
 
         Raises InputError where tensors of the network are missing: it would use its own.
         """
-        if not settled(self.net):
+        if not settled(self):
             self._meet()
         if len(params) + len(buffers) != len(self._places):
             raise misfit(self._places, params | buffers)
@@ -148,7 +148,7 @@ class Model:
 
         At each pass it would cost as much as a small layer.
         """
-        own = met(self.net)
+        own = met(self, self.net)
         if own is None:
             return
         if changed(self._modules):
@@ -218,13 +218,13 @@ class Model:
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if settled(self.net):  # the usual case, as short as may be: it is most of the passes
+        if settled(self):  # the usual case, as short as may be: it is most of the passes
             return self._outputs(params, after, x, training=True), after
         if not computing():
             return repeatable(partial(self.train, params, buffers, x, seed))
         self._meet()  # who takes gradients without a phase of `Local` has not refreshed it
         if self._is_quiet(training=True):
-            settle(self.net)
+            settle(self)
         elif not self._stays_unseeded(seed):
             return self._seeded_outputs(params, after, x, seed, training=True), after
         return self._outputs(params, after, x, training=True), after
@@ -232,6 +232,10 @@ class Model:
     def _is_quiet(self, *, training: bool) -> bool:
         """Whether a pass is known to draw no random numbers. The first of each mode is watched."""
         return not (self._draws.get(training, True) or self._generators or watching())
+
+    def draws_nothing(self) -> bool:
+        """Whether its passes in training are not known to draw random numbers."""
+        return not (self._draws.get(True) or self._generators)
 
     def _stays_unseeded(self, seed: int) -> bool:
         """Whether stacked clients, who have no seed, need none as far as is known.

@@ -42,14 +42,16 @@ class Block:
 
     before: the process's generators before it, and before all that is computed beside it; start:
     where they stood when its computation began. own: the generators of the networks that it met,
-    and how they stood then. quiet: those whose training passes are known to draw nothing, so that
-    they need no seed. beside: whether another thread computes something, too.
+    and how they stood then. met: the models that were looked at anew; quiet: those whose training
+    passes are known to draw nothing, so that they need no seed. beside: whether another thread
+    computes something, too.
     """
 
     def __init__(self, before: States, start: States) -> None:
         self.before, self.start = before, start
         self.own: dict[nn.Module, Own] = {}
-        self.quiet = set[nn.Module]()
+        self.met = set[object]()
+        self.quiet = set[object]()
         self.beside = False
 
     def moved(self) -> frozenset[str]:
@@ -104,27 +106,33 @@ def _same(one: Own, other: Own) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.values(), other.values()))
 
 
-def met(net: nn.Module) -> tuple[torch.Generator, ...] | None:
-    """The network's own generators, where the thread's computation meets it for the first time."""
+def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
+    """The network's own generators, where the thread's computation meets the model the first time.
+
+    Several models may have one network.
+    """
     block = _watch.block
-    if block is None or net in block.own:
+    if block is None or model in block.met:
         return None
     with one_at_a_time():
-        block.own[net] = own = _own(net)
+        block.met.add(model)
+        own = block.own.get(net)
+        if own is None:
+            block.own[net] = own = _own(net)
     return tuple(own)
 
 
-def settled(net: nn.Module) -> bool:
-    """Whether training passes of the network in this thread's computation are known to be quiet."""
+def settled(model: object) -> bool:
+    """Whether training passes of the model in this thread's computation are known to be quiet."""
     block = _watch.block
-    return block is not None and net in block.quiet
+    return block is not None and model in block.quiet
 
 
-def settle(net: nn.Module) -> None:
+def settle(model: object) -> None:
     """Remember that they are, until passes must be watched."""
     with one_at_a_time():  # else another thread might begin between the question and the answer
         if _watch.block is not None and not watching():
-            _watch.block.quiet.add(net)
+            _watch.block.quiet.add(model)
 
 
 def computing() -> bool:
@@ -182,8 +190,8 @@ def repeatable(compute: Callable[[], T]) -> T:
                 _report(moved)
             return result
         except BaseException:
-            # Another thread may have drawn meanwhile, and would draw the same again.
-            if threading.active_count() == 1:
+            # What runs beside it would draw the same numbers again.
+            if not block.beside:
                 block.renew()
                 put_back(block.before)
             raise

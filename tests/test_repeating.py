@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_randomness import CLASSES, always, clients, dropout, ended, federated, same, unforeseen
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedshift import Local, Model, run
 from fedshift.client.objectives import CrossEntropy
@@ -19,8 +20,10 @@ from fedshift.data import Examples
 from fedshift.engine.backends import loop
 from fedshift.engine.evaluate import score
 from fedshift.engine.workers import workers
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingError
+from fedshift.first_look import look
 from fedshift.randomness import states
+from fedshift.repeating import repeatable
 from fedshift.seeds import generator
 
 
@@ -215,4 +218,64 @@ def test_backends_and_schedules_that_draw_are_refused() -> None:
     algorithm = replace(algorithm, local=Local(lr=lambda t: 0.1 * random.random(), batch=10))
     with pytest.raises(InputError, match=message):
         run(algorithm, federation, 2)
+    assert not before.moved(states())
+
+
+def test_two_models_of_one_network_both_see_that_it_changed() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    one, two = Model(net), Model(net)
+    params, buffers = one.init()
+    x = torch.randn(5, 4, generator=generator("two models"))
+    expected = net(x)
+    net[0] = nn.Linear(4, 4)
+    assert not torch.equal(net(x), expected)  # the control
+    for name in ("train", "__call__"):
+        passes = [getattr(model, name) for model in (one, two)]
+        outs = repeatable(lambda passes=passes: [f(params, buffers, x) for f in passes])
+        for out in outs:
+            logits = (out[0] if name == "train" else out)["logits"]
+            torch.testing.assert_close(logits, expected)
+
+
+class Forked(nn.Module):
+    """Draws, and puts the generator back."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(4, CLASSES), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            return self.layer(F.dropout(x, self.rate, self.training))
+
+
+def test_draws_that_are_put_back_are_refused() -> None:
+    """No generator stands elsewhere after the pass, and yet what it gives follows from one."""
+    model, other = Model(Forked(0.5)), Model(Forked(0.0))
+    x = torch.randn(8, 4, generator=generator("put back"))
+    look(other, *other.init(), x)  # the control
+    with pytest.raises(InputError, match="that it puts back after drawing"):
+        look(model, *model.init(), x)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_an_error_leaves_the_process_s_state(idle: bool) -> None:
+    """Also where another thread lives, as in notebooks."""
+
+    def failing(net: nn.Module, h: Tensor) -> Tensor:
+        unforeseen(net, h)
+        if net.training and len(h) > 2:
+            raise RuntimeError("no further")
+        return h
+
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    if idle:
+        thread.start()
+    before = states()
+    try:
+        with pytest.raises(TrainingError, match="no further"):
+            list(run(*federated(failing), 1))
+    finally:
+        done.set()
     assert not before.moved(states())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from traceback import walk_tb
 
 from fedshift.arguments import called
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
@@ -34,14 +35,23 @@ def watched(backend: Backend, due: int | None) -> Backend:
             came = iter(backend(update, jobs))
             for one in came:
                 _check(name, one)
-                count += 1
+                count += len(one.clients) if isinstance(one, Block) else 1
                 yield one
         except TypeError as e:
+            if _in_training(e):
+                raise
             raise InputError(f"the backend {name} fails: {e}; {DUE}") from e
         if due is not None and count < due:
             raise InputError(f"the backend {name} gave {count} replies for {due} jobs; {DUE}")
 
     return replies
+
+
+def _in_training(e: TypeError) -> bool:
+    """Whether a client's training raised it, and not the backend around it."""
+    frames = (frame for frame, _ in walk_tb(e.__traceback__))
+    names = (str(frame.f_globals.get("__name__")) for frame in frames)
+    return any(name.startswith(("fedshift.algorithms.", "fedshift.client.")) for name in names)
 
 
 def _check(name: str, given: object) -> None:

@@ -99,10 +99,13 @@ def _fits(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
     return logits.ndim == 2 and len(logits) == len(x)
 
 
-def finite_logits(z: Tensor) -> Tensor:
-    """z [B, N]; InputError for a query whose logits overflow (-inf is a client left out)."""
-    if not bool(z.amax() < torch.inf):  # nor where a NaN is among them
-        bad = ~(z < torch.inf).all(1)
+def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
+    """z [B, N]; InputError for a query whose logits overflow, or are -inf for all clients of some
+    size [N]: -inf is a client left out.
+    """
+    most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
+    if not bool((z.amax() < torch.inf) & (most > -torch.inf).all()):  # nor where there is a NaN
+        bad = ~((z < torch.inf).all(1) & (most > -torch.inf))
         raise InputError(
             f"query {int(bad.nonzero()[0])}: the client logits are not finite; its values are far "
             "from all that the network was trained on, leave it out"

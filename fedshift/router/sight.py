@@ -47,8 +47,8 @@ class Sight:
     def logits_of(self, out: Params) -> Tensor:
         """z [B, N] from the network's outputs."""
         if self.head is not None:
-            return finite_logits(self.head(client_features(out)))
-        return finite_logits(client_logits(out, len(self.sizes)))
+            return finite_logits(self.head(client_features(out)), self.sizes)
+        return finite_logits(client_logits(out, len(self.sizes)), self.sizes)
 
     def of_clients(self, inputs: Sequence[Tensor], what: str) -> Told:
         """Of each client's inputs [n, ...]; none of one that nothing can be routed to."""
