@@ -183,13 +183,21 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 def summary(rows: Mapping[str, list[Row]]) -> str:
     """How often a refit was recommended, and what it did to the error on tests."""
-    every = [r for found in rows.values() for r in found]
+    every = [r for some in rows.values() for r in some]
     better = [r for r in every if r.better]
-    worse = sum(r.recommended > r.trained for r in better)
+    worse = [
+        f"{what}, {r.trained:.3f} to {r.recommended:.3f}"
+        for what, some in rows.items()
+        for r in some
+        if r.better and r.recommended > r.trained
+    ]
+    listed = f" ({'; '.join(worse)})" if worse else ""
+    lower = sum(r.loss_after < r.loss for r in better)
     left = sum(min(r.refitted, r.moments) < r.trained for r in every if not r.better)
     return (
         f"Of {len(every)} routers, {len(better)} are recommended a refit: by it the test error of "
-        f"{len(better) - worse} is smaller, of {worse} larger. Of the {len(every) - len(better)} "
+        f"{len(better) - len(worse)} is smaller, of {len(worse)} larger{listed}, and the "
+        f"test loss of {lower} is smaller. Of the {len(every) - len(better)} "
         f"that stay as trained, {left} would have had a smaller one by one of the refits."
     )
 
@@ -204,12 +212,12 @@ def main() -> None:
     # A trial does not look at what shall be seen once.
     for name, draws in (("known", KNOWN), *(() if asked.quick else (("unseen", UNSEEN),))):
         tables[name] = {}
-        for what, found in all_rows(draws, asked.quick):
-            tables[name][what] = found
-            print(line(what, found), flush=True)
+        for what, some in all_rows(draws, asked.quick):
+            tables[name][what] = some
+            print(line(what, some), flush=True)
         print(summary(tables[name]))
     figures = {
-        name: {what: [r._asdict() for r in found] for what, found in rows.items()}
+        name: {what: [r._asdict() for r in some] for what, some in rows.items()}
         for name, rows in tables.items()
     }
     results.save(asked.out, figures, quick=asked.quick)
@@ -240,15 +248,11 @@ the studies are means over seeds, with 277 and 1,200 tests each.
 ## Seen once, after the rule was fixed
 
 Other draws of the same fifteen worlds, heart disease with seeds 10 to 29 and `small` with seeds 3
-to 5. Nobody had looked at them when the rule was chosen, and it was not changed after.
+to 5. They were first looked at after the rule was chosen, and it was not changed then.
 
 {unseen}
 
-The loss on tests is less after every refit that is recommended, here and below. The calibration
-error is not: what is held out for the rule does not promise that. The two that are larger are a
-world's, 0.011 before and 0.021 after, and that of heart disease at seed 20, 0.062 and 0.104, where
-the floor is 0.067. In the mean the studies gain what they gain below: much on `small`, hardly
-anything on heart disease.
+The rule looks at held-out losses, which do not promise a smaller calibration error on tests.
 
 ## In sight when the rule was chosen
 

@@ -186,16 +186,13 @@ logits: about the least that such answers cost.
 
 Networks of convolutions keep to both.
 
-A pass of 13-32-16 takes a fraction of a millisecond, as long as a few dozen calls of PyTorch. Even
-the bare calls do not fit into 15 % of it, and the mixture of 100 clients needs the exponentials of
-{queries} x 10 x 100 logits, which take longer than the pass.
+A pass of 13-32-16 takes a fraction of a millisecond. Even the bare calls do not fit into 15 % of
+it, and the bare mixture of 100 clients, with the exponentials of {queries} x 10 x 100 logits, takes
+several times the bare hard answer.
 
-With 784-256-128, hard routing took 1.14 to 1.19 passes with 8 clients and 1.20 to 1.24 with 100 in
-four runs of this program, by what else ran on the machine. About fifty of 100 classifiers are
-asked, a call each, for some twenty queries: the bare calls leave hardly anything of the 15 %. What
-is looked at besides (are queries and client logits finite, the prior, float64) takes 5 to 10 % of
-this pass. The product with 100 classifiers is nearly half a pass, so that the bare mixture is at
-the line, too.
+With 784-256-128 and 100 clients, a call is due for every classifier that is asked, so that the bare
+calls leave hardly anything of the 15 %; the rest is what is looked at besides (are queries and
+client logits finite, the prior, float64). The bare mixture is at the line, too.
 """
 
 if __name__ == "__main__":

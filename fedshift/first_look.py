@@ -44,22 +44,16 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     if moving:
         with one_at_a_time():
             check_own(model.net, first.values(), moving.values())
-    _check_alike(first, second, "two passes of the network in training")
-    _check_alike(before, after, "the network's passes in evaluation before and after training")
-    if model.draws_nothing():
-        _check_quiet(first, other)
-
-
-def _check_quiet(one: Params, other: Params) -> None:
-    """Outputs of passes from other states of the process's generators, none of which moved."""
-    for name, v in one.items():
-        if name not in other or not _alike(v, other[name]):
-            raise InputError(
-                f'the network\'s "{name}" in training depends on the state of a global generator '
-                "that it puts back after drawing (torch.random.fork_rng, set_state), where no seed "
-                "of the run reaches; draw from it as it is, or from a torch.Generator that is an "
-                "attribute of the network"
-            )
+    _check_stateless(first, second, "two passes of the network in training")
+    _check_stateless(before, after, "the network's passes in evaluation before and after training")
+    # Its passes began at different states of the process's generators, and moved none of them.
+    if model.draws_nothing() and (name := _different(first, other)):
+        raise InputError(
+            f'the network\'s "{name}" in training depends on the state of a global generator that '
+            "it puts back after drawing (torch.random.fork_rng, set_state), where no seed of the "
+            "run reaches; draw from it as it is, or from a torch.Generator that is an attribute of "
+            "the network"
+        )
 
 
 def _evaluated(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
@@ -71,16 +65,21 @@ def _tensors(outputs: Params) -> Params:
     return {name: v for name, v in outputs.items() if isinstance(v, Tensor)}
 
 
-def _check_alike(one: Params, other: Params, which: str) -> None:
-    for name, v in one.items():
-        if name not in other or not _alike(v, other[name]):
-            raise InputError(
-                f'{which} give other "{name}", though parameters, buffers and seed are the same: '
-                "it keeps a state of its own, or draws random numbers from a generator that no "
-                "seed reaches, such as numpy's default_rng; keep such a state in buffers "
-                "(register_buffer), and use torch's functions without a generator, or a "
-                "torch.Generator that is an attribute of the network"
-            )
+def _check_stateless(one: Params, other: Params, which: str) -> None:
+    if name := _different(one, other):
+        raise InputError(
+            f'{which} give other "{name}", though parameters, buffers and seed are the same: '
+            "it keeps a state of its own, or draws random numbers from a generator that no "
+            "seed reaches, such as numpy's default_rng; keep such a state in buffers "
+            "(register_buffer), and use torch's functions without a generator, or a "
+            "torch.Generator that is an attribute of the network"
+        )
+
+
+def _different(one: Params, other: Params) -> str:
+    """The name of the first output that differs; empty where none does."""
+    odd = (name for name, v in one.items() if name not in other or not _alike(v, other[name]))
+    return next(odd, "")
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

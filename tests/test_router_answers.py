@@ -13,6 +13,7 @@ from routing import routed_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.router.answers import TRIED
 from fedshift.router.route import Router
@@ -189,3 +190,27 @@ def test_each_query_is_answered_by_the_client_that_it_is_sent_to() -> None:
         turned = router.predict(x.flip(0), prices=prices)
         assert torch.allclose(turned.flip(0), told, rtol=0, atol=1e-6)
         assert not torch.allclose(turned, told, rtol=0, atol=1e-3)
+
+
+def overflowing(client: int) -> Router:
+    """The classifier of one client overflows on all queries."""
+    router = router_of(routed_model(N), "head.")
+    params, buffers = router.served[client]
+    far = params | {"head.weight": torch.full_like(params["head.weight"], 3e38)}
+    return replace(router, served=dict(router.served) | {client: (far, buffers)})
+
+
+def test_a_client_that_overflows_spoils_its_own_queries_alone() -> None:
+    x = 10 * torch.randn(B, FEATURES, generator=generator(1, "queries"))
+    whole, broken = router_of(routed_model(N), "head."), overflowing(2)
+    for k in (1, 2, 3):
+        asked = (whole.route(x, k).clients == 2).any(1)
+        assert bool(asked.any()) or k == 1
+        others = x[~asked]
+        assert torch.allclose(
+            broken.predict(others, k), whole.predict(others, k), rtol=0, atol=1e-7
+        )
+        if bool(asked.any()):
+            first = int(asked.nonzero()[0])
+            with pytest.raises(InputError, match=f"query {first}: the classifier of a client"):
+                broken.predict(x, k)

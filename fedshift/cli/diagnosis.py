@@ -71,8 +71,8 @@ def _in_options() -> Iterator[None]:
     try:
         yield
     except InputError as e:
-        said = str(e).replace("normalise_target=True", "--normalise")
-        e.args = (reworded(said, names, " "),)
+        message = str(e).replace("normalise_target=True", "--normalise")
+        e.args = (reworded(message, names, " "),)
         raise
 
 

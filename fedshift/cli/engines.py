@@ -30,5 +30,4 @@ def engine_of(
     if backend is None or not backend.startswith(("auto", "cuda")):
         # Where torch sees a GPU, no forked process can train once this one has (`check_forked`).
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
     return backend_of(backend or "workers", workers, tell)

@@ -140,11 +140,6 @@ def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply], asked: Asked) -> T
                 check_finite(reply, asked.infinite)
     except DivergedError:
         return DivergedError(bad.reason)
-    except (
-        InputError,
-        RuntimeError,
-        TypeError,
-        AttributeError,
-    ):  # no tensors at all: `bad` says so
-        pass
+    except (InputError, RuntimeError, TypeError, AttributeError):
+        pass  # no tensors at all: `bad` says so
     return TrainingError(bad.reason)

@@ -29,7 +29,7 @@ class Federation:
     says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
     are left out (`fedshift.data.of_importance`).
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
-    of other clients, and fields that are not what they must be.
+    without a row per client, and fields that are not what they must be.
     """
 
     clients: Sequence[ClientData]

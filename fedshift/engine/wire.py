@@ -148,11 +148,11 @@ def _pickled(said: Any) -> bytes:
     """Not as processes of one machine usually do it: they hand over tensors by a thread of their
     own, which has errors to print where the other process ends meanwhile.
     """
-    found = io.BytesIO()
+    buffer = io.BytesIO()
     try:
         with one_at_a_time():  # a pass has other tensors in a network's places
-            _Pickler(found, protocol=-1).dump(said)
-        return found.getvalue()
+            _Pickler(buffer, protocol=-1).dump(said)
+        return buffer.getvalue()
     except Exception as e:  # pickle has a kind of error for each kind of object
         raise UnsentError(str(e) or type(e).__name__) from e
 

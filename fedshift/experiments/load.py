@@ -179,8 +179,8 @@ def _message(error: ErrorDetails) -> str:
             _path(error)[-1], allowed
         )
     if kind == "value_error":
-        said = str(error["msg"]).removeprefix("Value error, ")
-        return said if not key or said.startswith(f"{key}.") else f"{key}: {said}"
+        message = str(error["msg"]).removeprefix("Value error, ")
+        return message if not key or message.startswith(f"{key}.") else f"{key}: {message}"
     if kind == "literal_error":
         return _literal(key, error)
     if kind == "model_type":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.router.queries import read
 from fedshift.tree import Params
@@ -173,7 +174,11 @@ class Answers:
             small = (answer < TINY).any(1).nonzero().flatten()
             if len(small) and dtype != torch.float64:
                 answer[small] = self.heads.mixed(share[small], seen.inner[small], torch.float64)
-            return answer / answer.sum(1, keepdim=True)
+            answer = answer / answer.sum(1, keepdim=True)
+            # A client that overflows on a query spoils it without having a share: 0 * NaN is NaN.
+            if len(odd := (~answer.isfinite()).any(1).nonzero().flatten()):
+                answer[odd] = self._by_client(x[odd], share[odd])
+            return answer
 
     def _plain(self, client: int, x: Tensor) -> Tensor:
         return self.model(*self.served[client], x)["logits"]
@@ -197,6 +202,17 @@ class Answers:
         for some, part in parts:
             answer.index_add_(0, some, part)
         return answer
+
+
+def finite_answers(answers: Tensor) -> Tensor:
+    """P(y | x) [B, K]; InputError for a query on which a classifier overflows."""
+    if not bool(answers.sum().isfinite()):
+        i = int((~answers.isfinite()).any(1).nonzero()[0])
+        raise InputError(
+            f"query {i}: the classifier of a client that answers it overflows; its values are far "
+            "from all that the network was trained on, or training diverged: leave it out"
+        )
+    return answers
 
 
 def _few_softmax(logits: Tensor) -> Tensor:

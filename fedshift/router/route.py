@@ -19,7 +19,7 @@ from fedshift.arguments import check_whole
 from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, unknown
 from fedshift.model import Model
-from fedshift.router.answers import Answers
+from fedshift.router.answers import Answers, finite_answers
 from fedshift.router.calibration import Calibration, Part, divided
 from fedshift.router.fits import LOADING, Way, discriminant, fit_again, penalised
 from fedshift.router.head import ClientHead
@@ -313,14 +313,15 @@ class Router:
         seen = self._answers.see(x)
         z = self._sight.logits_of(seen.out)
         if k == 1:
-            return self._answers.chosen(x, seen, best(self._priced(z, rule, prices), 1)[:, 0])
+            client = best(self._priced(z, rule, prices), 1)[:, 0]
+            return finite_answers(self._answers.chosen(x, seen, client))
         score = scores(z, self.sizes, rule)
         if k < len(self.clients):
             among = best(self._priced(z, rule, prices), k)
             some = score.gather(1, among)
             score = torch.full_like(score, -torch.inf).scatter(1, among, some)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
-        return self._answers.mixed(x, seen, score.softmax(1))
+        return finite_answers(self._answers.mixed(x, seen, score.softmax(1)))
 
     def _priced(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
         """The scores to choose by [B, N]; no price buys a client of probability 0."""

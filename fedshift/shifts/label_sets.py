@@ -76,8 +76,8 @@ class LabelSetSplit:
         if needed > len(order):
             raise InputError(
                 f"common={c} of labels_per_client={k} with {clients} clients needs {needed} "
-                f"labels; there are {len(order)}. Use fewer clients or labels_per_client, or "
-                "more common ones."
+                f"labels; there are {len(order)}. Use fewer clients, a smaller labels_per_client "
+                "or a larger common."
             )
         held = np.zeros((clients, len(present)), np.bool_)
         held[:, order[:c]] = True
