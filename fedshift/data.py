@@ -246,7 +246,7 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         return
     labels, importance = data.y[plan.rows], plan.weight
     even = data.w.device.type == "cpu" and data.w.dtype == plan.weight.dtype  # a GPU would wait
-    even = even and bool((data.w == 1.0).all())
+    even = even and torch.equal(data.w, torch.ones_like(data.w))
     if not even:  # else the plan's own ones will do
         importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}

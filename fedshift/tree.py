@@ -34,7 +34,10 @@ def map_(f: Callable[..., Tensor], *trees: Params) -> Params:
         if other.keys() != first.keys():
             odd = sorted(other.keys() ^ first.keys())
             raise InputError(f"models with different parameter names: {odd[:5]}")
-    return {name: f(*(tree[name] for tree in trees)) for name in first}
+    if len(trees) == 2:  # most calls, and several in each step of training
+        second = trees[1]
+        return {name: f(v, second[name]) for name, v in first.items()}
+    return {name: f(*[tree[name] for tree in trees]) for name in first}
 
 
 def add(a: Params, b: Params, scale: float | Tensor = 1.0) -> Params:
