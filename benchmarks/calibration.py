@@ -32,10 +32,10 @@ from fedshift.data import ClientData, client_data, register
 from fedshift.engine.allocator import keep_memory
 from fedshift.experiments.experiment import method_of
 from fedshift.experiments.load import validate
-from fedshift.experiments.papers.routing import studies
 from fedshift.experiments.task import prepare
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp
+from fedshift.papers.protocols.routing import studies
 from fedshift.recipes import Setting, feddrm
 from fedshift.router.quality import calibration_error
 from fedshift.router.score import posterior

@@ -59,7 +59,9 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
-    "cli": LIBRARY | {"fedshift", "experiments", "deploy", "diagnose", "diagnosis"},
+    "cli": LIBRARY
+    | {"fedshift", "experiments", "deploy", "diagnose", "diagnosis", "papers.command"},
+    "papers": LIBRARY | {"experiments", "cli", "__version__"},
     "__main__": {"cli"},
     "__init__": LIBRARY - {"report"},
 }

@@ -19,12 +19,12 @@ from fedshift.engine.rounds import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import side_by_side
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.reproduce import worker
-from fedshift.experiments.reproduce.diverged import diverged, parsed
-from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
-from fedshift.experiments.reproduce.results import mean_curve
-from fedshift.experiments.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
-from fedshift.experiments.reproduce.tuning import read_tuned
+from fedshift.papers.reproduce import worker
+from fedshift.papers.reproduce.diverged import diverged, parsed
+from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
+from fedshift.papers.reproduce.results import mean_curve
+from fedshift.papers.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
+from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
 
 HIGH = ("model.name=linear", "training.lr=3e38")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedshift.experiments.papers import routing
-from fedshift.experiments.reproduce.catalogue import study
+from fedshift.papers.protocols import routing
+from fedshift.papers.reproduce.catalogue import study
 
 EIGHT = {"clients": 8, "target": "clients", "transform": "bits"}
 

@@ -19,10 +19,10 @@ from test_resume import config_of, record_until, results
 from fedshift.errors import InputError
 from fedshift.experiments.folder import check_unused, reserved
 from fedshift.experiments.in_use import IN_USE, alone_in
-from fedshift.experiments.reproduce.store import Store, run_of
-from fedshift.experiments.reproduce.worker import perform
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
+from fedshift.papers.reproduce.store import Store, run_of
+from fedshift.papers.reproduce.worker import perform
 
 HOLD = """
 import os, sys, time

@@ -31,7 +31,7 @@ MAY = {
 }
 # Where messages between processes of this machine are received.
 PIPES = {
-    "fedshift/engine/wire.py", "fedshift/experiments/reproduce/execute.py", "benchmarks/engine.py",
+    "fedshift/engine/wire.py", "fedshift/papers/reproduce/execute.py", "benchmarks/engine.py",
 }  # fmt: skip
 
 

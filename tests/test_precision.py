@@ -36,11 +36,11 @@ from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.load import load_config
-from fedshift.experiments.reproduce.store import run_of
 from fedshift.experiments.settings import local_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
+from fedshift.papers.reproduce.store import run_of
 from fedshift.seeds import generator
 from fedshift.tree import Params, sub
 

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.papers.study import narrowed
-from fedshift.experiments.reproduce.catalogue import study
-from fedshift.experiments.reproduce.execute import execute
-from fedshift.experiments.reproduce.plan import Plan, wanted
-from fedshift.experiments.reproduce.reproduce import (
+from fedshift.papers.protocols.study import narrowed
+from fedshift.papers.reproduce.catalogue import study
+from fedshift.papers.reproduce.execute import execute
+from fedshift.papers.reproduce.plan import Plan, wanted
+from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     Request,
     reproduce,
 )
-from fedshift.experiments.reproduce.results import Cell
-from fedshift.experiments.reproduce.store import Store
-from fedshift.experiments.reproduce.tuning import read_tuned
+from fedshift.papers.reproduce.results import Cell
+from fedshift.papers.reproduce.store import Store
+from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
 
 MINI = Request(
@@ -139,7 +139,7 @@ def test_a_process_that_dies_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(narrowed(study(MINI.target), MINI.datasets, MINI.splits, ("fedavg",)), (0,), 1)
-    monkeypatch.setattr("fedshift.experiments.reproduce.execute.work", print)
+    monkeypatch.setattr("fedshift.papers.reproduce.execute.work", print)
     store = Store(tmp_path)
     report = execute(wanted(plan, store), store, jobs=2)
     assert list(report.failures.values()) == ["the process ended without a result, exit code 0"]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.cli.reproduce import LiveRuns
 from fedshift.errors import TrainingError
 from fedshift.experiments import folder
-from fedshift.experiments.reproduce import execute
-from fedshift.experiments.reproduce.catalogue import studies
+from fedshift.papers.command import LiveRuns
+from fedshift.papers.reproduce import execute
+from fedshift.papers.reproduce.catalogue import studies
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
         "-c", "model.name=linear"]  # fmt: skip

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.cli.reproduce import list_tables
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.reproduce.catalogue import study
-from fedshift.experiments.reproduce.reproduce import Request, parse_seeds, reproduce
+from fedshift.papers.command import list_tables
+from fedshift.papers.reproduce.catalogue import study
+from fedshift.papers.reproduce.reproduce import Request, parse_seeds, reproduce
 
 MINI = Request(
     "fedpals/table1", Path("reproduced"), ("fashion-mnist-mini",), ("C=3",), ("fedrs",), (0, 1), 1,
@@ -227,7 +227,7 @@ def test_records_of_another_invocation_stay(tmp_path: Path) -> None:
 def test_two_that_write_tuned_values_at_once(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; "
-        "from fedshift.experiments.reproduce.tuning import add_tuned; "
+        "from fedshift.papers.reproduce.tuning import add_tuned; "
         "[add_tuned(Path('tuned.json'), {(str(i), sys.argv[1]): {'column': str(i), "
         "'row': sys.argv[1], 'options': {}, 'seed': 0, 'rounds': 1}}) for i in range(40)]"
     )

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import typer
 
-from fedshift.cli.reproduce import leave, show
 from fedshift.datasets import heart
 from fedshift.errors import DataError
-from fedshift.experiments.papers import feddrm
-from fedshift.experiments.reproduce.catalogue import studies, study
-from fedshift.experiments.reproduce.plan import Plan, config_of, last_rounds
-from fedshift.experiments.reproduce.reproduce import Reproduced, Request, reproduce
-from fedshift.experiments.reproduce.results import Cell
-from fedshift.experiments.reproduce.routing_charts import COVERAGES, mean_known, mean_risk
-from fedshift.experiments.reproduce.statistics import Moments
-from fedshift.experiments.reproduce.store import run_of
-from fedshift.experiments.reproduce.verdict import verdicts
 from fedshift.experiments.served import measured
+from fedshift.papers.command import leave, show
+from fedshift.papers.protocols import feddrm
+from fedshift.papers.reproduce.catalogue import studies, study
+from fedshift.papers.reproduce.plan import Plan, config_of, last_rounds
+from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
+from fedshift.papers.reproduce.results import Cell
+from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_known, mean_risk
+from fedshift.papers.reproduce.statistics import Moments
+from fedshift.papers.reproduce.store import run_of
+from fedshift.papers.reproduce.verdict import verdicts
 from fedshift.report.page import page
 from fedshift.report.run_folder import read_run
 from fedshift.report.serving_fields import RouterDetails

@@ -12,9 +12,9 @@ from site_fixtures import write_tree
 
 from fedshift.datasets import registry
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.reproduce.catalogue import study
-from fedshift.experiments.reproduce.plan import Plan, config_of
 from fedshift.experiments.summary import summary
+from fedshift.papers.reproduce.catalogue import study
+from fedshift.papers.reproduce.plan import Plan, config_of
 
 SMALL = ("model.name=lenet-gn-small",)
 FEW = ("training.steps=5", "training.batch=4")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fedshift.errors import InputError
-from fedshift.experiments.reproduce.catalogue import studies, study
-from fedshift.experiments.reproduce.plan import Plan, config_of
-from fedshift.experiments.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
-from fedshift.experiments.reproduce.statistics import bootstrapped, moments, paired
-from fedshift.experiments.reproduce.store import Store, run_of
+from fedshift.papers.reproduce.catalogue import studies, study
+from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
+from fedshift.papers.reproduce.statistics import bootstrapped, moments, paired
+from fedshift.papers.reproduce.store import Store, run_of
 from fedshift.shifts import LabelSetSplit
 
 NAMES = sorted(name for name in studies() if name.startswith("labelsets/"))

@@ -11,10 +11,10 @@ import pytest
 from writer_fixtures import write_digits
 
 from fedshift.errors import InputError
-from fedshift.experiments.papers import made
-from fedshift.experiments.reproduce.catalogue import studies, study
-from fedshift.experiments.reproduce.plan import Plan, config_of
-from fedshift.experiments.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
+from fedshift.papers.protocols import made
+from fedshift.papers.reproduce.catalogue import studies, study
+from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
 
 NAMES = sorted(name for name in studies() if name.startswith("made/"))
 

@@ -13,13 +13,13 @@ from image_fixtures import count_as_whole, png, write_tree, write_wildcam
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import validate
-from fedshift.experiments.papers.study import narrowed
-from fedshift.experiments.reproduce.catalogue import study
-from fedshift.experiments.reproduce.output import notes_of
-from fedshift.experiments.reproduce.plan import Plan, config_of
-from fedshift.experiments.reproduce.reproduce import Request, reproduce
-from fedshift.experiments.reproduce.results import collect
-from fedshift.experiments.reproduce.store import Store
+from fedshift.papers.protocols.study import narrowed
+from fedshift.papers.reproduce.catalogue import study
+from fedshift.papers.reproduce.output import notes_of
+from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift.papers.reproduce.reproduce import Request, reproduce
+from fedshift.papers.reproduce.results import collect
+from fedshift.papers.reproduce.store import Store
 
 # Of the authors' code: learning rate, batch, weight decay and options, where not as all others.
 PACS_CELLS: dict[str, tuple[float, int, float, dict[str, Any]]] = {

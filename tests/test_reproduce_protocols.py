@@ -15,17 +15,17 @@ from scipy import stats
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.papers import fedpals
-from fedshift.experiments.papers.study import Metric, Study
-from fedshift.experiments.reproduce.catalogue import shipped_tuning, studies, study
-from fedshift.experiments.reproduce.plan import Plan, config_of
-from fedshift.experiments.reproduce.reproduce import Request, parse_seeds, reproduce
-from fedshift.experiments.reproduce.results import pick
-from fedshift.experiments.reproduce.statistics import moments, paired
-from fedshift.experiments.reproduce.store import Finished, run_of
-from fedshift.experiments.reproduce.tuning import read_tuned
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import prepare
+from fedshift.papers.protocols import fedpals
+from fedshift.papers.protocols.study import Metric, Study
+from fedshift.papers.reproduce.catalogue import shipped_tuning, studies, study
+from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift.papers.reproduce.reproduce import Request, parse_seeds, reproduce
+from fedshift.papers.reproduce.results import pick
+from fedshift.papers.reproduce.statistics import moments, paired
+from fedshift.papers.reproduce.store import Finished, run_of
+from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
 

@@ -17,7 +17,7 @@ from conftest import hears_ctrl_c
 from test_resume import results
 
 from fedshift.experiments.folder import CHECKPOINTS
-from fedshift.experiments.reproduce.reproduce import Request, reproduce
+from fedshift.papers.reproduce.reproduce import Request, reproduce
 
 ROUNDS = 40
 REQUEST = Request(
@@ -89,7 +89,7 @@ def test_a_process_that_was_stopped_from_outside_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has asked the table to stop: the others go on."""
-    monkeypatch.setattr("fedshift.experiments.reproduce.execute.work", stopped)
+    monkeypatch.setattr("fedshift.papers.reproduce.execute.work", stopped)
     done = reproduce(replace(REQUEST, out=tmp_path, jobs=2, seeds=(0,)))
     assert list(done.report.failures.values()) == ["stopped from outside (SIGTERM)"]
     assert done.report.interrupted is None

@@ -24,14 +24,14 @@ from fedshift.errors import InputError
 from fedshift.experiments.experiment import federation_of, in_process, method_of, trained_by
 from fedshift.experiments.folder import kept_in, record
 from fedshift.experiments.load import load_config
-from fedshift.experiments.reproduce.execute import Report, execute
-from fedshift.experiments.reproduce.plan import wanted
-from fedshift.experiments.reproduce.reproduce import make_plan, reproduce
-from fedshift.experiments.reproduce.store import Store
 from fedshift.experiments.resume import begun_by, reopened
 from fedshift.experiments.shelved import Shelved
 from fedshift.experiments.side_by_side import ALONE, Name, Way, backend_of
 from fedshift.experiments.task import prepare
+from fedshift.papers.reproduce.execute import Report, execute
+from fedshift.papers.reproduce.plan import wanted
+from fedshift.papers.reproduce.reproduce import make_plan, reproduce
+from fedshift.papers.reproduce.store import Store
 from fedshift.testing.fuzz import different
 
 Printed = pytest.CaptureFixture[str]

@@ -215,7 +215,7 @@ def reproduce(
     TARGET: as in fedpals/table1; leave out to list all.
     """
     with loading():
-        from fedshift.cli.reproduce import list_tables, reproduce_target
+        from fedshift.papers.command import list_tables, reproduce_target
 
     as_json = format is Format.json
     if target is None:

@@ -12,11 +12,11 @@ from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
 from fedshift.experiments.folder import EventLog, kept_in, record
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
-from fedshift.experiments.reproduce.store import Run, Store
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.side_by_side import ALONE, backend_of
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
+from fedshift.papers.reproduce.store import Run, Store
 from fedshift.server.pals import pals_weights
 
 

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from fedshift.errors import DataError
 from fedshift.experiments.own_looks import look_names
-from fedshift.experiments.papers.study import Column, Study
-from fedshift.experiments.reproduce.chart import Chart
-from fedshift.experiments.reproduce.results import Cell
-from fedshift.experiments.reproduce.store import Run, Store
+from fedshift.papers.protocols.study import Column, Study
+from fedshift.papers.reproduce.chart import Chart
+from fedshift.papers.reproduce.results import Cell
+from fedshift.papers.reproduce.store import Run, Store
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
 from fedshift.report.serving_fields import SERVING, RouterDetails, Serving

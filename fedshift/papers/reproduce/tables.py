@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedshift.experiments.papers.study import Metric, Printed, Study
-from fedshift.experiments.reproduce.results import Cell
-from fedshift.experiments.reproduce.statistics import Moments
+from fedshift.papers.protocols.study import Metric, Printed, Study
+from fedshift.papers.reproduce.results import Cell
+from fedshift.papers.reproduce.statistics import Moments
 from fedshift.report.tables import MISSING, Table
 
 WIDEST = 6

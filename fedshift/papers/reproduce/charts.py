@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedshift.experiments.papers.study import Column, Row, Study
-from fedshift.experiments.reproduce.chart import Chart
-from fedshift.experiments.reproduce.results import Cell, mean_curve
-from fedshift.experiments.reproduce.routing_charts import routing_charts
-from fedshift.experiments.reproduce.store import Store
+from fedshift.papers.protocols.study import Column, Row, Study
+from fedshift.papers.reproduce.chart import Chart
+from fedshift.papers.reproduce.results import Cell, mean_curve
+from fedshift.papers.reproduce.routing_charts import routing_charts
+from fedshift.papers.reproduce.store import Store
 from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart, side_bars
 
 AXES = {

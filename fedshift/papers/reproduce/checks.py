@@ -9,9 +9,9 @@ from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.networks import network
 from fedshift.experiments.own_tests import pool_rows
-from fedshift.experiments.papers.study import Column, Row, Study
-from fedshift.experiments.reproduce.plan import LAMBDA_0, Plan, config_of
 from fedshift.experiments.side_by_side import ALONE, backend_of
+from fedshift.papers.protocols.study import Column, Row, Study
+from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 
 # Photographs take minutes to decode; their networks are met when the first run begins.
 SLOW = ("pacs", "iwildcam", "gaussians")

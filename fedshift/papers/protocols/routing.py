@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.experiments.papers.study import Column, Metric, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Row, Study
 
 Tables = Mapping[str, Mapping[str, Any]]
 SMALL = Metric("accuracy, %", "system_accuracy", digits=2, stop="last", last=5)

@@ -14,17 +14,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fedshift.cli.console import counted, for_bars, put, say, show_json, show_report_table, tell
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
-from fedshift.experiments.papers.study import Study
-from fedshift.experiments.reproduce.catalogue import studies
-from fedshift.experiments.reproduce.output import document
-from fedshift.experiments.reproduce.reproduce import (
+from fedshift.papers.protocols.study import Study
+from fedshift.papers.reproduce.catalogue import studies
+from fedshift.papers.reproduce.output import document
+from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     Request,
     parse_seeds,
     reproduce,
 )
-from fedshift.experiments.reproduce.tables import cell_table, paper_table
-from fedshift.experiments.reproduce.verdict import verdicts, without_value
+from fedshift.papers.reproduce.tables import cell_table, paper_table
+from fedshift.papers.reproduce.verdict import verdicts, without_value
 
 MISSING, FAILED = 3, 4
 # Seconds between two lines of progress, where there is no terminal.

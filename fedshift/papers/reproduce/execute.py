@@ -19,9 +19,9 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from fedshift.experiments.progress import Asked, nobody_asks
-from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.reproduce.worker import perform, reason, work
 from fedshift.experiments.training import Listener, silent
+from fedshift.papers.reproduce.store import Run, Store
+from fedshift.papers.reproduce.worker import perform, reason, work
 
 Spawn = Callable[[Run], tuple[Connection, SpawnProcess]]
 # Seconds after which a stop that was asked for is noticed.

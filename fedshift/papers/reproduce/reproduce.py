@@ -10,23 +10,26 @@ from pathlib import Path
 
 from fedshift.errors import InputError
 from fedshift.experiments.folder import trained_with
-from fedshift.experiments.papers.study import narrowed
 from fedshift.experiments.progress import Asked, nobody_asks
-from fedshift.experiments.reproduce.catalogue import shipped_tuning, study
-from fedshift.experiments.reproduce.charts import charts
-from fedshift.experiments.reproduce.checks import check_backend, check_grids, check_plan
-from fedshift.experiments.reproduce.execute import Report, execute
-from fedshift.experiments.reproduce.output import (
+from fedshift.experiments.side_by_side import ALONE
+from fedshift.experiments.training import Listener, silent
+from fedshift.files import make_folder
+from fedshift.papers.protocols.study import narrowed
+from fedshift.papers.reproduce.catalogue import shipped_tuning, study
+from fedshift.papers.reproduce.charts import charts
+from fedshift.papers.reproduce.checks import check_backend, check_grids, check_plan
+from fedshift.papers.reproduce.execute import Report, execute
+from fedshift.papers.reproduce.output import (
     Outcome,
     notes_of,
     publish,
     study_of,
     write_outcome,
 )
-from fedshift.experiments.reproduce.plan import Plan, check_overrides, wanted
-from fedshift.experiments.reproduce.results import Cell, collect, scores
-from fedshift.experiments.reproduce.store import Run, Store
-from fedshift.experiments.reproduce.tuning import (
+from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted
+from fedshift.papers.reproduce.results import Cell, collect, scores
+from fedshift.papers.reproduce.store import Run, Store
+from fedshift.papers.reproduce.tuning import (
     Records,
     add_tuned,
     choose_tuned,
@@ -34,9 +37,6 @@ from fedshift.experiments.reproduce.tuning import (
     options_of,
     read_tuned,
 )
-from fedshift.experiments.side_by_side import ALONE
-from fedshift.experiments.training import Listener, silent
-from fedshift.files import make_folder
 
 TUNED, RUNS = "tuned.json", "runs"
 

@@ -6,14 +6,14 @@ import csv
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 
-from fedshift.experiments.papers.study import Printed
+from fedshift.papers.protocols.study import Printed
 
 Place = tuple[str, str, str]
 
 
 def printed_rows(name: str) -> list[dict[str, str]]:
     """The rows of NAME.csv as they are."""
-    path = files("fedshift.experiments.papers") / f"{name}.csv"
+    path = files("fedshift.papers.protocols") / f"{name}.csv"
     with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

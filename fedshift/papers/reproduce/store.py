@@ -18,9 +18,9 @@ from fedshift.experiments.folder import CHECKPOINTS, metrics_csv, trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.reproduce.complete import check_summary
-from fedshift.experiments.reproduce.diverged import Diverged, diverged, parsed
 from fedshift.files import is_file, is_folder, write
+from fedshift.papers.reproduce.complete import check_summary
+from fedshift.papers.reproduce.diverged import Diverged, diverged, parsed
 
 SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
 CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.experiments.papers.study import Study
-from fedshift.experiments.reproduce.results import Cell
-from fedshift.experiments.reproduce.statistics import Moments
-from fedshift.experiments.reproduce.tables import difference
+from fedshift.papers.protocols.study import Study
+from fedshift.papers.reproduce.results import Cell
+from fedshift.papers.reproduce.statistics import Moments
+from fedshift.papers.reproduce.tables import difference
 
 
 def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:

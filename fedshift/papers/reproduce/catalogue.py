@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedshift.errors import InputError, unknown
-from fedshift.experiments.papers import feddrm, fedpals, labelsets, made, routing
-from fedshift.experiments.papers.study import Study
+from fedshift.papers.protocols import feddrm, fedpals, labelsets, made, routing
+from fedshift.papers.protocols.study import Study
 
 
 def studies() -> dict[str, Study]:
@@ -30,4 +30,4 @@ def study(name: str) -> Study:
 def shipped_tuning(study: Study) -> Path:
     """The tuned hyper-parameters that come with the paper's protocol."""
     paper = study.name.partition("/")[0]
-    return Path(str(files("fedshift.experiments.papers"))) / f"{paper}_tuned.json"
+    return Path(str(files("fedshift.papers.protocols"))) / f"{paper}_tuned.json"

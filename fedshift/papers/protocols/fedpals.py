@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.experiments.papers.fedpals_columns import (
+from fedshift.papers.protocols.fedpals_columns import (
     CIFAR,
     FASHION,
     PHOTO_ROUNDS,
@@ -25,8 +25,8 @@ from fedshift.experiments.papers.fedpals_columns import (
     sparsity,
     ten_clients,
 )
-from fedshift.experiments.papers.printed import printed, printed_rows
-from fedshift.experiments.papers.study import Metric, Row, Study
+from fedshift.papers.protocols.printed import printed, printed_rows
+from fedshift.papers.protocols.study import Metric, Row, Study
 
 # --------------------------------------------------------------------------- methods
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedshift.experiments.papers.printed import printed
-from fedshift.experiments.papers.routing import Tables, drm, small_columns, tuned_row
-from fedshift.experiments.papers.study import Column, Metric, Row, Study
+from fedshift.papers.protocols.printed import printed
+from fedshift.papers.protocols.routing import Tables, drm, small_columns, tuned_row
+from fedshift.papers.protocols.study import Column, Metric, Row, Study
 
 ROUNDS = 800
 SYSTEM = Metric("system accuracy, %", "system_accuracy", digits=2, stop="last", last=50)

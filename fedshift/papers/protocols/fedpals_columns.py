@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.experiments.papers.study import Column
+from fedshift.papers.protocols.study import Column
 
 FASHION, CIFAR, PACS, WILD = "Fashion-MNIST", "CIFAR-10", "PACS", "iWildCam"
 ROUNDS, PHOTO_ROUNDS = 150, 80

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.experiments.papers.study import Column, Metric, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Row, Study
 
 FASHION, CIFAR, CIFAR_100 = "Fashion-MNIST", "CIFAR-10", "CIFAR-100"
 ROUNDS, SEEDS = 150, 10

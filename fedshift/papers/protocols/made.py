@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedshift.experiments.papers.printed import printed_rows
-from fedshift.experiments.papers.study import Column, Metric, Printed, Row, Study
+from fedshift.papers.protocols.printed import printed_rows
+from fedshift.papers.protocols.study import Column, Metric, Printed, Row, Study
 
 ROUNDS, CURVE_ROUNDS = 5, 200
 # Chosen: after 15 rounds the densities' loss falls by less than 1 % a round (MNIST by writers), and

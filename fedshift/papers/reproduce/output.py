@@ -10,20 +10,20 @@ from typing import Any
 
 from fedshift import __version__
 from fedshift.experiments.folder import trained_with
-from fedshift.experiments.reproduce.chart import Chart
-from fedshift.experiments.reproduce.charts import charts
-from fedshift.experiments.reproduce.plan import Plan
-from fedshift.experiments.reproduce.results import Cell, Value
-from fedshift.experiments.reproduce.store import Store
-from fedshift.experiments.reproduce.tables import (
+from fedshift.files import clean, write
+from fedshift.papers.reproduce.chart import Chart
+from fedshift.papers.reproduce.charts import charts
+from fedshift.papers.reproduce.plan import Plan
+from fedshift.papers.reproduce.results import Cell, Value
+from fedshift.papers.reproduce.store import Store
+from fedshift.papers.reproduce.tables import (
     cell_table,
     numbers_table,
     paper_table,
     run_links,
     seeds_table,
 )
-from fedshift.experiments.reproduce.verdict import stopped_early, verdicts, without_value
-from fedshift.files import clean, write
+from fedshift.papers.reproduce.verdict import stopped_early, verdicts, without_value
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown

@@ -1,0 +1,1 @@
+"""The papers' experiments beside their printed numbers. Nothing of the core imports this."""
