@@ -18,8 +18,8 @@ from fedshift.cli.app import app
 from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
 from fedshift.engine.probe import check_fit
-from fedshift.engine.rounds import run
-from fedshift.engine.shelf import Shelf
+from fedshift.engine.run import run
+from fedshift.engine.storage.client_states import Shelf
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import federation_of, in_process, method_of, trained_by
 from fedshift.experiments.folder import kept_in, record

@@ -11,7 +11,7 @@ from fedshift.cli import console
 from fedshift.cli.engines import engine_of
 from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
-from fedshift.engine.clock import Clock, Idle, Stopwatch
+from fedshift.engine.profile import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, trained_by

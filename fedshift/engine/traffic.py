@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, cast
 
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer, loop
-from fedshift.engine.clock import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
-from fedshift.engine.shares import Books, summing
+from fedshift.engine.profile import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
+from fedshift.engine.sums.partial import Books, summing
 from fedshift.tree import Parts, size_in_bytes
 
 

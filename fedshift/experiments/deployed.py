@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round
+from fedshift.engine.run import Federation, Round
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config

@@ -12,8 +12,8 @@ import torch
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.clock import Clock, Idle
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.profile import Clock, Idle
+from fedshift.engine.run import Federation, run
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import named_alike

@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors.torch import save
 
-from fedshift.engine.clock import OTHER, Clock, Idle, Stopwatch
+from fedshift.engine.profile import OTHER, Clock, Idle, Stopwatch
 from fedshift.errors import DataError, FedshiftError, InputError, UnfitError, visible
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import (

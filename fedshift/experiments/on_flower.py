@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round
+from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
@@ -55,7 +55,7 @@ def _play(
     backend: Backend = loop,
     after: Round | None = None,
 ) -> Iterator[Round]:
-    """As `engine.rounds.run`; of `backend`, only a meter is used, which is told the traffic."""
+    """As `engine.run.run`; of `backend`, only a meter is used, which is told the traffic."""
     if after is not None:
         raise InputError(
             "a run on Flower cannot be resumed: its clients' states end with it; use the engine "

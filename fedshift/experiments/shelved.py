@@ -12,8 +12,8 @@ from typing import Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Federation, Round
-from fedshift.engine.shelf import Shelf
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.storage.client_states import Shelf
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, trained_by

@@ -16,10 +16,10 @@ from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
 from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.probe import check_fit, probe
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import Engine, check_deadline, check_retries
@@ -167,7 +167,7 @@ def _play(
     backend: Backend = loop,
     after: Round | None = None,
 ) -> Iterator[Round]:
-    """As `engine.rounds.run`; of `backend`, only a meter is used, which counts for the others.
+    """As `engine.run.run`; of `backend`, only a meter is used, which counts for the others.
 
     Raises UnfitError at once, before a round is asked for, for a backend that cannot train this.
     """

@@ -14,14 +14,14 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.clock import CHECKPOINTING, EVALUATION, PLANNING, Clock, Idle
-from fedshift.engine.evaluate import Score, score
-from fedshift.engine.one_round import open_round
-from fedshift.engine.rounds import Federation, Round, draw_cohort, run, start
+from fedshift.engine.profile import CHECKPOINTING, EVALUATION, PLANNING, Clock, Idle
+from fedshift.engine.round import open_round
+from fedshift.engine.run import Federation, Round, draw_cohort, run, start
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.engine.trial import check_company
 from fedshift.errors import DivergedError, InputError, NeedlessWarning
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+from fedshift.evaluation.scores import Score, score
 from fedshift.experiments.config import Training
 from fedshift.experiments.label_sets import SetRound, set_round
 from fedshift.experiments.metrics import Metrics
@@ -42,7 +42,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class Play(Protocol):
-    """What gives the rounds of a run: `engine.rounds.run`, or another engine in its place."""
+    """What gives the rounds of a run: `engine.run.run`, or another engine in its place."""
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.engine.backends import Block, Reply
-from fedshift.engine.replies import finite
+from fedshift.engine.checks.replies import finite
 from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
 from fedshift.tree import Params, Parts, accumulate, same_form, sum_type

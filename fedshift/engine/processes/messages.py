@@ -12,10 +12,10 @@ from fedshift.client.local import Local
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData, Plan, Surveyed
 from fedshift.engine.backends import FAILED, Block, Job, Reply
-from fedshift.engine.fold import Share
-from fedshift.engine.replies import odd_kind
-from fedshift.engine.shares import apart
-from fedshift.engine.wire import in_a_row, inside, under
+from fedshift.engine.checks.replies import odd_kind
+from fedshift.engine.processes.pipe import in_a_row, inside, under
+from fedshift.engine.sums.partial import apart
+from fedshift.engine.sums.running import Share
 from fedshift.errors import InputError
 from fedshift.tree import Params, Parts, size_in_bytes
 

@@ -1,9 +1,9 @@
 """Sums that a process makes of the updates that it trained, so that these need not travel.
 
-A share of a round's clients passes the gate where it was trained; if all of it is good, its updates
-are summed there as `fedshift.engine.fold` does, and the sums leave in their place. Otherwise the
-updates leave as they are, and the gate of the main process says what is wrong with which client. Of
-its own share the main process says so at once. Clients that were trained together pass the gate and
+A share of a round's clients passes the gate where it was trained. If all of it is good, its updates
+are summed there (`engine.sums.running`), and the sums leave in their place. Otherwise the updates
+leave as they are, and the gate of the main process says what is wrong with which client. Of its own
+share the main process says so at once. Clients that were trained together pass the gate and
 are summed together.
 """
 
@@ -16,10 +16,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply, Summer
-from fedshift.engine.fold import Fold, Share
-from fedshift.engine.gate import Asked, Gate
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.running import Fold, Share
 from fedshift.tree import Params
 
 # Names, shapes and types of a client's update.
@@ -29,7 +29,7 @@ Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 class Terms(NamedTuple):
     """What a process must know to sum its clients' updates: part -> their weights, ascending.
 
-    parts, fixed, infinite: as in `engine.gate.Asked`
+    parts, fixed, infinite: as in `engine.checks.gate.Asked`
     """
 
     gate: Gate
@@ -74,7 +74,7 @@ class Books:
         """What this process trains, without what was summed and entered.
 
         It has passed the gate, but for what comes from a bad block on. Raises what
-        `engine.arrivals.in_turn` does for the first that cannot be used.
+        `engine.sums.arrivals.in_turn` does for the first that cannot be used.
         """
         clients = tuple(sorted(job.client for job in jobs))
         terms = self.terms(clients)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fedshift.engine.backends import Block, Reply, joined
-from fedshift.engine.fold import Fold
-from fedshift.engine.gate import Admitted, Asked, Dropped, Gate
-from fedshift.engine.replies import check_finite
+from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate
+from fedshift.engine.checks.replies import check_finite
+from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.tree import same_parts, size_in_bytes
 
@@ -105,8 +105,8 @@ def _taken(
 ) -> list[Reply]:
     """What `take` leaves of replies that pass the gate together.
 
-    Those that one process summed (`engine.shares`) have passed it there; among others, it sees the
-    form of what was summed.
+    Those that one process summed (`engine.sums.partial`) have passed it there; among others, it
+    sees the form of what was summed.
     """
     if fold is not None and fold.elsewhere:
         if len(came) == len(asked.clients) and fold.together(asked.clients):

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.engine.gate import Dropped
-from fedshift.engine.one_round import Round
-from fedshift.engine.shelf import Shelf
-from fedshift.engine.tensor_file import map_tensors, places_in, write_tensors
+from fedshift.engine.checks.gate import Dropped
+from fedshift.engine.round import Round
+from fedshift.engine.storage.client_states import Shelf
+from fedshift.engine.storage.tensor_file import map_tensors, places_in, write_tensors
 from fedshift.errors import DataError, InputError, shown
 from fedshift.tree import Params, Parts, flatten, unflatten
 

@@ -13,8 +13,8 @@ from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
 from fedshift.engine.backends import Block, Job, Reply
-from fedshift.engine.fold import Fold
-from fedshift.engine.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
+from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
+from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights

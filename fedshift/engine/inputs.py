@@ -12,8 +12,9 @@ from torch import Tensor
 from fedshift.algorithms.base import check_method
 from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
 from fedshift.data import ClientData, Surveyed, count
+from fedshift.engine.checks.gate import Gate
 from fedshift.engine.federation import TABLE, Federation
-from fedshift.engine.gate import Gate
+from fedshift.engine.round import Round
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
 from fedshift.randomness import one_at_a_time
@@ -21,8 +22,8 @@ from fedshift.randomness import one_at_a_time
 # How a backend that is known by name is made.
 MADE = {
     "loop": "leave backend out",
-    "workers": "write `with workers(federation.clients, 2) as team:` (fedshift.engine.workers) and "
-    "give backend=team",
+    "workers": "write `with workers(federation.clients, 2) as team:` "
+    "(fedshift.engine.processes.pool) and give backend=team",
     "stacked": "give backend=Stacked() (fedshift.engine.stacked)",
     "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacked)",
     "channels-last": "give backend=channels_last(loop) (fedshift.engine.levers)",
@@ -59,6 +60,33 @@ def check_run(
     check_backend(backend)
     if after is not None:
         check_kind("after", after, kind, "give a Round, as `run` yields them")
+
+
+def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
+    """Raise InputError unless `after` is a round of a run like the one whose round 0 is `first`.
+
+    The parts of the server's state are the same in all rounds, and so are the model's names and
+    shapes.
+    """
+    own = "give a Round of a run of this method on this federation, or leave after out"
+    for name, kind in (("server", after.server), ("states", after.states)):
+        if not hasattr(kind, "keys"):
+            raise InputError(f"after.{name} is {called(kind)}, no dictionary; {own}")
+    if after.t > rounds:
+        raise InputError(
+            f"after is round {after.t}, and rounds={rounds} counts from round 1 on; give more than "
+            f"{after.t} to go on"
+        )
+    if lacking := sorted(first.server.keys() - after.server.keys()):
+        raise InputError(f'after has no "{lacking[0]}", which this method keeps; {own}')
+    for part in ("params", "buffers"):
+        due, given = first.server.get(part, {}), after.server.get(part, {})
+        odd = list(due.keys() ^ given.keys())
+        odd += [k for k in due.keys() & given.keys() if due[k].shape != given[k].shape]
+        if odd:
+            raise InputError(f'after has other {part} than this network, as "{min(odd)}"; {own}')
+    if others := [client for client in after.states if not 0 <= client < clients]:
+        raise InputError(f"after has the state of client {others[0]} of {clients} clients; {own}")
 
 
 def check_gate(gate: Gate, size: int) -> None:

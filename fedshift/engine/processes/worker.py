@@ -14,10 +14,10 @@ import torch
 from fedshift.data import ClientData
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, loop
-from fedshift.engine.parcels import packed_replies, unpacked
-from fedshift.engine.shares import Books, Terms, summed
-from fedshift.engine.waiting import awake, heard
-from fedshift.engine.wire import UnsentError, receive, send
+from fedshift.engine.processes.messages import packed_replies, unpacked
+from fedshift.engine.processes.pipe import UnsentError, receive, send
+from fedshift.engine.processes.waiting import awake, heard
+from fedshift.engine.sums.partial import Books, Terms, summed
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.repeating import repeatable
 from fedshift.tree import Parts
