@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Setting
 from test_levers import CLASSES, TARGET, last
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from fedshift.engine.stacked import Stacked
 from fedshift.model import build
 from fedshift.models.routed import Routed
 from fedshift.pooling import halved, pooled, with_pools
+from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 
 

@@ -129,7 +129,7 @@ def task(**given: Any) -> Task:
 
 CASES = [
     tuple(part.strip() for part in line.split(" -> "))
-    for line in Path(__file__).with_name("python_mistakes.txt").read_text().splitlines()
+    for line in (Path(__file__).parent / "support" / "python_mistakes.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
 
