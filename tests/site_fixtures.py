@@ -9,7 +9,7 @@ from pathlib import Path
 
 from image_fixtures import png
 
-from fedshift.datasets import heart
+from fedshift.papers.datasets import heart
 
 # Images without and with glaucoma of each site in the small RETINA.
 SMALL = {"ACRIMA": (4, 6), "RIM-ONE": (7, 3), "REFUGE": (9, 4)}

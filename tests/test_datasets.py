@@ -16,14 +16,14 @@ from dataset_fixtures import write_idx
 
 from fedshift import datasets
 from fedshift.datasets import Samples, catalogue, idx, registry
-from fedshift.datasets.gaussians import (
+from fedshift.errors import DataError, InputError
+from fedshift.papers.datasets.gaussians import (
     CLIENT_COUNTS,
     MEANS,
     apportion,
     gaussians,
     target_marginal,
 )
-from fedshift.errors import DataError, InputError
 
 BALANCED_10 = [1000] * 10
 OFFICIAL_MD5 = {

@@ -13,9 +13,10 @@ from dataset_fixtures import refuses
 from site_fixtures import HEART_ROW, write_heart
 
 from fedshift import datasets
-from fedshift.datasets import catalogue, heart
+from fedshift.datasets import catalogue
 from fedshift.datasets.sites import Sites, pooled, split_sites
 from fedshift.errors import DataError, InputError
+from fedshift.papers.datasets import heart
 
 
 @pytest.fixture

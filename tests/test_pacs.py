@@ -25,8 +25,9 @@ from image_fixtures import (
 )
 
 from fedshift import datasets
-from fedshift.datasets import images, pacs, store
+from fedshift.datasets import images, store
 from fedshift.errors import DataError, InputError
+from fedshift.papers.datasets import pacs
 
 
 @pytest.fixture(scope="module")

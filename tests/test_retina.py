@@ -27,9 +27,9 @@ from site_fixtures import (
 )
 
 from fedshift import datasets
-from fedshift.datasets import retina
 from fedshift.datasets.sites import pooled
 from fedshift.errors import DataError
+from fedshift.papers.datasets import retina
 
 VALIDATION = "REFUGE-Validation400-GT/Fovea_locations.xlsx"
 TEST = "REFUGE-Test-GT/Glaucoma_label_and_Fovea_location.xlsx"

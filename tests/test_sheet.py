@@ -9,7 +9,7 @@ import pytest
 from dataset_fixtures import refuses
 from site_fixtures import OPEN, write_parts, write_xlsx
 
-from fedshift.datasets.sheet import read_sheet
+from fedshift.papers.datasets.sheet import read_sheet
 
 SHEET = "xl/worksheets/sheet1.xml"
 

@@ -13,9 +13,9 @@ import pytest
 from dataset_fixtures import refuses
 from site_fixtures import SMALL, write_tree
 
-from fedshift.datasets import retina
 from fedshift.datasets.store import Folder, archive
 from fedshift.errors import DataError
+from fedshift.papers.datasets import retina
 
 
 def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
