@@ -15,14 +15,14 @@ import torch
 
 from fedshift import datasets
 from fedshift.datasets import Samples, catalogue, idx, registry
-from fedshift.datasets.gaussians import (
+from fedshift.errors import DataError, InputError
+from fedshift.papers.datasets.gaussians import (
     CLIENT_COUNTS,
     MEANS,
     apportion,
     gaussians,
     target_marginal,
 )
-from fedshift.errors import DataError, InputError
 from support.dataset_fixtures import write_idx
 
 BALANCED_10 = [1000] * 10

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from fedshift import datasets, shifts
-from fedshift.datasets import iwildcam
 from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import lock
-from fedshift.experiments.image_sets import iwildcam_roles
 from fedshift.experiments.task import oracle_clients, prepare, scaled
 from fedshift.experiments.training import Outcome
+from fedshift.papers.datasets import iwildcam
+from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
 from support.dataset_fixtures import refuses
 from support.image_fixtures import count_as_whole, write_wildcam
 

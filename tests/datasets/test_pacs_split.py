@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fedshift import datasets, pals_weights, shifts
-from fedshift.datasets import pacs
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.image_sets import PACS_ABSENT, pacs_roles
+from fedshift.papers.datasets import pacs
+from fedshift.papers.datasets.fedpals_clients import PACS_ABSENT, Imbalanced, pacs_roles
 from fedshift.seeds import numpy_generator
 from support.image_fixtures import write_tree
 
@@ -45,7 +45,7 @@ def labels_of(n: int = 400) -> np.ndarray:
 
 def test_imbalanced_clients_lack_one_label_each_and_keep_the_rest() -> None:
     labels = labels_of()
-    parts = shifts.Imbalanced()(labels, 7, 3, numpy_generator(0, "t"))
+    parts = Imbalanced()(labels, 7, 3, numpy_generator(0, "t"))
     shifts.check_partition(parts, len(labels), 3)
     counts = shifts.label_counts(labels, parts, 7)
     assert (counts == 0).tolist() == [
@@ -64,11 +64,11 @@ def test_imbalanced_clients_lack_one_label_each_and_keep_the_rest() -> None:
 
 def test_only_the_reduction_depends_on_the_seed() -> None:
     labels = labels_of()
-    a, b = (shifts.Imbalanced()(labels, 7, 3, numpy_generator(s, "t")) for s in (0, 1))
+    a, b = (Imbalanced()(labels, 7, 3, numpy_generator(s, "t")) for s in (0, 1))
     assert not np.array_equal(a[0], b[0])
     for k in (1, 2):
         assert np.array_equal(a[k], b[k])
-    whole = shifts.Imbalanced(reduced=1.0)(labels, 7, 3, numpy_generator(0, "t"))
+    whole = Imbalanced(reduced=1.0)(labels, 7, 3, numpy_generator(0, "t"))
     assert np.isin(a[0], whole[0]).all()
     assert np.isin(b[0], whole[0]).all()
     assert sum(map(len, whole)) == len(labels)
@@ -81,11 +81,11 @@ def test_only_the_reduction_depends_on_the_seed() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: shifts.Imbalanced((0, 0, 1)), "three different labels"),
-        (lambda: shifts.Imbalanced(reduced=0.0), "0 < reduced <= 1"),
-        (lambda: shifts.Imbalanced()(labels_of(), 7, 4, numpy_generator(0)), "has exactly 3"),
+        (lambda: Imbalanced((0, 0, 1)), "three different labels"),
+        (lambda: Imbalanced(reduced=0.0), "0 < reduced <= 1"),
+        (lambda: Imbalanced()(labels_of(), 7, 4, numpy_generator(0)), "has exactly 3"),
         (
-            lambda: shifts.Imbalanced((0, 1, 7))(labels_of(), 7, 3, numpy_generator(0)),
+            lambda: Imbalanced((0, 1, 7))(labels_of(), 7, 3, numpy_generator(0)),
             r"allowed: labels 0\.\.6",
         ),
     ],

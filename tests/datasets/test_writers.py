@@ -327,9 +327,12 @@ def test_the_three_sets_are_found_and_read(tmp_path: Path, monkeypatch: pytest.M
     write_mnist(tmp_path / "mnist-writers")
     write_emnist(tmp_path / "emnist")
     write_leaf(tmp_path / "femnist")
-    assert set(writers.READERS) <= {one.name for one in datasets.known()}
     for name, n in (("mnist-writers", 6), ("emnist-digits", 6), ("femnist-digits", 3)):
-        train, test = writers.samples(name, datasets.find(name))
+        one = datasets.entry(name)
+        assert one.read is not None
+        train, test = one.read(datasets.find(name))
+        assert one.writers is not None
+        assert torch.equal(train.x, one.writers(datasets.find(name))[0].x)
         assert len(train) == n
         assert len(test)
         assert tuple(catalogue.entry(name).classes) == writers.DIGITS

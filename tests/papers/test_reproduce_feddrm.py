@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import typer
 
-from fedshift.datasets import heart
 from fedshift.errors import DataError
 from fedshift.experiments.served import measured
 from fedshift.papers.command import leave, show
+from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
 from fedshift.papers.reproduce.catalogue import studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of, last_rounds

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedshift.datasets.base import Samples
+from fedshift.datasets import Dataset, OwnClients, Samples, Wanted, content_sha256
 from fedshift.errors import InputError
 from fedshift.seeds import Part, numpy_generator
 from fedshift.sketch import sketched
@@ -66,6 +66,29 @@ def gaussians(seed: int = 0, delta: float = 0.0, n_test: int = N_TEST) -> Gaussi
         raise InputError(f"n_test = {n_test}; it must be at least 1.")
     first, second = (_draw(counts, seed, "client", i) for i, counts in enumerate(CLIENT_COUNTS))
     return Gaussians((first, second), target, _draw(apportion(target, n_test), seed, "test"))
+
+
+def examples() -> tuple[Samples, Samples]:
+    """(both clients' data of seed 0 one after the other, test data that follow T_0)."""
+    drawn = gaussians()
+    return _joined(drawn), drawn.test
+
+
+def clients(wanted: Wanted) -> OwnClients:
+    """Two clients and a target that moves away from them by `wanted.delta`."""
+    drawn = gaussians(wanted.seed, wanted.delta)
+    train, cut = _joined(drawn), len(drawn.clients[0])
+    digest = content_sha256(train, drawn.test)
+    data = Dataset("gaussians", train, drawn.test, CLASSES, digest, "generated", "generated")
+    parts = np.split(np.arange(len(train)), [cut])
+    return OwnClients(data, parts, drawn.target, None, np.arange(len(drawn.test)))
+
+
+def _joined(drawn: Gaussians) -> Samples:
+    return Samples(
+        torch.cat([client.x for client in drawn.clients]),
+        torch.cat([client.y for client in drawn.clients]),
+    )
 
 
 def target_marginal(delta: float) -> NDArray[np.float64]:
