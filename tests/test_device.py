@@ -29,7 +29,7 @@ from fedshift.engine.one_round import jobs_of, open_round
 from fedshift.engine.rounds import Federation, first_state, run, start
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
-from fedshift.experiments.side_by_side import backend_of
+from fedshift.experiments.engines import backend_of
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 

@@ -21,8 +21,8 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import lock
 from fedshift.experiments.image_sets import iwildcam_roles
+from fedshift.experiments.outcome import Outcome
 from fedshift.experiments.task import oracle_clients, prepare, scaled
-from fedshift.experiments.training import Outcome
 
 CAMERAS = (9, 5, 4, 3, 2, 2)
 

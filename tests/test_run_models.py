@@ -21,7 +21,7 @@ from fedshift.engine.evaluate import score
 from fedshift.engine.rounds import run
 from fedshift.engine.serving import serve
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.routing_details import details

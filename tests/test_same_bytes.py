@@ -17,7 +17,7 @@ from test_resume import config_of
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.rounds import Federation, Round, draw_cohort, play_round, start
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.testing.fuzz import different

@@ -26,8 +26,8 @@ from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config import Network
+from fedshift.experiments.engines import Way, backend_of
 from fedshift.experiments.networks import network
-from fedshift.experiments.side_by_side import Way, backend_of
 from fedshift.model import build
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Parts, sub
