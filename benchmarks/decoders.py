@@ -40,8 +40,8 @@ import torch
 from fedshift.datasets import cifar, idx, images, store, writers
 from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
-from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import kept_in, record
+from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import dumps, load_config, validate
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.stored import read_parts

@@ -63,7 +63,8 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
         from fedshift.cli.results import demo_json, draw, show_demo
         from fedshift.cli.stopping import asked_to_stop
         from fedshift.experiments.demo import demo_config, method_configs
-        from fedshift.experiments.folder import check_unused, kept_in, record, reserved
+        from fedshift.experiments.experiment import record
+        from fedshift.experiments.folder import check_unused, kept_in, reserved
         from fedshift.experiments.task import prepare
 
     loaded = demo_config(config)

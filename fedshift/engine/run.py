@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from fedshift.engine.round import (
 )
 from fedshift.engine.sums.arrivals import in_turn
 from fedshift.engine.sums.partial import Books, summing
+from fedshift.engine.traffic import Meter, metered
 from fedshift.engine.trial import (
     check_model,
     check_router,
@@ -85,6 +87,7 @@ def play_round(
     ids: Tensor,
     t: int,
     backend: Backend = loop,
+    meter: Meter | None = None,
 ) -> Round:
     """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
 
@@ -96,7 +99,9 @@ def play_round(
     trained = ask(algorithm.at(t), Capabilities.trained_model)
     for model in {algorithm.model, trained or algorithm.model}:
         model.check_unchanged()
-    return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
+    return repeatable(
+        lambda: _play_round(algorithm, federation, server, states, ids, t, backend, meter)
+    )
 
 
 def _play_round(
@@ -107,6 +112,7 @@ def _play_round(
     ids: Tensor,
     t: int,
     backend: Backend,
+    meter: Meter | None,
 ) -> Round:
     opened, gate = open_round(algorithm, server, ids, t), federation.gate
     if opened.skipped:
@@ -127,14 +133,16 @@ def _play_round(
                 keep(reply.client, reply.changed)
             return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
 
-        play = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
-        admitted = in_turn(gate, play(stage.client_update, jobs), asked, take, fold)
+        trained = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
+        came = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
+        admitted = in_turn(gate, came, asked, take, fold)
         if admitted.whole is not None:
             for client in admitted.clients:
                 keep(client, admitted.whole.changed)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
-    admitted = gate.admit(watched(backend, None)(Forgiving(stage.client_update), jobs), asked)
+    single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)
+    admitted = gate.admit(cast(Iterator[Reply], single), asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
     for reply in () if played.skipped else admitted.good:
         keep(reply.client, reply.changed)
@@ -161,12 +169,14 @@ def run(
     cohort: int | None = None,
     backend: Backend = loop,
     after: Round | None = None,
+    meter: Meter | None = None,
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. Raises InputError, when it is called, for what
-    cannot be run: other things than those named here, impossible sizes, a network that does not fit
-    the clients' examples or the first model, and a schedule without a rate for one of the rounds.
+    cohort: clients drawn per round; None means all. meter: counts the bytes of messages.
+    Raises InputError, when it is called, for what cannot be run: other things than those named
+    here, impossible sizes, a network that does not fit the clients' examples or the first model,
+    and a schedule without a rate for one of the rounds.
     Warns (NeedlessWarning) of an `ess` below that of lambda = 0.
     The iterator raises TrainingError when a client's update cannot be used.
     """
@@ -188,7 +198,7 @@ def run(
     repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
     if size == total:
         warn_of_ess(algorithm, current.server, total)
-    return _rounds(algorithm, federation, current, rounds, size, backend)
+    return _rounds(algorithm, federation, current, rounds, size, backend, meter)
 
 
 def _rounds(
@@ -198,12 +208,15 @@ def _rounds(
     rounds: int,
     size: int,
     backend: Backend,
+    meter: Meter | None,
 ) -> Iterator[Round]:
     keep_memory()
     total = len(federation.clients)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         before = current
-        current = play_round(algorithm, federation, before.server, before.states, ids, t, backend)
+        current = play_round(
+            algorithm, federation, before.server, before.states, ids, t, backend, meter
+        )
         current = count_skips(current, before, federation.gate, rounds)
         yield current

@@ -25,8 +25,8 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config import Network
+from fedshift.experiments.engines import Way, backend_of
 from fedshift.experiments.networks import network
-from fedshift.experiments.side_by_side import Way, backend_of
 from fedshift.model import build
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator

@@ -17,8 +17,8 @@ from fedshift.evaluation.scores import score
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import lock
+from fedshift.experiments.outcome import Outcome
 from fedshift.experiments.task import oracle_clients, prepare, scaled
-from fedshift.experiments.training import Outcome
 from fedshift.papers.datasets import iwildcam
 from fedshift.papers.datasets.fedpals_clients import iwildcam_roles
 from support.dataset_fixtures import refuses

@@ -24,8 +24,8 @@ from fedshift.engine.checks.gate import Gate
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.experiment import in_process, run_experiment
-from fedshift.experiments.side_by_side import backend_of, processes
+from fedshift.experiments.engines import InProcess, backend_of, processes
+from fedshift.experiments.experiment import run_experiment
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.rounds import answered
 from fedshift.model import Model
@@ -148,7 +148,7 @@ def test_limits_out_of_range(limits: dict[str, Any], federation: Federation) -> 
 def test_nothing_ends_a_client_in_this_process() -> None:
     training = {"rounds": 1, "steps": 1, "on_bad_reply": "drop", "deadline": 60.0, "retries": 1}
     config = config_of("fedavg", training=training)
-    for engine in (in_process, backend_of("stacked"), backend_of("auto")):
+    for engine in (InProcess(), backend_of("stacked"), backend_of("auto")):
         with pytest.raises(InputError, match="training.deadline needs clients in processes of th"):
             run_experiment(config, engine=engine)
     found = run_experiment(config, engine=processes(1)).outcome.params
@@ -159,7 +159,7 @@ def test_nothing_ends_a_client_in_this_process() -> None:
 
 def test_nobody_is_asked_again_in_this_process() -> None:
     config = config_of("fedavg", training={"rounds": 1, "steps": 1, "retries": 2})
-    for engine in (in_process, backend_of("stacked"), backend_of("dense")):
+    for engine in (InProcess(), backend_of("stacked"), backend_of("dense")):
         with pytest.raises(InputError, match="training.retries = 2 asks clients again whose proc"):
             run_experiment(config, engine=engine)
     assert run_experiment(config, engine=backend_of("dense", 1)).outcome.final.round == 1

@@ -26,7 +26,7 @@ from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import Federation, first_state, run, start
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
-from fedshift.experiments.side_by_side import backend_of
+from fedshift.experiments.engines import backend_of
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting

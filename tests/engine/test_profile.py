@@ -14,7 +14,8 @@ from fedshift.cli.results import run_json, show_profile
 from fedshift.cli.running import Asked, run_asked
 from fedshift.engine.profile import PHASES, Idle, Stopwatch
 from fedshift.errors import InputError
-from fedshift.experiments.folder import PROFILE, record
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import PROFILE
 from fedshift.experiments.task import prepare
 
 

@@ -19,9 +19,9 @@ from fedshift.engine.stacked import Stacked
 from fedshift.engine.storage.client_states import Kept, OnDisk, Shelf, in_memory
 from fedshift.engine.storage.tensor_file import map_tensors, write_tensors
 from fedshift.errors import InputError
-from fedshift.experiments.experiment import in_process
-from fedshift.experiments.folder import kept_in, record
-from fedshift.experiments.shelved import STATES, Shelved, shelf_in
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import kept_in
+from fedshift.experiments.progress import STATES, shelf_in
 from fedshift.experiments.task import prepare
 from fedshift.model import Model
 from fedshift.recipes import Setting
@@ -169,7 +169,7 @@ def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = 
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(Killed), shelf_in(folder, mebibytes) as shelf:
         keeper = replace(kept_in(folder, config, prepared, 1), shelf=shelf)
-        record(folder, config, prepared, listen, Shelved(in_process, shelf), keeper)
+        record(folder, config, prepared, listen, keeper=keeper)
     return seen
 
 

@@ -21,7 +21,7 @@ from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.engine.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.side_by_side import backend_of
+from fedshift.experiments.engines import backend_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting

@@ -291,10 +291,9 @@ def test_bytes_are_counted_as_if_updates_had_come(
 ) -> None:
     algorithm = recipes.scaffold(setting)
     alone, together = Meter(), Meter()
-    last(run(algorithm, federation, 1, backend=alone))
+    last(run(algorithm, federation, 1, meter=alone))
     with workers(federation.clients, 2) as team:
-        together.backend = team.blocks(Stacked())
-        last(run(algorithm, federation, 1, backend=together))
+        last(run(algorithm, federation, 1, backend=team.blocks(Stacked()), meter=together))
     assert sum(entered, ()) == tuple(range(8))
     assert together.last == alone.last
     assert alone.last.up > 0

@@ -119,10 +119,10 @@ def test_bytes_are_counted_as_if_updates_had_come(
 ) -> None:
     algorithm = recipes.fedavg(setting)
     alone, together = Meter(), Meter()
-    last(run(algorithm, federation, 1, backend=alone))
+    last(run(algorithm, federation, 1, meter=alone))
     with workers(federation.clients, processes) as team:
-        together.backend = Stacked() if processes == 1 else team.blocks(Stacked())
-        last(run(algorithm, federation, 1, backend=together))
+        backend = Stacked() if processes == 1 else team.blocks(Stacked())
+        last(run(algorithm, federation, 1, backend=backend, meter=together))
     assert together.last == alone.last
     assert alone.last.clients == 8
 
@@ -174,8 +174,8 @@ def test_a_block_is_let_go_before_the_next_is_trained(
     meter: bool, setting: Setting, federation: Federation
 ) -> None:
     watched = Watched()
-    backend = Meter(watched, Stopwatch()) if meter else watched
-    last(run(recipes.fedavg(setting), federation, 1, backend=backend))
+    listening = Meter(Stopwatch()) if meter else None
+    last(run(recipes.fedavg(setting), federation, 1, backend=watched, meter=listening))
     assert len(watched.seen) == 3 * len(federation.params)
     assert watched.left == [0] * 4
 

@@ -14,11 +14,12 @@ from fedshift.data import ClientData, Examples
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Data, Method, SeedTable, Selection, Split, Training
 from fedshift.experiments.demo import demo_config, method_configs
-from fedshift.experiments.experiment import reasons, run_experiment
+from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.load import dumps, line_of, load_config, validate
 from fedshift.experiments.meanings import OTHERWISE
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.settings import setting
+from fedshift.experiments.summary import reasons
 from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
 from fedshift.seeds import Seeds
 

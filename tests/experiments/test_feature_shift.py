@@ -17,8 +17,8 @@ from fedshift.data import client_data
 from fedshift.datasets import writers
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config import Network
+from fedshift.experiments.experiment import record
 from fedshift.experiments.feature_shift import writer_ids
-from fedshift.experiments.folder import record
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.networks import network
 from fedshift.experiments.settings import setting

@@ -12,11 +12,11 @@ import pytest
 from fedshift.cli.ending import _scarce
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
+from fedshift.experiments.engines import processes
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import CHECKPOINTS, CONFIG, SUMMARY
 from fedshift.experiments.load import MOST, MOST_TOLD, load_config, validate
 from fedshift.experiments.resume import _check_names, configured
-from fedshift.experiments.side_by_side import processes
 from support.broken_inputs import GOOD
 
 
@@ -124,7 +124,7 @@ def test_no_more_processes_than_clients(monkeypatch: pytest.MonkeyPatch) -> None
         counts.append(count)
         raise EnoughError
 
-    monkeypatch.setattr("fedshift.experiments.side_by_side.workers", workers)
+    monkeypatch.setattr("fedshift.experiments.engines.workers", workers)
     for training in ({}, {"cohort": 3}):
         config = validate({"model": {"name": "linear"}, "training": training})
         with pytest.raises(EnoughError):

@@ -17,7 +17,8 @@ from fedshift import recipes
 from fedshift.engine.backends import Job, loop
 from fedshift.engine.run import Federation, run
 from fedshift.engine.traffic import Meter, Traffic
-from fedshift.experiments.folder import record, summary_of
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import summary_of
 from fedshift.experiments.label_sets import SetRound, sentences
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.task import prepare
@@ -45,7 +46,7 @@ def test_bytes_are_those_of_the_messages(mlp: Model, federated: Callable[..., Fe
         meter = Meter()
         given = {"slots": slots} if mode == "private" else {}
         algorithm = recipes.labelset_fedavg(setting, mode=mode, **given)
-        for _ in run(algorithm, federated(), 2, cohort=4, backend=meter):
+        for _ in run(algorithm, federated(), 2, cohort=4, meter=meter):
             pass
         wire = 4 * (body + slots * row)
         assert meter.last.each() == (wire + 8 * slots * (mode == "private"), wire + 12)
@@ -67,8 +68,8 @@ def test_the_meter_changes_nothing(mlp: Model, federated: Callable[..., Federati
         return loop(update, told())
 
     ends = [
-        [*run(algorithm, federated(), 2, backend=b)][-1].server["params"]
-        for b in (loop, Meter(), Meter(backend))
+        [*run(algorithm, federated(), 2, backend=b, meter=m)][-1].server["params"]
+        for b, m in ((loop, None), (loop, Meter()), (backend, Meter()))
     ]
     assert all(torch.equal(ends[0][k], other[k]) for other in ends[1:] for k in ends[0])
     assert seen == list(range(6)) * 2

@@ -10,7 +10,7 @@ from test_resume import config_of
 
 from fedshift.engine.round import before_rounds
 from fedshift.engine.run import run
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.progress import Missed
 from fedshift.experiments.task import prepare
 from fedshift.testing.faults import Faulty, at

@@ -13,8 +13,7 @@ import torch
 from fedshift import datasets
 from fedshift.datasets import Samples, cifar100
 from fedshift.errors import InputError, TrainingError
-from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record, run_experiment
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_tests import pool
 from fedshift.experiments.served import ServedMetrics, over_last, reasons

@@ -15,7 +15,7 @@ import torch
 from test_resume import CLIENTS, config_of, record_until
 
 from fedshift.engine.round import before_rounds
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.on_flower import configured_site, on_grid
@@ -100,12 +100,18 @@ def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
     said, rounds = recorded(tmp_path / "here", config)
     app = client_app(partial(configured_site, dumps(config)))
 
-    def on_flower(config: Any, options: Any) -> Any:
-        return partial(on_grid, LocalGrid(app, 6), config)
+    class OnFlower:
+        backend = "loop"
+
+        def rounds(
+            self, algorithm: Any, federation: Any, training: Any, options: Any, *,
+            after: Any, meter: Any,
+        ) -> Any:  # fmt: skip
+            return on_grid(LocalGrid(app, 6), algorithm, federation, training, meter=meter)
 
     heard: list[dict[str, Any]] = []
     (tmp_path / "there").mkdir()
-    record(tmp_path / "there", config, prepare(config), heard.append, on_flower)
+    record(tmp_path / "there", config, prepare(config), heard.append, OnFlower())
     assert json.loads((tmp_path / "there" / "summary.json").read_text()) == said
     there = [e for e in heard if e["event"] == "round"]
     timeless = [{k: v for k, v in e.items() if k not in ("time", "seconds")} for e in rounds]

@@ -20,14 +20,14 @@ from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.experiment import in_process, run_experiment
-from fedshift.experiments.folder import CHECKPOINTS, kept_in, record
+from fedshift.experiments.engines import InProcess, processes
+from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.folder import CHECKPOINTS, kept_in
 from fedshift.experiments.label_sets import SetRound
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Missed, Progress, progress_of
 from fedshift.experiments.resume import configured, reopened
-from fedshift.experiments.side_by_side import processes
 from fedshift.experiments.task import prepare
 from support.broken_inputs import GOOD
 from support.federations import hears_ctrl_c
@@ -319,7 +319,7 @@ def test_options_that_do_not_go_together(
 def test_workers_leave_the_same_files(tmp_path: Path) -> None:
     config = config_of("scaffold")
     prepared = prepare(config)
-    for name, engine in (("one", in_process), ("two", processes(2))):
+    for name, engine in (("one", InProcess()), ("two", processes(2))):
         (tmp_path / name).mkdir()
         record(tmp_path / name, config, prepared, lambda event: None, engine)
     assert results(tmp_path / "one") == results(tmp_path / "two")

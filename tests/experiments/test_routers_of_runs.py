@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.experiment import Experiment
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import validate
+from fedshift.experiments.outcome import Experiment
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent

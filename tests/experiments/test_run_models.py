@@ -19,7 +19,7 @@ from fedshift.engine.run import run
 from fedshift.errors import DataError, InputError
 from fedshift.evaluation.scores import score
 from fedshift.evaluation.serving import serve
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.routing_details import details

@@ -19,14 +19,12 @@ from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
 from fedshift.engine.probe import check_fit
 from fedshift.engine.run import run
-from fedshift.engine.storage.client_states import Shelf
 from fedshift.errors import InputError
-from fedshift.experiments.experiment import federation_of, in_process, method_of, trained_by
-from fedshift.experiments.folder import kept_in, record
+from fedshift.experiments.engines import ALONE, InProcess, Name, Way, backend_of
+from fedshift.experiments.experiment import federation_of, method_of, record
+from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.resume import begun_by, reopened
-from fedshift.experiments.shelved import Shelved
-from fedshift.experiments.side_by_side import ALONE, Name, Way, backend_of
 from fedshift.experiments.task import prepare
 from fedshift.papers.reproduce.execute import Report, execute
 from fedshift.papers.reproduce.plan import wanted
@@ -54,11 +52,11 @@ def test_options_are_the_names() -> None:
         ("stacked", None, "stacked"),
     ],
 )
-def test_names_tell_numbers_apart(name: str, count: int | None, told: str, tmp_path: Path) -> None:
+def test_names_tell_numbers_apart(name: str, count: int | None, told: str) -> None:
     engine = backend_of(name, count)
-    assert trained_by(engine) == trained_by(Shelved(engine, Shelf(0, tmp_path))) == told
+    assert engine.backend == told
     assert Way.again(told).numbers == told
-    assert trained_by(in_process) == "loop"
+    assert InProcess().backend == "loop"
 
 
 def lock(folder: Path) -> dict[str, Any]:

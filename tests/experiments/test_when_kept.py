@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_resume import config_of
 
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.progress import SECONDS, Keeper, Progress, Saver
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent

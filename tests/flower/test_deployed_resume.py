@@ -28,7 +28,7 @@ from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.experiments import deployed
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task import prepare

@@ -19,7 +19,8 @@ from support.federations import hears_ctrl_c
 
 pytest.importorskip("ray", reason="Ray is not installed (extra flower)")
 from fedshift.errors import FedshiftError, InputError
-from fedshift.experiments.on_flower import flower_simulation
+from fedshift.experiments.config import Config
+from fedshift.experiments.on_flower import FlowerSimulation
 from fedshift.flower.quiet import quiet
 
 pytestmark = pytest.mark.slow
@@ -147,5 +148,5 @@ def test_an_interruption_ends_everything(number: int, code: int, tmp_path: Path)
 
 def test_actors_are_counted() -> None:
     with pytest.raises(InputError, match="--actors 0: give 1 or more"):
-        flower_simulation(0)
+        FlowerSimulation(Config(), 0)
     assert issubclass(InputError, FedshiftError)

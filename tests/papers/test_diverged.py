@@ -17,7 +17,7 @@ from test_reproduce import MINI, cell, results
 
 from fedshift.engine.run import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
-from fedshift.experiments import side_by_side
+from fedshift.experiments import engines
 from fedshift.experiments.metrics import Metrics
 from fedshift.papers.reproduce import worker
 from fedshift.papers.reproduce.diverged import diverged, parsed
@@ -185,7 +185,7 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     shutil.copytree(tmp_path / "whole", tmp_path / "one")
     name = whole.values[1].run.name
     shutil.rmtree(tmp_path / "one" / "runs" / name)
-    monkeypatch.setattr(side_by_side, "run", diverging(after))
+    monkeypatch.setattr(engines, "run", diverging(after))
     request = replace(FEDAVG, out=tmp_path / "one")
     done, asked = queues(request)
     assert (asked[0], len(done.report.diverged), done.report.failures) == (1, 1, {})
@@ -209,7 +209,7 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     assert results(tmp_path / "small") == results(tmp_path / "one") != results(tmp_path / "whole")
     assert results(tmp_path / "small")["cells"][0]["stopped"] == [f"seed 1 after round {after}"]
     # Trained again, it is complete, and what was published of it before does not stay.
-    monkeypatch.setattr(side_by_side, "run", run)
+    monkeypatch.setattr(engines, "run", run)
     shutil.rmtree(tmp_path / "one" / "runs" / name)
     reproduce(replace(request, publish=tmp_path / "small"))
     reproduce(replace(request, train=False, out=tmp_path / "small"))
@@ -221,7 +221,7 @@ def test_curves_are_those_of_whole_runs_where_there_are_some(
 ) -> None:
     curves = replace(FEDAVG, target="fedpals/fig7", out=tmp_path)
     (whole,) = reproduce(replace(curves, seeds=(0,))).outcome.cells
-    monkeypatch.setattr(side_by_side, "run", diverging(3))
+    monkeypatch.setattr(engines, "run", diverging(3))
     done = reproduce(replace(curves, publish=tmp_path / "small"))
     (both,) = done.outcome.cells
     (lost,) = reproduce(replace(curves, seeds=(1,))).outcome.cells
@@ -284,7 +284,7 @@ def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
 def test_where_the_last_round_counts_a_run_that_diverged_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_by_side, "run", diverging(3))
+    monkeypatch.setattr(engines, "run", diverging(3))
     request = Request(
         "fedpals/fig9", tmp_path, splits=("delta=0",), methods=("fedavg",), seeds=(0,), rounds=6
     )
@@ -297,7 +297,7 @@ def test_a_run_that_goes_on_remembers_what_was_measured_before_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = iter([None] * 2 + [2] * 99)
-    monkeypatch.setattr(side_by_side, "run", diverging(4))
+    monkeypatch.setattr(engines, "run", diverging(4))
     request = replace(FEDAVG, out=tmp_path, seeds=(0,))
     stopped = reproduce(request, asked=lambda: next(asked))
     assert stopped.report.interrupted

@@ -15,7 +15,7 @@ import pytest
 
 from fedshift.cli.app import main
 from fedshift.errors import TrainingError
-from fedshift.experiments import folder
+from fedshift.experiments import experiment
 from fedshift.papers.command import LiveRuns
 from fedshift.papers.reproduce import execute
 from fedshift.papers.reproduce.catalogue import studies
@@ -68,14 +68,14 @@ def test_a_run_does_not_go_on_through_a_link(
 def test_a_failed_run_does_not_stop_the_others(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = folder.run_experiment
+    real = experiment.run_experiment
 
     def fails(config: Any, **more: Any) -> Any:
         if config.method.name == "fedprox":
             raise TrainingError("client 3 sent\nnon-finite numbers")
         return real(config, **more)
 
-    monkeypatch.setattr(folder, "run_experiment", fails)
+    monkeypatch.setattr(experiment, "run_experiment", fails)
     args = ("fedpals/table1", *FAST, "--methods", "fedprox,fedavg", "--seeds", "0")
     code, out, err = call(*args, "--format", "json")
     told = json.loads(out)
@@ -87,7 +87,7 @@ def test_a_failed_run_does_not_stop_the_others(
     }
     events = next(Path("reproduced/runs").glob("*fedprox*")) / "events.jsonl"
     assert json.loads(events.read_text().splitlines()[-1])["event"] == "failed"
-    monkeypatch.setattr(folder, "run_experiment", real)
+    monkeypatch.setattr(experiment, "run_experiment", real)
     code, out, _ = call(*args, "--format", "json")
     assert code == 0
     assert len(json.loads(out)["trained"]) == 1
@@ -161,7 +161,7 @@ def test_interrupting_keeps_the_table_and_is_code_130(
     def stop(config: Any, **more: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folder, "run_experiment", stop)
+    monkeypatch.setattr(experiment, "run_experiment", stop)
     code, out, err = call("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0-1")
     assert code == 130
     assert err.endswith("interrupted; the same command goes on from here\n")
@@ -178,8 +178,8 @@ def test_terminating_is_code_143_as_for_other_commands(
         os.kill(os.getpid(), signal.SIGTERM)
         return plain(config, **more)
 
-    plain = folder.run_experiment
-    monkeypatch.setattr(folder, "run_experiment", stop)
+    plain = experiment.run_experiment
+    monkeypatch.setattr(experiment, "run_experiment", stop)
     args = ("fedpals/table1", *FAST, "--methods", "fedavg", "--seeds", "0-1", "--format", "json")
     code, out, err = call(*args)
     assert code == 143

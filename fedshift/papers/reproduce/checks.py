@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fedshift import datasets, recipes
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
+from fedshift.experiments.engines import ALONE, backend_of
 from fedshift.experiments.networks import network
 from fedshift.experiments.own_tests import pool_rows
-from fedshift.experiments.side_by_side import ALONE, backend_of
 from fedshift.papers.protocols.study import Column, Row, Study
 from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.errors import InputError
+from fedshift.experiments.engines import ALONE
 from fedshift.experiments.folder import trained_with
 from fedshift.experiments.progress import Asked, nobody_asks
-from fedshift.experiments.side_by_side import ALONE
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import make_folder
 from fedshift.papers.protocols.study import narrowed
@@ -45,7 +45,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
 
-    backend how clients train, one of `side_by_side.ALONE`
+    backend how clients train, one of `engines.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
     """
