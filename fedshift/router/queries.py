@@ -118,9 +118,11 @@ def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
     """z [B, N]; InputError for a query whose logits overflow, or are -inf for all clients of some
     size [N]: -inf is a client left out.
     """
+    if bool(z.sum().isfinite()):  # and so are all: the rest takes ten times as long
+        return z
     most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
-    if not bool((z.amax() < torch.inf) & (most > -torch.inf).all()):  # nor where there is a NaN
-        bad = ~((z < torch.inf).all(1) & (most > -torch.inf))
+    bad = ~((z < torch.inf).all(1) & (most > -torch.inf))  # nor where there is a NaN
+    if bool(bad.any()):
         raise InputError(
             f"query {int(bad.nonzero()[0])}: the client logits are not finite; its values are far "
             "from all that the network was trained on, leave it out"
