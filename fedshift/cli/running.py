@@ -16,7 +16,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Engine, InProcess, backend_of
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import check_unused, kept_in, reserved
+from fedshift.experiments.folder import CONFIG, check_unused, kept_in, reserved
 from fedshift.experiments.load import load_with_source
 from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.places import Source
@@ -118,7 +118,8 @@ def _configured(asked: Asked) -> tuple[Config, Source]:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
         )
-    return configured(asked.resume), Source(str(asked.resume))
+    config, file = configured(asked.resume), asked.resume / CONFIG
+    return config, Source(str(file), file.read_text("utf-8"))
 
 
 @contextlib.contextmanager

@@ -192,9 +192,9 @@ class Router:
         """Class probabilities [B, K] float64: P(y | x) = sum_i r_i(x) P_i(y | x) / sum_i r_i(x).
 
         The sums run over the chosen clients: one for "hard", k for a number, all for "mixture",
-        which is Bayes' rule for queries from the prior's mix. Where clients differ in their
-        classifiers alone, any of them costs one pass, and the classifiers that are asked; else each
-        query takes a pass for each client that it is sent to. Raises InputError as `route`.
+        which is Bayes' rule for queries from the prior's mix. Where clients differ in classifiers
+        alone, any cost one pass and the classifiers asked (those of float32 are mixed in float32,
+        right to 1e-6); else each takes a pass for its queries. Raises InputError as `route`.
         """
         k, x = self._width(mode), check_queries(x)
         blocks = [self._answered(b, k, self._rule(prior), prices) for b in torch.split(x, BLOCK)]

@@ -149,7 +149,7 @@ def test_scaling_is_the_authors() -> None:
 
 def test_methods_share_all_but_their_method() -> None:
     """Paired: the same split, first model and batches, so that only the method differs."""
-    configs = method_configs(demo_config(["training.rounds=1"]))
+    configs = method_configs(demo_config(["training.rounds=1"])[0])
     assert [c.method.name for c in configs] == ["fedavg", "fedpals", "oracle"]
     assert (
         len({dumps(c.model_copy(update={"method": Method(), "name": "x"})) for c in configs}) == 1

@@ -65,7 +65,7 @@ def test_a_method_that_counts_steps_names_itself_and_the_key(name: str, refused:
     assert refused(f"method.name={name}", "training.epochs=").endswith("set training.steps = 10")
     one = refused(f"method.name={name}", "training.epochs=", "training.steps=1")
     assert one == (
-        f"-c training.steps: training.steps: {name} gives 1 in 2 of the steps to its first phase; "
+        f"-c training.steps: {name} gives 1 in 2 of the steps to its first phase; "
         "1 is too few, give 2 or more"
     )
 
@@ -74,7 +74,7 @@ def test_a_method_that_counts_steps_names_itself_and_the_key(name: str, refused:
 def test_a_network_without_a_body_is_refused_before_training(name: str, refused: Any) -> None:
     tuned = ["method.tune_rounds=0"] if name == "fedbabu" else []
     assert refused(f"method.name={name}", "model.name=linear", *tuned) == (
-        'f.toml: -c model.name: model.name = "linear" has no body, only a last layer, and '
+        'f.toml: -c model.name = "linear" has no body, only a last layer, and '
         f'method.name "{name}" treats body and head apart; use a network with both, as "mlp", '
         '"lenet" or "lenet-gn"'
     ).removeprefix("f.toml: ")

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from fedshift import Local, Model, pals_weights, recipes, shifts
+from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.diagnose import diagnose
 from fedshift.errors import InputError
+from fedshift.experiments.load import dumps, load_config
 from fedshift.experiments.places import Source
 from fedshift.experiments.wording import file_words
 from fedshift.models.dense import Mlp
@@ -182,8 +184,6 @@ CASES: list[tuple[tuple[str, str], str, Callable[[], object], str]] = [
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     """What the command line says that is wrong."""
-    from fedshift.cli.app import app
-
     assert perform(app, list(args)) == 2
     return capsys.readouterr().err.partition("error: ")[2].rstrip("\n")
 
@@ -233,8 +233,51 @@ def test_what_is_set_by_an_option_is_placed_there(
     monkeypatch.chdir(tmp_path)
     Path("f.toml").write_text(GOOD)
     run = ("run", "f.toml", "--out", "o", "-c")
-    assert answer(capsys, *run, "training.cohort=12").startswith("-c training.cohort: training.coh")
-    assert answer(capsys, *run, "shift.target=[1]").startswith("-c shift.target: shift.target has")
+    assert answer(capsys, *run, "training.cohort=12").startswith(
+        "-c training.cohort = 12: a cohort"
+    )
+    assert answer(capsys, *run, "shift.target=[1]").startswith("-c shift.target has")
+
+
+def test_every_command_that_reads_a_file_names_the_line_of_what_it_meets_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.toml").write_text(GOOD.replace('kind = "sparsity"', 'kind = "sparsity"\ntarget = [1]'))
+    assert answer(capsys, "demo", "-c", "training.cohort=99", "--out", "o").startswith(
+        "-c training.cohort = 99: a cohort"
+    )
+    assert answer(capsys, "audit", "marginals", "t.toml").startswith("t.toml:6: shift.target has")
+    run = Path("o")
+    run.mkdir()
+    resolved = dumps(load_config(Path("t.toml")))
+    (run / "config.resolved.toml").write_text(resolved)
+    (run / "lock.json").write_text("{}")
+    line = resolved.splitlines().index("target = [1.0]") + 1
+    assert answer(capsys, "run", "--resume", "o").startswith(
+        f"o/config.resolved.toml:{line}: shift.target has"
+    )
+
+
+def test_what_cannot_be_deployed_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+    monkeypatch.chdir(tmp_path)
+    Path("f.toml").write_text(GOOD)
+    assert answer(capsys, "deploy", "init", "f.toml", "d", "-c", "shift.target=clients").startswith(
+        '-c shift.target = "clients" is measured'
+    )
+
+
+def test_a_failed_run_of_a_table_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    part = ("--rounds", "1", "--seeds", "0", "--methods", "fedavg", "--split", "C=3")
+    cell = ("reproduce", "fedpals/table1", "--dataset", "fashion-mnist-mini", *part)
+    assert perform(app, [*cell, "-c", "training.cohort=99"]) == 4
+    assert ": -c training.cohort = 99: a cohort of 99" in capsys.readouterr().err
 
 
 def test_a_message_is_placed_by_keys_alone() -> None:

@@ -111,7 +111,7 @@ def test_a_failed_run_does_not_stop_the_others(
         (["fedpals/table1", "--jobs", "0"], "--jobs 0; give 1 or more"),
         (["fedpals/table1", "-c", "training.rounds=3"],
          "-c training.rounds: reproduce sets it itself; use --rounds"),
-        (["fedpals/table1", "-c", "model.name=linaer"], "-c model.name: model.name = "
+        (["fedpals/table1", "-c", "model.name=linaer"], "-c model.name = "
          '"linaer": allowed are lenet, mlp, '),
     ],
     ids=lambda v: v[-1] if isinstance(v, list) else "",
@@ -242,20 +242,20 @@ def test_options_that_some_run_cannot_take_are_met_first(
     code, out, err = call("feddrm/small", "-c", "model.name=mlp", "--methods", "fedavg,feddrm")
     assert (code, out) == (2, "")
     assert err == (
-        'error: feddrm: -c model.name: model.name "mlp" has no branch that tells clients apart, '
+        'error: feddrm: -c model.name "mlp" has no branch that tells clients apart, '
         "which this method trains; use one of lenet-gn, lenet-gn-small, resnet18-projected, "
         "mlp-projected\n"
     )
     code, _, err = call("feddrm/small", "-c", "model.name=linear", "--methods", "fedavg,fedrep")
     assert code == 2
-    assert err.startswith('error: fedrep: -c model.name: model.name = "linear" has no body')
+    assert err.startswith('error: fedrep: -c model.name = "linear" has no body')
     # What only the network itself refuses.
     code, _, err = call("feddrm/small", "-c", "model.name=mlp-projected", "-c", "model.hidden=[]")
     assert code == 2
     assert err.startswith("error: fedavg, feddrm, fedavgft, fedbabu, ditto, fedrep, local_only: ")
     assert err.endswith("hidden must name one width or more, each at least 1, got []\n")
     err = call("feddrm/small", "-c", "data.limit=10001", "--methods", "ditto")[2]
-    assert err == "error: ditto: data.limit = 10001, but fashion-mnist-mini has 10000 examples\n"
+    assert err == "error: ditto: -c data.limit = 10001, but fashion-mnist-mini has 10000 examples\n"
     assert not untrained
     assert not list(Path().iterdir())
 

@@ -214,3 +214,15 @@ def test_a_client_that_overflows_spoils_its_own_queries_alone() -> None:
             first = int(asked.nonzero()[0])
             with pytest.raises(InputError, match=f"query {first}: the classifier of a client"):
                 broken.predict(x, k)
+
+
+@pytest.mark.parametrize("mode", ["hard", "mixture"])
+def test_a_client_of_another_type_is_refused_by_name(mode: Any) -> None:
+    router, x = router_of(Model(Net()), "head."), torch.randn(B, FEATURES)
+    params, buffers = router.served[2]
+    half = params | {"head.weight": params["head.weight"].bfloat16()}
+    with pytest.raises(
+        InputError, match=r'^client 2: "head.weight" is torch.bfloat16, and torch.f'
+    ):
+        replace(router, served={**router.served, 2: (half, buffers)}).predict(x, mode)
+    assert router.predict(x, mode).isfinite().all()  # the control
