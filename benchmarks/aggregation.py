@@ -28,8 +28,8 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.backends import ClientUpdate, Reply
-from fedshift.engine.gate import Gate
-from fedshift.engine.rounds import Federation, play_round, start
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.run import Federation, play_round, start
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import ResNet

@@ -39,7 +39,7 @@ def play(name: str) -> None:
     """A process of one version: each line that it reads has it play so many rounds."""
     from workloads import WORKLOADS
 
-    from fedshift.engine.rounds import run
+    from fedshift import run
 
     workload = next(w for w in WORKLOADS if w.name == name)
     federation, algorithm = workload.federation(quick=name == "W1")

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets import cifar, heart, idx, images, iwildcam, sheet, store, writers
-from fedshift.engine.checkpoint import read_checkpoint
+from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
 from fedshift.experiments.experiment import record, run_experiment
 from fedshift.experiments.folder import kept_in

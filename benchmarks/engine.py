@@ -37,9 +37,9 @@ from fedshift.client.local import plan_all
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.levers import channels_last, winograd
-from fedshift.engine.rounds import Federation, draw_cohort, play_round, start
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.run import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import Team, workers
 from fedshift.errors import UnfitError
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -146,7 +146,7 @@ def _play(line: Connection, work: str, name: str, quick: bool, count: int) -> No
     with contextlib.ExitStack() as held, contextlib.suppress(EOFError, OSError):
         play: Callable[[int], object] = plain
         if name != "plain":
-            keep_memory()  # as `engine.rounds.run` does
+            keep_memory()  # as `engine.run.run` does
             team = held.enter_context(
                 workers(federation.clients, count if "workers" in name else 1)
             )

@@ -39,8 +39,8 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Reply
-from fedshift.engine.gate import Gate
-from fedshift.engine.rounds import Federation
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.run import Federation
 from fedshift.flower.quiet import quiet
 from fedshift.model import build
 from fedshift.recipes import Setting

@@ -26,7 +26,7 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.flower.client import partition
 from fedshift.model import Model, build

@@ -36,7 +36,7 @@ sys.path.insert(0, str(HERE))
 from workloads import WORKLOADS, Cnn, Workload, plain_round
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.flower.quiet import quiet
 
 OUT = HERE.parent / "docs" / "results" / "flower_overhead.md"

@@ -17,7 +17,7 @@ from workloads import WORKLOADS, Workload, plain_round
 from fedshift.data import ClientData
 from fedshift.engine.backends import loop
 from fedshift.engine.device import on
-from fedshift.engine.rounds import draw_cohort, play_round, start
+from fedshift.engine.run import draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import UnfitError
 

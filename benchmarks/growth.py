@@ -24,8 +24,8 @@ import torch
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import register
-from fedshift.engine.clock import COMPUTE, Stopwatch
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.profile import COMPUTE, Stopwatch
+from fedshift.engine.run import Federation, run
 from fedshift.engine.traffic import Meter
 from fedshift.model import build
 from fedshift.models.dense import Mlp

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fedshift.audit import audit_marginals
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.experiments.claims import half_gradients
 from fedshift.experiments.experiment import method_of
 from fedshift.experiments.load import validate

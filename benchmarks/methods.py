@@ -29,7 +29,7 @@ from fedshift.client.local import Local
 from fedshift.client.oracles import Sam
 from fedshift.data import client_data, register
 from fedshift.engine.allocator import keep_memory
-from fedshift.engine.rounds import Federation, play_round, start
+from fedshift.engine.run import Federation, play_round, start
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.recipes import Setting

@@ -29,7 +29,7 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import register
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.pooled import Pooled

@@ -26,8 +26,8 @@ from workloads import CLASSES, Cnn
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
-from fedshift.engine.rounds import Federation, Round, run
-from fedshift.engine.shelf import Shelf
+from fedshift.engine.run import Federation, Round, run
+from fedshift.engine.storage.client_states import Shelf
 from fedshift.model import build
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator

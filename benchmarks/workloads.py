@@ -15,7 +15,7 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import ResNet

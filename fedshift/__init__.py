@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedshift.algorithms.fedavg import FedAvg
     from fedshift.client.local import Local
     from fedshift.data import Task
-    from fedshift.engine.rounds import Federation, run
+    from fedshift.engine.run import Federation, run
     from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
     from fedshift.model import Model
     from fedshift.router.route import Router
@@ -28,12 +28,12 @@ _LAZY = {
     "estimate_target_accuracy": "fedshift.estimate",
     "pals_weights": "fedshift.server.pals",
     "FedAvg": "fedshift.algorithms.fedavg",
-    "Federation": "fedshift.engine.rounds",
+    "Federation": "fedshift.engine.run",
     "Local": "fedshift.client.local",
     "Model": "fedshift.model",
     "Router": "fedshift.router.route",
     "Task": "fedshift.data",
-    "run": "fedshift.engine.rounds",
+    "run": "fedshift.engine.run",
 }
 
 __version__ = "0.1.0"

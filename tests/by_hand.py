@@ -14,7 +14,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.client.objectives import Term, View
 from fedshift.data import client_data, register
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.model import Model, build
 from fedshift.seeds import Seeds
 from fedshift.tree import Params

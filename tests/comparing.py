@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Batch, ClientData
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 
 
 def same(a: Algorithm, b: Algorithm, federation: Federation, rounds: int = 2) -> float:

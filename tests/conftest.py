@@ -17,8 +17,8 @@ from fedshift.client import products, winograd
 from fedshift.client.local import Local, plan_all
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
-from fedshift.engine.fold import Fold, Share
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
+from fedshift.engine.sums.running import Fold, Share
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting

@@ -8,7 +8,7 @@ import torch
 from conftest import CLASSES
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
 from fedshift.tree import Parts, flatten
 

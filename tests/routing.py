@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedshift.client.local import Local
 from fedshift.data import ClientData
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.model import Model, build
 from fedshift.models.routed import Routed, projection
 from fedshift.recipes import Setting, feddrm

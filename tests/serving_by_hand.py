@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.experiments.experiment import method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.served import Observed, observe

@@ -10,7 +10,7 @@ from routing import routed_model
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.flower import Site
 from fedshift.recipes import Setting
 

@@ -18,9 +18,9 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, Term, View, batch_mean
 from fedshift.data import ClientData, client_data
-from fedshift.engine.evaluate import score
-from fedshift.engine.rounds import Federation, run, start
+from fedshift.engine.run import Federation, run, start
 from fedshift.errors import InputError
+from fedshift.evaluation.scores import score
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import Parts

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedshift.client.local import Local
-from fedshift.engine.workers import workers
+from fedshift.engine.processes.pool import workers
 from fedshift.errors import UnfitError
 from fedshift.model import build
 

@@ -20,12 +20,12 @@ from test_workers import different, last
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
-from fedshift.engine.fold import Fold
-from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.rounds import Federation, play_round, run
-from fedshift.engine.shares import Books
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, play_round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
+from fedshift.engine.sums.partial import Books
+from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.server.combine import SUMMED
@@ -321,7 +321,7 @@ def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
     """Its own memory, where updates are views of the whole."""
     federation = make_federation(setting.model, make_clients(sizes=SIZES))
     algorithm = recipes.ditto(setting)
-    from fedshift.engine.rounds import start
+    from fedshift.engine.run import start
 
     server, ids = start(algorithm, federation).server, torch.arange(8)
     played = play_round(algorithm, federation, server, {}, ids, 1, Together(each=8))

@@ -16,8 +16,8 @@ from conftest import Setting, make_federation
 from every_method import MAKE
 from safetensors import SafetensorError, safe_open
 
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.rounds import Dropped, Round, run, start
+from fedshift.engine.run import Dropped, Round, run, start
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.testing.fuzz import different
 from fedshift.tree import flatten

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -19,10 +19,10 @@ from fedshift.algorithms.local_only import LocalOnly
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.engine.backends import loop
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model, build
 from fedshift.tree import flatten

@@ -18,8 +18,8 @@ from fedshift import recipes
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.rounds import Round, run, start
+from fedshift.engine.run import Round, run, start
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting, one_model

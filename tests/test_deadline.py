@@ -21,9 +21,9 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Job, Reply
-from fedshift.engine.gate import Gate
-from fedshift.engine.rounds import Federation, Round, play_round, run, start
-from fedshift.engine.workers import workers
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.engines import InProcess, backend_of, processes
 from fedshift.experiments.experiment import run_experiment

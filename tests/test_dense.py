@@ -25,12 +25,12 @@ from fedshift.client.objectives import CrossEntropy
 from fedshift.client.oracles import Clip, Shift
 from fedshift.data import plan_phase
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.gate import Gate
+from fedshift.engine.checks.gate import Gate
 from fedshift.engine.levers import dense
 from fedshift.engine.probe import probe
-from fedshift.engine.rounds import Federation, run, start
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, run, start
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

@@ -17,9 +17,9 @@ from test_stacked import last
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import loop
-from fedshift.engine.rounds import run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.tree import Parts, flatten

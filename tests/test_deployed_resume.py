@@ -22,8 +22,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message
 
 from fedshift.cli.deploy import _unfinished
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.experiments import deployed
 from fedshift.experiments.experiment import record

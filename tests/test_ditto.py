@@ -17,7 +17,7 @@ from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local, plan_all
 from fedshift.client.sharing import Share
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from test_reproduce import MINI, cell, results
 
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.run import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import engines
 from fedshift.experiments.metrics import Metrics

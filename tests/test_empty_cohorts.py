@@ -14,9 +14,9 @@ from routing import routed_model
 
 from fedshift import recipes
 from fedshift.data import client_data
-from fedshift.engine.gate import Gate, OnBad
+from fedshift.engine.checks.gate import Gate, OnBad
 from fedshift.engine.probe import probe
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.played import ess_of

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fedshift import estimate_target_accuracy
 from fedshift.data import Examples
-from fedshift.engine.evaluate import LARGEST, Score, score
 from fedshift.errors import InputError
+from fedshift.evaluation.scores import LARGEST, Score, score
 from fedshift.model import Model
 from fedshift.seeds import numpy_generator
 

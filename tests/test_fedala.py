@@ -20,7 +20,7 @@ from fedshift.client.local import Local, plan_all
 from fedshift.client.mixing import Mix, mixed, top
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import Plan
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

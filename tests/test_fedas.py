@@ -23,7 +23,7 @@ from fedshift.client.objectives import CrossEntropy, View
 from fedshift.client.prototypes import ToClassMeans, ToPrevious
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, client_data
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting

@@ -18,7 +18,7 @@ from fedshift.algorithms.feddisk import FedDisk
 from fedshift.client.importance import Classified, NegativeLogDensity
 from fedshift.client.local import plan_all
 from fedshift.data import ClientData, client_data
-from fedshift.engine.rounds import Federation, Round, start
+from fedshift.engine.run import Federation, Round, start
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, add, stack
 

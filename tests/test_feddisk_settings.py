@@ -13,7 +13,7 @@ from test_feddisk import direct, fast, weighed
 from fedshift import recipes
 from fedshift.client.importance import Classified, Direct
 from fedshift.data import client_data
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.models.made import Made

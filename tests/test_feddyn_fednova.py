@@ -30,7 +30,7 @@ from fedshift.algorithms.feddyn import FedDyn
 from fedshift.algorithms.fednova import FedNova, normaliser
 from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term, View
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -22,7 +22,7 @@ from fedshift.client.objectives import CrossEntropy, Proximal, View
 from fedshift.client.prototypes import ToPrototypes, class_moments, head_shape, statistics
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting

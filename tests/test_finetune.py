@@ -22,7 +22,7 @@ from fedshift.client.objectives import CrossEntropy
 from fedshift.client.oracles import Clip, Sam
 from fedshift.client.schedules import Cosine
 from fedshift.engine.backends import ClientUpdate, Job, loop
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -18,7 +18,7 @@ from fedshift import FedAvg, Federation, Local, Model, Task, pals_weights, recip
 from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.data import ClientData, Examples, register
 from fedshift.engine.backends import Job, Reply, loop
-from fedshift.engine.workers import Team, workers
+from fedshift.engine.processes.pool import Team, workers
 from fedshift.errors import InputError
 from fedshift.flower import __all__ as flower_names
 from fedshift.pooled import Pooled
@@ -181,7 +181,7 @@ def wide() -> dict[str, Any]:
     table, target = register(clients, k), (1 / k,) * k
     method = FedAvg(model, CrossEntropy() + Proximal(0.1), combine=Mean(Pals(target, ess=0.5)))
     federation = Federation(clients, params, buffers, table, Seeds.of(0))
-    start = fedshift.engine.rounds.start(method, federation)
+    start = fedshift.engine.run.start(method, federation)
     held = Examples(clients[0].x, clients[0].y)
     classes = tuple(f"class {i}" for i in range(k))
     shares = torch.tensor(target, dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.run import Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting

@@ -18,9 +18,9 @@ from fedshift import recipes
 from fedshift.client.local import Local, plan_all
 from fedshift.data import take
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

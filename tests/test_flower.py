@@ -15,7 +15,7 @@ from routing import routed_model
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import Examples
-from fedshift.engine.evaluate import score
+from fedshift.evaluation.scores import score
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.tree import flatten

@@ -12,7 +12,7 @@ from conftest import SIZES, Setting, make_federation
 
 from fedshift import recipes
 from fedshift.data import Examples
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 

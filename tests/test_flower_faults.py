@@ -8,8 +8,8 @@ from conftest import Setting, make_federation
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.gate import Gate
-from fedshift.engine.rounds import play_round, start
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.run import play_round, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.testing.attacks import ATTACKS

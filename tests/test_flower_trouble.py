@@ -19,7 +19,7 @@ from test_contract import last
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.rounds import Federation, play_round, run, start
+from fedshift.engine.run import Federation, play_round, run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

@@ -15,13 +15,13 @@ from routing import routed_model
 
 from fedshift import recipes
 from fedshift.algorithms.base import Capabilities, ask
-from fedshift.engine import rounds
-from fedshift.engine.arrivals import in_turn
+from fedshift.engine import run as rounds
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
-from fedshift.engine.fold import Fold
-from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.one_round import close_round, settle
-from fedshift.engine.rounds import run
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.round import close_round, settle
+from fedshift.engine.run import run
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.running import Fold
 from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.server.combine import total
@@ -108,7 +108,7 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
         for row, w in zip(rows, weights, strict=True):
             total.copy_((total + row * w).float())
 
-    monkeypatch.setattr("fedshift.engine.fold.accumulate", coarse)
+    monkeypatch.setattr("fedshift.engine.sums.running.accumulate", coarse)
     assert all(compared(MAKE["scaffold"], setting, monkeypatch))
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Job, Reply, loop
-from fedshift.engine.fold import Fold, Share
-from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.shares import Books, Terms, summed, summing
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.partial import Books, Terms, summed, summing
+from fedshift.engine.sums.running import Fold, Share
 from fedshift.errors import TrainingError
 from fedshift.tree import Parts
 

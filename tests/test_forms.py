@@ -13,8 +13,8 @@ from fedshift.client.plans import Drawn, Draws
 from fedshift.engine import forms as module
 from fedshift.engine.backends import Job
 from fedshift.engine.forms import Forms
-from fedshift.engine.one_round import jobs_of, open_round
-from fedshift.engine.rounds import first_state, start
+from fedshift.engine.round import jobs_of, open_round
+from fedshift.engine.run import first_state, start
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Reply
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.gate import Gate
-from fedshift.engine.one_round import question
-from fedshift.engine.rounds import Federation, Round, play_round, run, start
-from fedshift.engine.workers import workers
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.round import question
+from fedshift.engine.run import Federation, Round, play_round, run, start
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config import Training
 from fedshift.model import Model, build
@@ -259,8 +259,8 @@ def test_many_fuzzed_replies(seed: int, place: Arena) -> None:
 
 def test_the_fuzzer_finds_an_open_gate(place: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without the look at numbers, NaN gets in within a few replies."""
-    monkeypatch.setattr("fedshift.engine.replies.check_finite", lambda *given: None)
-    monkeypatch.setattr("fedshift.engine.one_round.astray", lambda after, before: "")
+    monkeypatch.setattr("fedshift.engine.checks.replies.check_finite", lambda *given: None)
+    monkeypatch.setattr("fedshift.engine.round.astray", lambda after, before: "")
     assert any("is not finite" in one for one in fuzz(replace(place, gate=Gate(on_bad="drop")),
                                                       300, seed=0).broken)  # fmt: skip
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedshift.client.local import Local
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
-from fedshift.engine.gate import Gate
-from fedshift.engine.replies import finite
-from fedshift.engine.rounds import Federation, Round, play_round, run, start
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.checks.replies import finite
+from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.testing.fuzz import arena, different, fuzz

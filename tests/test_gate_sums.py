@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedshift.client.local import Local, plan_all, plan_many
 from fedshift.data import Plan
-from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Reply
-from fedshift.engine.fold import Fold
-from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.replies import alike, odd_kind
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.checks.replies import alike, odd_kind
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.tree import Parts
 

@@ -21,7 +21,7 @@ from test_workers import different, everything, last
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.run import Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import UnfitError
 from fedshift.randomness import states
@@ -110,7 +110,7 @@ def test_workers_that_torch_lets_train_nothing_are_refused() -> None:
     """Forked after gradients; the control: those that were forked in time train."""
     command = (
         "import torch; from conftest import *; from fedshift import recipes, run\n"
-        "from fedshift.engine.workers import workers\n"
+        "from fedshift.engine.processes.pool import workers\n"
         "model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)\n"
         "federation = make_federation(model)\n"
         "algorithm = recipes.fedavg(Setting(model, TARGET, Local(lr=0.1, batch=8)))\n"

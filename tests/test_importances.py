@@ -14,11 +14,11 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Examples, client_data, register
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.evaluate import score
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError
+from fedshift.evaluation.scores import score
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting

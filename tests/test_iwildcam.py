@@ -15,8 +15,8 @@ from image_fixtures import count_as_whole, write_wildcam
 from fedshift import datasets, shifts
 from fedshift.datasets import iwildcam
 from fedshift.datasets.images import check_not_enlarged
-from fedshift.engine.evaluate import score
 from fedshift.errors import DataError, InputError
+from fedshift.evaluation.scores import score
 from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.folder import lock

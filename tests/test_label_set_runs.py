@@ -16,7 +16,7 @@ from label_set_fixtures import tables
 
 from fedshift import recipes
 from fedshift.engine.backends import Job, loop
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import summary_of

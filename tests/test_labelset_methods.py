@@ -21,7 +21,7 @@ from fedshift.algorithms.scaffold import Scaffold
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.data import client_data
-from fedshift.engine.rounds import Round, run, start
+from fedshift.engine.run import Round, run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting

@@ -21,7 +21,7 @@ from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.slots import local_labels
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
-from fedshift.engine.rounds import Federation, first_state, start
+from fedshift.engine.run import Federation, first_state, start
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

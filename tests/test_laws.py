@@ -16,7 +16,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, client_data
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -15,12 +15,12 @@ from fedshift import recipes
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, View, batch_mean
 from fedshift.data import Batch, batches, client_data, register, take
-from fedshift.engine import one_round
+from fedshift.engine import round as one_round
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.levers import channels_last, dense
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.engines import Way, backend_of
 from fedshift.layout import channels_last as laid_out

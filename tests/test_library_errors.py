@@ -19,7 +19,7 @@ from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.data import ClientData, Examples, client_data, register
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
 from fedshift.experiments.load import load_config

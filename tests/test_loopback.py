@@ -24,7 +24,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from loopback import Loopback, gone, loopback, processes
 
 from fedshift.deploy.keys import write_client_key
-from fedshift.engine.rounds import play_round, run, start
+from fedshift.engine.run import play_round, run, start
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, load_config, validate

@@ -8,8 +8,8 @@ from typing import Any
 
 from test_resume import config_of
 
-from fedshift.engine.one_round import before_rounds
-from fedshift.engine.rounds import run
+from fedshift.engine.round import before_rounds
+from fedshift.engine.run import run
 from fedshift.experiments.experiment import record
 from fedshift.experiments.progress import Missed
 from fedshift.experiments.task import prepare

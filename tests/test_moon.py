@@ -24,7 +24,7 @@ from fedshift.client.objectives import (
     View,
 )
 from fedshift.data import client_data
-from fedshift.engine.rounds import run, start
+from fedshift.engine.run import run, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

@@ -20,11 +20,11 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.data import Examples
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.evaluate import score
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError
+from fedshift.evaluation.scores import score
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.outputs import dry_logits

@@ -1,7 +1,7 @@
 """Nothing that reads bytes from elsewhere can be made to run code: a rule for the source, a poison.
 
-Processes of one machine talk by pickles (multiprocessing's pipes, in `engine/wire.py`, and Ray):
-these bytes are the program's own.
+Processes of one machine talk by pickles: those of `engine/processes/pipe.py`, and Ray's.
+These bytes are the program's own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ BANNED = {
 # Who may import pickle, and for what.
 MAY = {
     "fedshift/datasets/safe_pickle.py": {"Unpickler"},
-    "fedshift/engine/wire.py": {"Pickler", "loads"},
+    "fedshift/engine/processes/pipe.py": {"Pickler", "loads"},
     "fedshift/testing/flower_faults.py": {"dumps"},
     "benchmarks/decoders.py": {"dumps"},
 }
 # Where messages between processes of this machine are received.
 PIPES = {
-    "fedshift/engine/wire.py", "fedshift/papers/reproduce/execute.py", "benchmarks/engine.py",
-}  # fmt: skip
+    "fedshift/engine/processes/pipe.py",
+    "fedshift/papers/reproduce/execute.py",
+    "benchmarks/engine.py",
+}
 
 
 def breaches(name: str, source: str) -> list[str]:

@@ -11,7 +11,7 @@ from conftest import Setting, make_federation, one_job
 from fedshift import recipes
 from fedshift.client.plans import Drawn, Draws
 from fedshift.engine.backends import Job
-from fedshift.engine.parcels import packed, unpacked
+from fedshift.engine.processes.messages import packed, unpacked
 
 
 def drawn_by(job: Job, draws: Draws) -> Job:

@@ -19,7 +19,7 @@ from fedshift.algorithms.finetune import FineTune
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.sharing import Share
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_resume import CLIENTS, config_of, record_until
 
-from fedshift.engine.one_round import before_rounds
+from fedshift.engine.round import before_rounds
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.metrics import Metrics

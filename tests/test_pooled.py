@@ -9,7 +9,7 @@ from conftest import CLASSES, SIZES, Setting, make_clients, make_federation
 from fedshift import recipes
 from fedshift.data import register
 from fedshift.engine.backends import loop
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.pooled import Pooled

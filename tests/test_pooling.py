@@ -19,7 +19,7 @@ from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.levers import channels_last
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.model import build
 from fedshift.models.routed import Routed

@@ -12,7 +12,7 @@ from test_resume import config_of
 
 from fedshift.cli.results import run_json, show_profile
 from fedshift.cli.running import Asked, run_asked
-from fedshift.engine.clock import PHASES, Idle, Stopwatch
+from fedshift.engine.profile import PHASES, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import PROFILE

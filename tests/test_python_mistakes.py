@@ -37,14 +37,14 @@ from fedshift.client.sharing import Share
 from fedshift.data import Examples, client_data, register
 from fedshift.diagnose import diagnose
 from fedshift.engine.backends import Reply, loop, work
+from fedshift.engine.checks.gate import Gate
 from fedshift.engine.device import on
-from fedshift.engine.evaluate import score
-from fedshift.engine.gate import Gate
 from fedshift.engine.levers import channels_last, dense, winograd
-from fedshift.engine.shelf import Shelf
+from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
+from fedshift.engine.storage.client_states import Shelf
 from fedshift.errors import InputError
+from fedshift.evaluation.scores import score
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.run_models import load_models
 from fedshift.recipes import Setting

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from fedshift import FedAvg, Federation, Local, Model, run
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import ClientData, Examples, client_data, register
-from fedshift.engine.evaluate import score
-from fedshift.engine.rounds import Round
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Round
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
+from fedshift.evaluation.scores import score
 from fedshift.first_look import look
 from fedshift.model import build
 from fedshift.randomness import states

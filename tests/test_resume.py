@@ -19,7 +19,7 @@ from conftest import hears_ctrl_c
 from fedshift.cli.console import PlainProgress
 from fedshift.cli.running import Asked, run_asked
 from fedshift.cli.stopping import asked_to_stop
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import InProcess, processes

@@ -23,7 +23,7 @@ from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.client.sharing import Share
 from fedshift.data import client_data
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.lenet_gn import SMALL, lenet_gn

@@ -17,10 +17,10 @@ from torch import nn
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.evaluate import score
-from fedshift.engine.rounds import run
-from fedshift.engine.serving import serve
+from fedshift.engine.run import run
 from fedshift.errors import DataError, InputError
+from fedshift.evaluation.scores import score
+from fedshift.evaluation.serving import serve
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.routers import load_router

@@ -16,7 +16,7 @@ from every_method import MAKE
 from test_resume import config_of
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.rounds import Federation, Round, draw_cohort, play_round, start
+from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
 from fedshift.experiments.experiment import record
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent

@@ -30,7 +30,7 @@ from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.scaffold import Option, Scaffold
 from fedshift.client.local import Local
 from fedshift.client.objectives import Proximal, Term
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.run import Round, run
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean

@@ -22,7 +22,7 @@ from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.scaffold import Option, Scaffold
 from fedshift.client.local import Local
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -14,7 +14,7 @@ from conftest import make_clients, make_federation
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting

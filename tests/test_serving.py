@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data import Examples
-from fedshift.engine.serving import (
+from fedshift.errors import InputError
+from fedshift.evaluation.serving import (
     Served,
     accuracy,
     average_accuracy,
@@ -18,7 +19,6 @@ from fedshift.engine.serving import (
     own_accuracy,
     serve,
 )
-from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.seeds import generator
 

@@ -21,17 +21,17 @@ from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine import parcels
-from fedshift.engine import workers as module
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.gate import Gate
+from fedshift.engine.checks.gate import Gate
 from fedshift.engine.levers import channels_last
-from fedshift.engine.one_round import jobs_of, open_round
-from fedshift.engine.parcels import packed, unpacked
-from fedshift.engine.rounds import Federation, first_state, run, start
+from fedshift.engine.processes import messages as parcels
+from fedshift.engine.processes import pool as module
+from fedshift.engine.processes.messages import packed, unpacked
+from fedshift.engine.processes.pipe import inside
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.round import jobs_of, open_round
+from fedshift.engine.run import Federation, first_state, run, start
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.wire import inside
-from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, TrainingError, UnfitError
 from fedshift.model import Model
 from fedshift.seeds import Seeds

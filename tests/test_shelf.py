@@ -16,11 +16,11 @@ from routing import routed_model
 from safetensors.torch import load_file
 from test_resume import config_of, results
 
-from fedshift.engine.rounds import Round, run
-from fedshift.engine.shelf import Kept, OnDisk, Shelf, in_memory
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.tensor_file import map_tensors, write_tensors
-from fedshift.engine.workers import workers
+from fedshift.engine.storage.client_states import Kept, OnDisk, Shelf, in_memory
+from fedshift.engine.storage.tensor_file import map_tensors, write_tensors
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in

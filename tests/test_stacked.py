@@ -29,8 +29,8 @@ from fedshift.client.local import Local
 from fedshift.data import ClientData
 from fedshift.engine import stacked as module
 from fedshift.engine.backends import Forgiving, failure
-from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.rounds import Federation, Round, play_round, run, start
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.engine.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.engines import backend_of

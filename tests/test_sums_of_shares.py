@@ -19,12 +19,12 @@ from test_workers import different, everything, last
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.fold import Fold, Share
-from fedshift.engine.gate import Asked, Gate
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacked import Stacked
+from fedshift.engine.sums.running import Fold, Share
 from fedshift.engine.traffic import Meter
-from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, flatten

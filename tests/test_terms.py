@@ -28,7 +28,7 @@ from fedshift.client.objectives import (
     View,
 )
 from fedshift.data import ClientData, client_data, label_counts
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

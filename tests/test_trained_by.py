@@ -18,7 +18,7 @@ from fedshift.cli.app import app
 from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
 from fedshift.engine.probe import check_fit
-from fedshift.engine.rounds import run
+from fedshift.engine.run import run
 from fedshift.errors import InputError
 from fedshift.experiments.engines import ALONE, InProcess, Name, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record

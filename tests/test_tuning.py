@@ -20,7 +20,7 @@ from fedshift.algorithms.tuning import CentralTuning
 from fedshift.client.local import Local
 from fedshift.data import client_data
 from fedshift.engine.backends import loop
-from fedshift.engine.rounds import Federation, Round, play_round, start
+from fedshift.engine.run import Federation, Round, play_round, start
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting

@@ -13,13 +13,13 @@ from conftest import Setting, make_federation
 from test_workers import different, last
 
 from fedshift import recipes
-from fedshift.engine import waiting as module
 from fedshift.engine.backends import loop
-from fedshift.engine.rounds import run
+from fedshift.engine.processes import waiting as module
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.processes.waiting import AWAKE, SWITCH, awake, heard
+from fedshift.engine.processes.worker import Task
+from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.waiting import AWAKE, SWITCH, awake, heard
-from fedshift.engine.worker import Task
-from fedshift.engine.workers import workers
 
 LONG = 30.0
 

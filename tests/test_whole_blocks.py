@@ -19,16 +19,16 @@ from test_workers import different, last
 from fedshift import recipes
 from fedshift.client import plans
 from fedshift.client.local import Local, plan_many
-from fedshift.engine import rounds
-from fedshift.engine.arrivals import in_turn
+from fedshift.engine import run as rounds
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Summer, joined
-from fedshift.engine.clock import Stopwatch
-from fedshift.engine.gate import Admitted
-from fedshift.engine.rounds import Federation, run
-from fedshift.engine.shares import Books
+from fedshift.engine.checks.gate import Admitted
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.profile import Stopwatch
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.partial import Books
 from fedshift.engine.traffic import Meter
-from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 

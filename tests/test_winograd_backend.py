@@ -21,9 +21,9 @@ from fedshift.client.winograd import Winograd
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Forgiving, failure, loop
 from fedshift.engine.levers import channels_last, winograd
-from fedshift.engine.rounds import Federation, run
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config import Network
 from fedshift.experiments.engines import Way, backend_of

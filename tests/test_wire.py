@@ -8,8 +8,8 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from fedshift.engine import wire as module
-from fedshift.engine.wire import ALIGN, receive, send, shared
+from fedshift.engine.processes import pipe as module
+from fedshift.engine.processes.pipe import ALIGN, receive, send, shared
 from fedshift.tree import Parts
 
 

@@ -22,12 +22,12 @@ from every_method import MAKE, ROUNDS, Make
 from routing import routed_model
 
 from fedshift import recipes
-from fedshift.engine import wire
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Round, run
-from fedshift.engine.wire import inside, under
-from fedshift.engine.workers import Team, workers
+from fedshift.engine.processes import pipe as wire
+from fedshift.engine.processes.pipe import inside, under
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.run import Round, run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
@@ -179,7 +179,7 @@ def test_no_workers_are_refused(setting: Setting) -> None:
 
 def test_the_same_message_travels_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """6 clients, one worker: parameters go out once a round, not six times."""
-    from fedshift.engine import workers as module
+    from fedshift.engine.processes import pool as module
 
     sent: list[set[str]] = []
 
@@ -207,7 +207,7 @@ ORPHANS = """
     import os, sys, torch
     sys.path.insert(0, sys.argv[1])
     from conftest import make_clients
-    from fedshift.engine.workers import workers
+    from fedshift.engine.processes.pool import workers
     with workers(make_clients(), 2) as backend:
         print(*[w.process.pid for w in backend.members], flush=True)
         sys.stdin.read()
@@ -277,7 +277,7 @@ def test_tensors_lie_in_memory_that_both_see(
         write(at, views, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedshift.engine.wire._write", refuse)
+        patch.setattr("fedshift.engine.processes.pipe._write", refuse)
         with workers(federation.clients, 2) as team:
             first = team.members[0]
             memory, process = first.room, first.process

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from fedshift import recipes
 from fedshift.data import client_data
-from fedshift.engine import wire
 from fedshift.engine.backends import ClientUpdate, Forgiving, Job, work
-from fedshift.engine.gate import Gate
-from fedshift.engine.one_round import jobs_of, open_round
-from fedshift.engine.rounds import Federation, first_state, run, start
-from fedshift.engine.workers import OURS, Team, workers
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.processes import pipe as wire
+from fedshift.engine.processes.pool import OURS, Team, workers
+from fedshift.engine.round import jobs_of, open_round
+from fedshift.engine.run import Federation, first_state, run, start
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Parts
 
@@ -242,7 +242,7 @@ def test_an_answer_that_stops_midway_is_late(
 
     monkeypatch.setattr(wire, "_write", stopping)
     monkeypatch.setattr(wire, "shared", lambda: wire.NOWHERE)
-    monkeypatch.setattr("fedshift.engine.workers.shared", lambda: wire.NOWHERE)
+    monkeypatch.setattr("fedshift.engine.processes.pool.shared", lambda: wire.NOWHERE)
     with workers(federation.clients, 1, deadline=2.0) as team:
         # One process alone: what it had not done is late with it.
         assert dropping(team, setting, federation) == [0, 1, 2, 3, 4, 5]
@@ -259,7 +259,7 @@ def test_work_that_is_not_taken_is_late(
             raise TimeoutError
         send(*given)
 
-    monkeypatch.setattr("fedshift.engine.workers.send", once)
+    monkeypatch.setattr("fedshift.engine.processes.pool.send", once)
     with workers(federation.clients, 2, deadline=30.0) as team:
         assert dropping(team, setting, federation) == [0]
     assert 0 < refused[0] - time.monotonic() <= 30

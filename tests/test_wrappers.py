@@ -35,7 +35,7 @@ from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.client.slots import OwnLabels
-from fedshift.engine.rounds import Round, run, start
+from fedshift.engine.run import Round, run, start
 from fedshift.errors import InputError
 from fedshift.experiments.served import models
 from fedshift.model import Model

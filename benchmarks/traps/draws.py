@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from fedshift import FedAvg, Federation, Local, Model, run
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import client_data, register
+from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.workers import workers
 from fedshift.errors import FedshiftError
 from fedshift.model import build
 from fedshift.seeds import Seeds
@@ -152,7 +152,7 @@ def trap_first_weights_from_numpy() -> str:
 def trap_evaluation_draws() -> str:
     """Dropout that is on in evaluation as well: the same model scored twice."""
     from fedshift.data import Examples
-    from fedshift.engine.evaluate import score
+    from fedshift.evaluation.scores import score
 
     model = Model(Net(lambda net, h: F.dropout(h, 0.5, True)))
     examples = Examples(torch.ones(20, 4), torch.arange(20) % 3)

@@ -13,9 +13,9 @@ from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Sam
 from fedshift.data import ClientData, Examples, client_data, register
-from fedshift.engine.evaluate import score
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import FedshiftError
+from fedshift.evaluation.scores import score
 from fedshift.model import Model
 from fedshift.seeds import Seeds
 

@@ -12,7 +12,7 @@ from fedshift import FedAvg, Federation, Local, Model, pals_weights, run
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import client_data, register
 from fedshift.engine.backends import loop
-from fedshift.engine.workers import workers
+from fedshift.engine.processes.pool import workers
 from fedshift.errors import FedshiftError
 from fedshift.seeds import Seeds
 from fedshift.tree import flatten, unflatten

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedshift import Federation, Local, Router, run
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.rounds import Round
+from fedshift.engine.run import Round
 from fedshift.errors import FedshiftError
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedshift.cli import console
 from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
-from fedshift.engine.clock import Clock, Idle, Stopwatch
+from fedshift.engine.profile import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Engine, InProcess, backend_of

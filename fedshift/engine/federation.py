@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedshift.arguments import called, check_kind
 from fedshift.data import ClientData, Surveyed, check_clients, of_importance
-from fedshift.engine.gate import Gate
-from fedshift.engine.replies import not_finite
-from fedshift.engine.shelf import Shelf
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.checks.replies import not_finite
+from fedshift.engine.storage.client_states import Shelf
 from fedshift.errors import InputError, shown
 from fedshift.seeds import Seeds
 from fedshift.tree import Params, ordinary
@@ -51,7 +51,7 @@ class Federation:
 
     @cached_property
     def infinite(self) -> Params:
-        """Buffers that are not finite from the first, see `engine.gate.Asked`."""
+        """Buffers that are not finite from the first, see `engine.checks.gate.Asked`."""
         return not_finite(self.buffers)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedshift.client.winograd import KINDS, Winograd, least
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import FAILED, Backend, ClientUpdate, Job, Reply
-from fedshift.engine.door import check_backend
+from fedshift.engine.inputs import check_backend
 from fedshift.errors import UnfitError
 from fedshift.tree import Parts
 

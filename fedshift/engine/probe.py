@@ -13,8 +13,8 @@ import torch
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.one_round import has_examples, jobs_of, open_round
-from fedshift.engine.rounds import Federation, Round, draw_cohort, first_state, start
+from fedshift.engine.round import has_examples, jobs_of, open_round
+from fedshift.engine.run import Federation, Round, draw_cohort, first_state, start
 from fedshift.engine.stacked import shortened
 from fedshift.engine.trial import check_model, check_router
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError

@@ -30,7 +30,7 @@ from fedshift.engine.backends import (
     work,
 )
 from fedshift.engine.forms import Form, Forms
-from fedshift.engine.shares import Books
+from fedshift.engine.sums.partial import Books
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.tree import Parts, size_in_bytes
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, Summer
-from fedshift.engine.clock import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
+from fedshift.engine.profile import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
 from fedshift.tree import Parts, size_in_bytes
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
-from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.algorithms.base import Algorithm, Capabilities, ask, rows
 from fedshift.client.objectives import Term
 from fedshift.client.origin import client_logits
 from fedshift.data import ClientData, Surveyed, largest_label
 from fedshift.engine.federation import Federation
-from fedshift.errors import InputError
+from fedshift.errors import InputError, NeedlessWarning
 from fedshift.first_look import UntriedError, look
 from fedshift.model import Model
 from fedshift.outputs import check_columns, dry_logits, dry_pass
-from fedshift.tree import Params
+from fedshift.server.combine import Mean
+from fedshift.server.weights import Pals
+from fedshift.tree import Params, Parts
 
 # Examples that a network is tried on if it fails on two.
 BATCH = 64
@@ -151,3 +154,23 @@ def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
             known, phases = stage, [p for p in stage.phases().values() if callable(p.lr)]
         for phase in phases:
             phase.rate(t)
+
+
+def pals_of(algorithm: Algorithm) -> Pals | None:
+    """The FedPALS rule by which a method weighs, also of one that is wrapped; None: it has none."""
+    combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))
+    if isinstance(combine, Mean):
+        return combine.weights if isinstance(combine.weights, Pals) else None
+    return None if inner is None else pals_of(inner)
+
+
+def warn_of_ess(algorithm: Algorithm, server: Parts, clients: int) -> None:
+    """Warn where an ESS fraction is asked for that lambda = 0 has already, over all clients.
+
+    Where rounds draw some of the clients, each has weights of its own, and nothing is said.
+    """
+    rule = pals_of(algorithm)
+    if rule is not None and rule.ess is not None:
+        note = rule.solved(rows(server, torch.arange(clients))).note
+        if note:
+            warnings.warn(note, NeedlessWarning, stacklevel=3)

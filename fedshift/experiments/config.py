@@ -121,9 +121,9 @@ class Training(Section):
     schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
     rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and the three that
-    follow: see `fedshift.engine.gate.Gate`. deadline: seconds for a round, after which clients that
-    have not answered drop out (with --workers and on Flower). retries: how often a client is asked
-    again whose process died (--workers), or that says it failed (Flower).
+    follow: see `fedshift.engine.checks.gate.Gate`. deadline: seconds for a round, after which
+    clients that have not answered drop out (with --workers and on Flower). retries: how often a
+    client is asked again whose process died (--workers), or that says it failed (Flower).
     """
 
     rounds: Count = 150

@@ -21,7 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.rounds import Federation, Round
+from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError

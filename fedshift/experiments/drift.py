@@ -12,7 +12,7 @@ from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import ClientEntropy
 from fedshift.data import ClientData
-from fedshift.engine.rounds import Federation
+from fedshift.engine.run import Federation
 from fedshift.model import Model
 from fedshift.seeds import generator
 from fedshift.tree import Params, sq_norm, sub, weighted_sum

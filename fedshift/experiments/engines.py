@@ -15,10 +15,10 @@ from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
 from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.probe import check_fit, probe
-from fedshift.engine.rounds import Federation, Round, run
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Training
 

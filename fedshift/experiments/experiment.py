@@ -17,7 +17,7 @@ import torch
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
-from fedshift.engine.clock import (
+from fedshift.engine.profile import (
     CHECKPOINTING,
     EVALUATION,
     OTHER,
@@ -26,7 +26,7 @@ from fedshift.engine.clock import (
     Idle,
     Stopwatch,
 )
-from fedshift.engine.rounds import Federation, Round
+from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
@@ -188,18 +188,10 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 
 
 def train(
-    algorithm: Algorithm,
-    federation: Federation,
-    task: Task,
-    training: Training,
-    options: Mapping[str, Any],
-    *,
-    label: str,
-    listen: Listener,
-    engine: Engine,
-    keeper: Keeper | None,
-    clock: Clock,
-) -> Outcome:
+    algorithm: Algorithm, federation: Federation, task: Task, training: Training,
+    options: Mapping[str, Any], *, label: str, listen: Listener, engine: Engine,
+    keeper: Keeper | None, clock: Clock,
+) -> Outcome:  # fmt: skip
     """Run all rounds; evaluate as `training` says, and after the last.
 
     options: the method's, for engines whose clients make it themselves. keeper: where to keep

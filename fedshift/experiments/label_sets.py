@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
-from fedshift.engine.rounds import Round
+from fedshift.engine.run import Round
 from fedshift.tree import Parts
 
 

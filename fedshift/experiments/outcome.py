@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.evaluate import Score
-from fedshift.engine.rounds import Federation, Round
+from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Traffic
 from fedshift.estimate import AccuracyEstimate
+from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import Config
 from fedshift.experiments.label_sets import SetRound
 from fedshift.experiments.metrics import Metrics

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, rows
-from fedshift.engine.one_round import Round
-from fedshift.engine.weighing import pals_of
+from fedshift.engine.round import Round
+from fedshift.engine.trial import pals_of
 from fedshift.server.pals import effective_sample_size
 from fedshift.tree import Params
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.rounds import Round
-from fedshift.engine.shelf import Shelf
+from fedshift.engine.run import Round
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
+from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.label_sets import SetRound

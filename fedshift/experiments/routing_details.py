@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.engine.serving import Served, by_client_and_class
+from fedshift.evaluation.serving import Served, by_client_and_class
 from fedshift.router.quality import brier, calibration_error, pairwise_auc, risk_coverage
 from fedshift.router.score import posterior
 

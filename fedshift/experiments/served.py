@@ -14,16 +14,16 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import ClientData, Task
-from fedshift.engine.evaluate import Score
-from fedshift.engine.rounds import Federation, Round, state_of
-from fedshift.engine.serving import (
+from fedshift.engine.run import Federation, Round, state_of
+from fedshift.errors import FedshiftError
+from fedshift.evaluation.scores import Score
+from fedshift.evaluation.serving import (
     Served,
     accuracy,
     average_accuracy,
     own_accuracy,
     serve,
 )
-from fedshift.errors import FedshiftError
 from fedshift.experiments.drift import gradient_drift
 from fedshift.experiments.routing_details import details
 from fedshift.router.quality import calibration_error

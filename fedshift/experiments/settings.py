@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
-from fedshift.engine.gate import Gate
+from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config import Config, Training
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedshift.engine.replies import finite
+from fedshift.engine.checks.replies import finite
 from fedshift.errors import DataError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts, flatten, unflatten

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.engine.weighing import pals_of
+from fedshift.engine.trial import pals_of
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome

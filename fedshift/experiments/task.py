@@ -18,8 +18,8 @@ from fedshift import datasets, recipes, shifts
 from fedshift.data import ClientData, Examples, Task, client_data, register
 from fedshift.datasets import Dataset
 from fedshift.datasets.augment import photos
-from fedshift.engine.gate import Gate
-from fedshift.engine.rounds import Federation
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.run import Federation
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.config_shift import Split

@@ -9,12 +9,12 @@ from typing import Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
-from fedshift.engine.evaluate import Score, score
-from fedshift.engine.one_round import open_round
-from fedshift.engine.rounds import Federation, Round, draw_cohort, start
+from fedshift.engine.round import open_round
+from fedshift.engine.run import Federation, Round, draw_cohort, start
 from fedshift.engine.trial import check_company
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+from fedshift.evaluation.scores import Score, score
 from fedshift.experiments.config import Training
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.played import reach

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedshift.engine.backends import Reply
-from fedshift.engine.gate import Dropped
+from fedshift.engine.checks.gate import Dropped
 from fedshift.errors import InputError, shown
 from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Parts

@@ -16,10 +16,10 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_fields
 from fedshift.data import ClientData, Examples, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
-from fedshift.engine.evaluate import score
-from fedshift.engine.one_round import job_of
-from fedshift.engine.replies import check_finite, not_finite
+from fedshift.engine.checks.replies import check_finite, not_finite
+from fedshift.engine.round import job_of
 from fedshift.errors import FedshiftError, InputError
+from fedshift.evaluation.scores import score
 from fedshift.examples import check_importance
 from fedshift.flower.kept import Kept, folder_of
 from fedshift.flower.records import failed, fields_of, parts_of, to_parts, to_record, to_records

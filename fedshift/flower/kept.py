@@ -3,7 +3,7 @@
 Flower ties what a node keeps to one run of one SuperLink. A server that is killed and goes on from
 its last checkpoint is another run of Flower's, in which nodes have nothing; and so has a SuperNode
 that is started again. A client's folder holds its last two rounds of each run of the server's, as
-checkpoints (`engine.checkpoint`). Nothing of it leaves the client.
+checkpoints (`engine.storage.checkpoint`). Nothing of it leaves the client.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from fedshift.engine.checkpoint import read_round, remove_round, rounds_in, write_checkpoint
-from fedshift.engine.one_round import Round
+from fedshift.engine.round import Round
+from fedshift.engine.storage.checkpoint import read_round, remove_round, rounds_in, write_checkpoint
 from fedshift.errors import InputError, shown
 from fedshift.tree import Parts
 

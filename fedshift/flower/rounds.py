@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedshift.engine.rounds import Round
+from fedshift.engine.run import Round
 from fedshift.engine.trial import check_schedule
 from fedshift.errors import TrainingError
 from fedshift.flower.client import STATE

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
-from fedshift.engine.evaluate import Score
-from fedshift.engine.gate import Admitted, Dropped, Gate
-from fedshift.engine.one_round import (
+from fedshift.engine.checks.gate import Admitted, Dropped, Gate
+from fedshift.engine.checks.replies import not_finite
+from fedshift.engine.round import (
     Opened,
     Round,
     before_rounds,
@@ -25,11 +25,11 @@ from fedshift.engine.one_round import (
     question,
     settle,
 )
-from fedshift.engine.replies import not_finite
-from fedshift.engine.rounds import draw_cohort
+from fedshift.engine.run import draw_cohort
 from fedshift.engine.traffic import Traffic
 from fedshift.engine.trial import check_company, check_training
 from fedshift.errors import DataError, InputError
+from fedshift.evaluation.scores import Score
 from fedshift.flower.arriving import arrived
 from fedshift.flower.nodes import Expected, Met, columns_read, meet
 from fedshift.flower.records import (

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Reply, loop
-from fedshift.engine.gate import Gate
-from fedshift.engine.one_round import Opened, Round, job_of, open_round, question, settle
-from fedshift.engine.rounds import Federation, first_state, start
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.round import Opened, Round, job_of, open_round, question, settle
+from fedshift.engine.run import Federation, first_state, start
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
 from fedshift.testing.attacks import ATTACKS, spoil

@@ -1,0 +1,1 @@
+"""What replies must be before they are used."""

@@ -1,0 +1,247 @@
+"""The gate: what of a cohort's replies is let through before the server's state is touched.
+
+The same one on every engine. What a reply says of its own weight is nowhere read: weights come from
+the server's table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from fedshift.arguments import check_fields
+from fedshift.engine.backends import Block, Reply, failure
+from fedshift.engine.checks.replies import (
+    Came,
+    alike,
+    check_reply,
+    expected_update,
+    finite,
+    misshapen,
+    odd_kind,
+)
+from fedshift.errors import InputError, unknown
+from fedshift.tree import Params, Parts, size_in_bytes
+
+OnBad = Literal["stop", "drop"]
+
+
+class Dropped(NamedTuple):
+    """A client that was drawn and gave nothing that can be used, and why."""
+
+    client: int
+    reason: str
+
+
+class Asked(NamedTuple):
+    """What a round asked for: of these clients (ascending), by these messages.
+
+    parts: what may leave a client of the method, by name; empty where that is not known.
+    fixed: names of parameters that are sent to clients and not back (`Model.fixed`).
+    infinite: the buffers that were not finite before round 1, as a mask of -inf: where one is still
+    the same, it passes.
+    """
+
+    t: int
+    clients: tuple[int, ...]
+    message: Callable[[int], Parts]
+    parts: frozenset[str] = frozenset()
+    fixed: frozenset[str] = frozenset()
+    infinite: Params | None = None
+
+
+class Admitted(NamedTuple):
+    """Replies that can be used and clients whose cannot, both by client id.
+
+    whole: in the place of all replies, where every client's was summed and can be used.
+    """
+
+    good: tuple[Reply, ...]
+    bad: tuple[Dropped, ...]
+    whole: Block | None = None
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Those whose replies can be used, ascending."""
+        return tuple(r.client for r in self.good) if self.whole is None else self.whole.clients
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Limits of what is let through, and of rounds that lack replies.
+
+    on_bad       "stop": a bad reply ends a run in one process, with TrainingError; "drop": its
+                 client drops out of the round, and so does one whose training fails. On Flower bad
+                 replies are dropped either way
+    max_bytes    of a reply's tensors
+    max_norm     of a reply's change of the shared model, over all its tensors; inf: any
+    min_clients  with fewer usable replies a round is skipped: the server's state stays
+    max_gap      skipped, too, where ||T - S^T a|| of those present is larger
+    target       T [K] for `max_gap`
+    max_skips    so many rounds skipped in a row end the run
+
+    With "stop", rounds that would be skipped end the run. Raises InputError for values out of
+    range, and for max_gap without a target.
+    """
+
+    on_bad: OnBad = "stop"
+    max_bytes: int = 1 << 31
+    max_norm: float = math.inf
+    min_clients: int = 1
+    max_gap: float = math.inf
+    target: tuple[float, ...] = ()
+    max_skips: int = 10
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.on_bad not in get_args(OnBad):
+            raise unknown("on_bad", str(self.on_bad), get_args(OnBad))
+        if not (self.max_norm > 0 and self.max_gap >= 0):
+            raise InputError(
+                f"max_norm={self.max_norm}, max_gap={self.max_gap}; allowed: max_norm > 0, "
+                "max_gap >= 0"
+            )
+        for name in ("max_bytes", "min_clients", "max_skips"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        shares = all(0.0 <= t <= 1.0 for t in self.target)
+        if self.target and not (shares and abs(sum(self.target) - 1.0) <= 1e-6):
+            raise InputError(f"target must be shares from 0 to 1 that sum to 1, got {self.target}")
+        if math.isfinite(self.max_gap) and not self.target:
+            raise InputError("max_gap needs the target's label shares; give target as well")
+
+    def admit(
+        self, replies: Iterable[Reply], asked: Asked, summed: Collection[str] = ()
+    ) -> Admitted:
+        """Sort replies, in any order, into usable ones and clients that drop out, with reasons.
+
+        A client that answers twice drops out: nobody can tell which answer is its own. One that was
+        not asked is named, and nothing of it is used. summed: parts whose numbers may be other than
+        finite here, since the caller looks at their sum.
+        """
+        bad = dict.fromkeys(asked.clients, "no answer in time")
+        first: dict[int, Came] = {}
+        usual: Reply | None = None
+        for reply in replies:
+            if reply.client in first:
+                bad[reply.client] = f"client {reply.client} answered twice"
+                continue
+            like = usual if usual is not None and alike(reply.update, usual.update) else None
+            bad[reply.client] = why = self._refused(reply, asked, plain=like is not None)
+            first[reply.client] = Came(reply, like or reply)
+            usual = usual if why or like else reply
+        told = [first[i] for i in sorted(first) if not bad[i]]
+        odd: dict[int, str] = {}
+        if told:
+            expected = expected_update(asked.message, told, asked.parts, asked.fixed)
+            odd = misshapen(told, expected)
+        for reply, _ in told:
+            bad[reply.client] = odd.get(reply.client) or self._unusable(reply, asked, summed)
+        good = tuple(reply for reply, _ in told if not bad[reply.client])
+        return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
+
+    def passes(self, block: Block, asked: Asked) -> bool:
+        """Whether each reply of a block is let through, as one look at all of them tells.
+
+        They are of one form, which is the first one's, so that only numbers differ. False also
+        where each must be looked at by itself: for `max_norm`, counters and what is refused.
+        """
+        known = block.t == asked.t and set(block.clients).issubset(asked.clients)
+        if not known or math.isfinite(self.max_norm) or block.updates.get("counters"):
+            return False
+        if self.admit((block.first(),), asked._replace(clients=block.clients[:1])).bad:
+            return False
+        told = block.updates.get("report", {}).get("id")
+        if told is not None and tuple(told.flatten().tolist()) != block.clients:
+            return False
+        trees = (*block.updates.values(), *block.changed.values())
+        return all(finite(v) for tree in trees for v in tree.values())
+
+    def gap(self, table: Params, weights: Tensor) -> float:
+        """||T - S^T a|| of clients with these rows of the table, weights [C]; NaN without T."""
+        if not self.target or "labels" not in table:
+            return math.nan
+        rows = table["labels"] / table["n"].clamp(min=1.0)[:, None]
+        return float((torch.tensor(self.target, dtype=torch.float64) - weights @ rows).norm())
+
+    def lacking(self, used: int, gap: float) -> str:
+        """Why a round of so many usable replies is skipped; empty where it is not.
+
+        A gap that is not known (NaN) passes no limit.
+        """
+        if used < self.min_clients:
+            return f"{used} usable replies, fewer than min_clients = {self.min_clients}"
+        if math.isfinite(self.max_gap) and not gap <= self.max_gap:
+            return f"the gap to the target is {gap:.4g}, above max_gap = {self.max_gap:g}"
+        return ""
+
+    def _refused(self, reply: Reply, asked: Asked, *, plain: bool) -> str:
+        """Why a reply is not even looked into; plain: its update looks as one not refused."""
+        if reply.client not in asked.clients:
+            return f"client {reply.client} was not asked"
+        if reply.t != asked.t:
+            return f"client {reply.client} answers round {reply.t}; this is round {asked.t}"
+        if odd := odd_kind(reply.changed):
+            return f"client {reply.client} would keep {odd}"
+        if plain:
+            return ""
+        if odd := odd_kind(reply.update):
+            return f"client {reply.client} sent {odd}"
+        if (size := size_in_bytes(reply.update)) > self.max_bytes:
+            return f"client {reply.client} sent {size} bytes; allowed: {self.max_bytes}"
+        if (why := failure(reply.update)) is not None:
+            return f"client {reply.client} failed: {why}"
+        return ""
+
+    def _unusable(self, reply: Reply, asked: Asked, summed: Collection[str]) -> str:
+        """Why the numbers of a reply cannot be used."""
+        try:
+            check_reply(reply, asked.message, summed, asked.infinite)
+        except (RuntimeError, TypeError, ValueError) as e:
+            # Not only our own word: kinds of numbers that nobody expects cannot even be summed.
+            return str(e)
+        if math.isfinite(self.max_norm):
+            norm = norm_of(reply.update.get("delta", {}))
+            if not norm <= self.max_norm:
+                return (
+                    f"client {reply.client} sent a change of norm {norm:.4g}, above max_norm = "
+                    f"{self.max_norm:g}"
+                )
+        return ""
+
+
+def norm_of(change: Params) -> float:
+    """The Euclidean norm over all tensors, in float64."""
+    real = (torch.view_as_real(v) if v.is_complex() else v for v in change.values())
+    return math.sqrt(sum(float(v.double().square().sum()) for v in real))
+
+
+def astray(after: Parts, before: Parts) -> str:
+    """The first tensor of a server that is not finite and was before; empty where there is none.
+
+    Not of its model alone: an infinity in what its optimiser keeps would stop all learning.
+    """
+    for part, tree in after.items():
+        was = before.get(part, {})
+        for name, v in tree.items():
+            if v is not was.get(name) and not finite(v) and finite(was.get(name, torch.zeros(()))):
+                return f"{part}/{name}"
+    return ""
+
+
+def reshaped(after: Parts, before: Parts) -> str:
+    """The first tensor of a server that has another shape or type than before; empty if none has.
+
+    What broadcasts in a sum has no error to show for it.
+    """
+    for part, tree in after.items():
+        for name, v in tree.items():
+            was = before.get(part, {}).get(name, v)
+            if v.shape != was.shape or v.dtype != was.dtype:
+                return f"{part}/{name}"
+    return ""

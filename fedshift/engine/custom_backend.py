@@ -1,0 +1,64 @@
+"""Backends that others wrote: what they give is looked at before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from traceback import walk_tb
+
+from fedshift.arguments import called
+from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
+from fedshift.engine.sums.partial import Sums
+from fedshift.errors import InputError
+from fedshift.real import is_whole
+
+DUE = (
+    "a backend is a function of (update, jobs) that yields a Reply for each job, as "
+    "fedshift.engine.backends.work(update, job) makes it"
+)
+
+
+def watched(backend: Backend, due: int | None) -> Backend:
+    """The backend; one that is not the library's raises InputError for what is no reply.
+
+    due: how many replies there must be, None where clients may drop out. What training itself
+    raises passes, but for a TypeError: from outside of the library that is the backend's own.
+    """
+    module = getattr(backend, "__module__", None) or type(backend).__module__
+    # Those that sum, or train clients together, are more than a function: they stay what they are.
+    if module.partition(".")[0] == "fedshift" or isinstance(backend, Sums | InBlocks):
+        return backend
+    name = getattr(backend, "__name__", type(backend).__name__)
+
+    def replies(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        count = 0
+        try:
+            came = iter(backend(update, jobs))
+            for one in came:
+                _check(name, one)
+                count += len(one.clients) if isinstance(one, Block) else 1
+                yield one
+        except TypeError as e:
+            if _in_training(e):
+                raise
+            raise InputError(f"the backend {name} fails: {e}; {DUE}") from e
+        if due is not None and count < due:
+            raise InputError(f"the backend {name} gave {count} replies for {due} jobs; {DUE}")
+
+    return replies
+
+
+def _in_training(e: TypeError) -> bool:
+    """Whether a client's training raised it, and not the backend around it."""
+    frames = (frame for frame, _ in walk_tb(e.__traceback__))
+    names = (str(frame.f_globals.get("__name__")) for frame in frames)
+    return any(name.startswith(("fedshift.algorithms.", "fedshift.client.")) for name in names)
+
+
+def _check(name: str, given: object) -> None:
+    if not isinstance(given, Reply | Block):
+        raise InputError(f"the backend {name} gave {called(given)}, no Reply; {DUE}")
+    # What is in a reply is left to the gate, which sees every client's.
+    if isinstance(given, Reply) and not is_whole(given.client):
+        raise InputError(
+            f"the backend {name} gave a Reply whose client is {called(given.client)}; {DUE}"
+        )

@@ -1,0 +1,198 @@
+"""What `run` and `workers` are given, looked at before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Mapping
+from types import FunctionType
+
+from torch import Tensor
+
+from fedshift.algorithms.base import check_method
+from fedshift.arguments import called, check_kind, check_listed, check_number, check_whole
+from fedshift.data import ClientData, Surveyed, count
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.federation import TABLE, Federation
+from fedshift.engine.round import Round
+from fedshift.errors import InputError, nearest, shown
+from fedshift.model import Model
+from fedshift.randomness import one_at_a_time
+
+# How a backend that is known by name is made.
+MADE = {
+    "loop": "leave backend out",
+    "workers": "write `with workers(federation.clients, 2) as team:` "
+    "(fedshift.engine.processes.pool) and give backend=team",
+    "stacked": "give backend=Stacked() (fedshift.engine.stacked)",
+    "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacked)",
+    "channels-last": "give backend=channels_last(loop) (fedshift.engine.levers)",
+    "winograd": "give backend=winograd(loop) (fedshift.engine.levers)",
+    "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
+    "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
+    "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
+}
+
+
+def check_sizes(federation: Federation) -> None:
+    """Raise InputError for a table of other clients than these, as their sizes tell."""
+    table, clients = federation.table, federation.clients
+    if isinstance(clients, Surveyed):
+        return
+    for i, c in enumerate(clients):
+        if float(table["n"][i]) != float(count(c)):
+            raise InputError(
+                f'client {i} has {int(count(c))} examples, and the table\'s "n" says '
+                f"{float(table['n'][i]):g}: it is the table of other clients; {TABLE}"
+            )
+
+
+def check_run(
+    algorithm: object, rounds: object, cohort: object, backend: object, after: object, kind: type
+) -> None:
+    """Raise InputError for what a run cannot be made of; `kind` is that of `after`."""
+    check_method(algorithm)
+    check_whole("rounds", rounds)
+    if isinstance(rounds, int) and rounds < 0:
+        raise InputError(f"rounds must be 0 or more, got {rounds}")
+    if cohort is not None:
+        check_whole("cohort", cohort)
+    check_backend(backend)
+    if after is not None:
+        check_kind("after", after, kind, "give a Round, as `run` yields them")
+
+
+def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
+    """Raise InputError unless `after` is a round of a run like the one whose round 0 is `first`.
+
+    The parts of the server's state are the same in all rounds, and so are the model's names and
+    shapes.
+    """
+    own = "give a Round of a run of this method on this federation, or leave after out"
+    for name, kind in (("server", after.server), ("states", after.states)):
+        if not hasattr(kind, "keys"):
+            raise InputError(f"after.{name} is {called(kind)}, no dictionary; {own}")
+    if after.t > rounds:
+        raise InputError(
+            f"after is round {after.t}, and rounds={rounds} counts from round 1 on; give more than "
+            f"{after.t} to go on"
+        )
+    if lacking := sorted(first.server.keys() - after.server.keys()):
+        raise InputError(f'after has no "{lacking[0]}", which this method keeps; {own}')
+    for part in ("params", "buffers"):
+        due, given = first.server.get(part, {}), after.server.get(part, {})
+        odd = list(due.keys() ^ given.keys())
+        odd += [k for k in due.keys() & given.keys() if due[k].shape != given[k].shape]
+        if odd:
+            raise InputError(f'after has other {part} than this network, as "{min(odd)}"; {own}')
+    if others := [client for client in after.states if not 0 <= client < clients]:
+        raise InputError(f"after has the state of client {others[0]} of {clients} clients; {own}")
+
+
+def check_gate(gate: Gate, size: int) -> None:
+    """Raise InputError where every round would be skipped: it has fewer clients than are due."""
+    if gate.min_clients > size:
+        raise InputError(
+            f"Gate min_clients is {gate.min_clients}, and a round has {size} clients, so that all "
+            f"would be skipped; give at most {size}"
+        )
+
+
+def check_backend(backend: object) -> None:
+    """Raise InputError for a backend's name or class, and for workers outside of their block."""
+    if isinstance(backend, str):
+        cure = MADE.get(backend, f"leave it out, or give one.{nearest(backend, MADE)}")
+        raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
+    if isinstance(backend, type):
+        raise InputError(
+            f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
+        )
+    if isinstance(backend, contextlib.ContextDecorator):
+        raise InputError(
+            "backend is workers(...) outside of a `with` block; write "
+            "`with workers(federation.clients, 2) as team:` and give backend=team"
+        )
+    if isinstance(backend, FunctionType) and backend.__name__ == "workers":
+        raise InputError(f"backend is the function workers; {MADE['workers']}")
+    if not callable(backend):
+        raise InputError(
+            f"backend is {called(backend)}; give a backend, such as Stacked(), or leave it out"
+        )
+
+
+def check_fit(model: Model, federation: Federation) -> None:
+    """Raise InputError unless the first model is the network's by name, shape, kind and place.
+
+    Its type may be another one, as long as its numbers are of the same kind: a float64 model of a
+    float32 network computes in float64.
+    """
+    params, buffers = federation.params, federation.buffers
+    with one_at_a_time():
+        own_params = dict[str, Tensor](model.net.named_parameters())
+        own_buffers = dict[str, Tensor](model.net.named_buffers())
+    for what, given, own in (("params", params, own_params), ("buffers", buffers, own_buffers)):
+        _check_names(what, given, own)
+        for name, v in given.items():
+            _check_like(f'{what}["{name}"]', v, own[name])
+    tensors = (federation.clients[0].x, *params.values(), *buffers.values())
+    places = sorted({str(v.device) for v in tensors})
+    if len(places) > 1:
+        raise InputError(
+            f"clients, params and buffers lie on {' and '.join(places)}; have all on one device, "
+            "as v.cpu() does, and let a backend move them: on(device, backend)"
+        )
+
+
+def _check_names(what: str, given: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
+    unknown = [name for name in given if name not in known]
+    missing = [name for name in known if name not in given]
+    if unknown:
+        raise InputError(
+            f'{what} has "{shown(unknown[0])}", which the network has not.'
+            f"{nearest(unknown[0], known)} Give *model.init(), or a model trained with this network"
+        )
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"{what} lacks the network's {names}{more}; give *model.init(), or a model trained "
+            "with this network"
+        )
+
+
+def _check_like(what: str, given: Tensor, own: Tensor) -> None:
+    if given.shape != own.shape:
+        raise InputError(
+            f"{what} has the shape {tuple(given.shape)}, the network's has {tuple(own.shape)}; "
+            "give *model.init(), or a model trained with this network"
+        )
+    if (given.is_floating_point(), given.is_complex()) != (
+        own.is_floating_point(),
+        own.is_complex(),
+    ):
+        raise InputError(
+            f"{what} is {given.dtype}, the network's is {own.dtype}; give {what}.to({own.dtype})"
+        )
+
+
+def check_workers(clients: object, count: int, deadline: float | None, retries: int) -> None:
+    """Raise InputError for what no processes can be made of, and where none can be made."""
+    check_whole("the number of workers", count)
+    check_whole("retries", retries)
+    if deadline is not None:
+        check_number("deadline", deadline)
+    if count < 1:
+        raise InputError(f"{count} workers; give 1 or more")
+    check_listed("clients", clients, ClientData, "give federation.clients")
+    if retries < 0 or not (deadline is None or deadline > 0):
+        raise InputError(
+            f"deadline={deadline}, retries={retries}; allowed: deadline > 0, retries >= 0"
+        )
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise InputError("workers need a system that can fork processes; leave them out")
+    # Asked here, since Python itself asks in an assertion alone.
+    if multiprocessing.current_process().daemon:
+        raise InputError(
+            "workers cannot be made in a daemonic process, as those of multiprocessing.Pool are; "
+            "leave them out there, or use concurrent.futures.ProcessPoolExecutor"
+        )

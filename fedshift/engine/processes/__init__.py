@@ -1,0 +1,1 @@
+"""Clients trained in other processes of this machine."""

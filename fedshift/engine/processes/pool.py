@@ -1,0 +1,346 @@
+"""Clients side by side: processes of one thread each, which live as long as the run.
+
+Workers are forked, so that they share the clients' data with this process. Messages and states go
+to them through pipes (`engine.processes.pipe`), and updates come back. The result is that of `loop`
+on one thread, bit for bit, whatever the number of workers and the order in which they finish.
+`Team.blocks` hands each worker many clients at a time, for a backend that trains them together;
+there sums may be sums of sums.
+
+A round may have a deadline. Whoever has not answered by then is ended, its clients have no answer,
+and another process takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from typing import cast
+
+from fedshift.client.products import faster
+from fedshift.data import ClientData, of_importance
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
+from fedshift.engine.inputs import check_backend, check_workers
+from fedshift.engine.processes.messages import (
+    Jobs,
+    by_themselves,
+    check_clients,
+    cut,
+    named,
+    packed,
+    unpacked_replies,
+)
+from fedshift.engine.processes.pipe import UnsentError, receive, send, shared
+from fedshift.engine.processes.waiting import heard
+from fedshift.engine.processes.worker import Task, serve
+from fedshift.engine.sums.partial import Books
+from fedshift.errors import InputError, TrainingError
+from fedshift.sketch import sketched
+from fedshift.tree import Parts
+
+# Shares of a round for each process: while it trains one, the replies of the other are summed.
+SHARES = 2
+# Bytes on their way in a pipe, where the system allows as many: with its usual 200 KB two processes
+# must wake each other a hundred times for 16 MB.
+BUFFER = 1 << 22
+# Seconds that a process may take to end whose pipe is broken.
+ENDING = 1.0
+# This process's ends of the pipes of all teams. Others close them: who holds one keeps a worker
+# waiting that should end with this process.
+OURS: set[Connection] = set()
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One process, what it is busy with and for which time, and the last that it was told.
+
+    room: memory that both see
+    """
+
+    process: ForkProcess
+    connection: Connection
+    room: memoryview
+    jobs: Jobs = ()
+    attempt: int = 0
+    task: Task | None = None
+    message: Parts = field(default_factory=dict)
+
+
+@sketched
+@dataclass(eq=False)
+class Team:
+    """Processes that train clients; replaced are those that died or were ended.
+
+    As a `Backend`, each gets one client at a time: whoever is idle gets the next. One round at a
+    time: the earlier one raises InputError where it is gone on with.
+    """
+
+    clients: Sequence[ClientData]
+    members: list[_Worker]
+    deadline: float | None
+    retries: int
+    round: object = None
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        """The replies as they come."""
+        came = _share_out(self, Task(update), ((job,) for job in jobs), self.members)
+        return cast(Iterator[Reply], came)  # without books nothing is summed
+
+    def blocks(self, within: Backend) -> Backend:
+        """Processes train shares of a round's clients by `within`, which is pickled.
+
+        Each sums what it trains where it may (`engine.sums.partial`), in another order than `loop`.
+        This process is one of them, in the first one's place: with as many others as cores, it
+        would wait for a core before it could read what they answer. Not where there is a deadline,
+        for it cannot end itself, nor where there is one process alone.
+        """
+        check_backend(within)
+        return _Blocks(self, within)
+
+    def hire(self) -> _Worker:
+        """A new process."""
+        return _hire(self.clients, shared())
+
+    def replace(self, worker: _Worker) -> None:
+        """End a process, and put a new one in its place that has been told nothing yet."""
+        _end_all([worker])
+        # The memory stays: what the old one wrote there, nobody reads. A new one would be one more
+        # in all processes.
+        fresh = _hire(self.clients, worker.room)
+        worker.process, worker.connection = fresh.process, fresh.connection
+        worker.task, worker.message = None, {}
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """`Team.blocks`."""
+
+    team: Team
+    within: Backend
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return cast(Iterator[Reply], self._spread(update, jobs, None))  # nothing is summed
+
+    def summing(self, books: Books) -> Summer:
+        """The same, but that each process sums its clients' updates."""
+        return lambda update, jobs: self._spread(update, jobs, books)
+
+    def _spread(
+        self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
+    ) -> Iterator[Reply | Block]:
+        todo, task, members = tuple(jobs), Task(update, self.within, books), self.team.members
+        alone = self.team.deadline is not None or len(members) < 2
+        count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
+        most = max(1, len(others)) * (SHARES if alone else 1)
+        shares = list(cut(todo[count:], most))
+        if len(shares) > most:  # sums are held until the end, and would be more than updates
+            task = task._replace(books=None)
+        return _share_out(self.team, task, shares, others, lambda: self._own(task, todo[:count]))
+
+    def _own(self, task: Task, jobs: Jobs) -> Iterator[Reply | Block]:
+        """What this process trains; summed while others train."""
+        own = by_themselves(jobs)
+        if task.books is None:
+            return self.within(task.update, own)
+        return task.books.own(self.within, task.update, own)
+
+
+@contextlib.contextmanager
+def workers(
+    clients: Sequence[ClientData],
+    count: int,
+    *,
+    deadline: float | None = None,
+    retries: int = 0,
+) -> Iterator[Team]:
+    """A backend of `count` processes, to be used within the `with` block.
+
+        with workers(federation.clients, 2) as backend:
+            for played in run(algorithm, federation, 10, backend=backend): ...
+
+    deadline  seconds for a round; clients that have not answered by then give no answer (the gate
+              must drop them). None: as long as it takes. With one, results depend on the clock
+    retries   how often a client whose process died is trained again, in a new process
+
+    The algorithm is pickled: its network's class must be one that a module defines. Raises
+    InputError for a count below 1, limits out of range and where processes cannot be forked; the
+    backend raises what `loop` raises, TrainingError where a process dies once too often, and
+    InputError after the `with` block.
+    """
+    check_workers(clients, count, deadline, retries)
+    team = Team(of_importance(clients), [], deadline, retries)  # as a federation has them
+    faster()  # asked here, all processes answer alike
+    try:
+        for _ in range(count):
+            team.members.append(team.hire())
+        yield team
+    finally:
+        _end_all(team.members)
+        team.members.clear()
+
+
+def _hire(clients: Sequence[ClientData], room: memoryview) -> _Worker:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    for end in (ours, theirs):
+        # Linux gives as much as it allows, others refuse what they do not.
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(end.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line,
+        ):
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+    given = (theirs, room, clients, (ours, *OURS))
+    process = context.Process(target=serve, args=given, daemon=True)
+    with theirs:
+        try:
+            process.start()
+        except OSError:
+            ours.close()
+            raise
+    OURS.add(ours)
+    return _Worker(process, ours, room)
+
+
+def _end_all(team: Sequence[_Worker]) -> None:
+    """End processes that have nothing to lose.
+
+    Not by closing their pipes: who was forked meanwhile, by whomever, may hold the other end.
+    """
+    for worker in team:
+        worker.process.kill()
+        worker.connection.close()
+        OURS.discard(worker.connection)
+        worker.jobs = ()
+    for worker in team:
+        worker.process.join()
+
+
+def _share_out(
+    team: Team, task: Task, shares: Iterable[Jobs], members: Sequence[_Worker],
+    own: Callable[[], Iterable[Reply | Block]] = tuple,
+) -> Iterator[Reply | Block]:  # fmt: skip
+    """Whoever is idle gets the next share, until all are done or the time is over.
+
+    own: what this process gives while the first shares are trained.
+    """
+    if not team.members:
+        raise InputError("these workers have ended; run within the `with` block that made them")
+    waiting, end, this = iter(shares), _end(team.deadline), object()
+    team.round = this
+    _free(team)  # of a round that nobody reads on
+    try:
+        for worker, jobs in zip(members, itertools.islice(waiting, len(members)), strict=False):
+            _assign(team, worker, task, jobs, end)
+        yield from own()
+        while (busy := [w for w in members if w.jobs]) or team.round is not this:
+            if team.round is not this:
+                raise InputError(
+                    "another round began on these workers; what was left of this one is lost"
+                )
+            late = end is not None and _now() >= end
+            # What has come by the end of the time counts, whenever it is read.
+            ready = heard([w.connection for w in busy], end, task.patience)
+            if late and not ready:
+                return
+            for worker in busy:
+                if worker.connection not in ready:
+                    continue
+                replies = _answer(team, worker, task, end)
+                for jobs in () if replies is None or late else itertools.islice(waiting, 1):
+                    _assign(team, worker, task, jobs, end)
+                yield from replies or ()
+    finally:
+        if team.round is this:
+            _free(team)
+
+
+def _free(team: Team) -> None:
+    """End who is late, or was left alone after an error: what they would answer is nobody's."""
+    for worker in team.members:
+        if worker.jobs:
+            team.replace(worker)
+
+
+_now = time.monotonic
+
+
+def _end(deadline: float | None) -> float | None:
+    return None if deadline is None else _now() + deadline
+
+
+def _assign(
+    team: Team, worker: _Worker, task: Task, jobs: Jobs, end: float | None, attempt: int = 0
+) -> None:
+    check_clients(team.clients, jobs)
+    about, trees = packed(jobs, worker.message)
+    worker.jobs, worker.attempt = jobs, attempt
+    terms = None if task.books is None else task.books.terms([job.client for job in jobs])
+    told = task._replace(books=None)
+    try:
+        news = None if _knows(worker, told) else told
+        send(worker.connection, (news, about, terms), trees, worker.room, end)
+    except TimeoutError:
+        team.replace(worker)
+    except OSError:
+        _died(team, worker, task, end)
+    except UnsentError as e:
+        worker.jobs = ()
+        raise InputError(
+            f"this method cannot be sent to other processes ({e}); define its network's class, and "
+            "what trains within them, in a module, not within a function, or use no workers"
+        ) from None
+    else:
+        worker.task, worker.message = told, jobs[-1].message
+
+
+def _knows(worker: _Worker, told: Task) -> bool:
+    """Whether it was told this last; what does not say whether it is equal is told again."""
+    try:
+        return bool(worker.task == told)
+    except Exception:  # whatever an __eq__ of one's own may raise
+        return False
+
+
+def _answer(
+    team: Team, worker: _Worker, task: Task, end: float | None
+) -> Sequence[Reply | Block] | None:
+    """What came back; None where the process is gone and its clients are trained again."""
+    assert worker.jobs  # only busy workers are asked
+    try:
+        (failure, about), trees = receive(worker.connection, worker.room, end)
+    except TimeoutError:  # it began to answer in time, and did not end
+        team.replace(worker)
+        return None
+    except (EOFError, OSError):
+        _died(team, worker, task, end)
+        return None
+    worker.jobs = ()
+    if failure is not None:
+        raise failure
+    replies, share = unpacked_replies(about, trees)
+    if share is not None and task.books is not None:
+        task.books.fold.enter(share)
+    return replies
+
+
+def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:
+    """Train the clients again in a new process, or end the run where that was done often enough."""
+    jobs, attempt = worker.jobs, worker.attempt
+    assert jobs  # a worker that has nothing to do is not spoken to
+    worker.process.join(ENDING)
+    code = worker.process.exitcode
+    team.replace(worker)
+    # SIGTERM goes to whole groups of processes; whether the run ends is for the main one to say.
+    if attempt < team.retries + (code == -signal.SIGTERM):
+        _assign(team, worker, task, jobs, end, attempt + 1)
+        return
+    lost = "; killed, perhaps for lack of memory: use fewer workers" if code == -9 else ""
+    how = "broke its pipe" if code is None else f"ended without an answer, exit code {code}{lost}"
+    raise TrainingError(f"the process that trained {named(jobs)} {how}")

@@ -1,0 +1,276 @@
+"""One round, the same on every engine: opened before anybody trains, settled with the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.client.local import plan_all
+from fedshift.client.plans import Drawn, Draws
+from fedshift.data import ClientData
+from fedshift.engine.backends import Block, Job, Reply
+from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
+from fedshift.engine.sums.running import Fold
+from fedshift.errors import DivergedError, InputError, TrainingError
+from fedshift.seeds import key
+from fedshift.server.combine import check_weights
+from fedshift.sketch import sketched
+from fedshift.tree import Params, Parts, stack
+
+States = Mapping[int, Parts]
+# Clients whose batches are drawn together.
+AHEAD = 16
+
+
+@sketched
+class Round(NamedTuple):
+    """The state after round t (1-based), and who was drawn, who trained, with which weights.
+
+    dropped: those of the draw that are not in `cohort`, since a message or an answer went lost or
+    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`): what one
+    client gets wrong ends the run.
+    skipped: why the round left everything as it was; empty if it did not. Of a cohort without an
+    example all weights are 0. skips: how many rounds in a row, with this one.
+    """
+
+    t: int
+    server: Parts
+    states: States
+    cohort: Tensor
+    weights: Tensor
+    trained: tuple[int, ...]
+    loss: float
+    dropped: tuple[Dropped, ...] = ()
+    skipped: str = ""
+    skips: int = 0
+
+
+class Opened(NamedTuple):
+    """A round before anybody trains: who is drawn, with which weights, who is asked for work.
+
+    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
+    parts with the cohort's, which messages are made from. skipped: why nobody is asked; else empty.
+    """
+
+    t: int
+    stage: Algorithm
+    ids: Tensor
+    weights: Tensor
+    asked: Tensor
+    told: Parts
+    skipped: str = ""
+
+    def message(self, client: int) -> Parts:
+        """What the server sends to one client."""
+        return self.stage.broadcast(self.told, client)
+
+
+def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Opened:
+    """Weigh the cohort `ids` (ascending) of round t.
+
+    Weights come first, from the server's table, so that a client of weight exactly 0 is not
+    trained; its update would be multiplied by 0. Over a cohort that has no example at all there are
+    no weights, and the round is one to skip. Raises InputError where no client has an example.
+    """
+    stage = algorithm.at(t)
+    if not has_examples(server, ids):
+        nobody = torch.zeros(len(ids), dtype=torch.float64)
+        why = f"round {t}: no client of its cohort has an example"
+        return Opened(t, stage, ids, nobody, nobody > 0, server, why)
+    weights = stage.weigh(server, ids)
+    check_weights(weights, len(ids))
+    told = server | {"cohort": {"id": ids, "weight": weights}}
+    return Opened(t, stage, ids, weights, stage.trains(weights), told)
+
+
+def has_examples(server: Parts, ids: Tensor) -> bool:
+    """Whether one of these clients registered an example; also where the server has no table.
+
+    Raises InputError where no client at all did.
+    """
+    n = server.get("table", {}).get("n")
+    if n is None or bool(n[ids].any()):
+        return True
+    if not n.any():
+        raise InputError(
+            f"none of the {len(n)} clients has an example, so there is nothing to train on; give "
+            "one of them data"
+        )
+    return False
+
+
+def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
+    """The round as one of those clients alone who did their work (ascending), weighed anew.
+
+    What they were told stays as it was sent, and all of them count as asked. Raises TrainingError
+    where there are no weights over them.
+    """
+    ids = torch.tensor(present, dtype=torch.int64)
+    try:
+        weights = opened.stage.weigh(server, ids)
+    except InputError as e:
+        raise TrainingError(
+            f"round {opened.t}: clients {list(present)} are left, and there are no weights over "
+            f"them: {e}"
+        ) from e
+    check_weights(weights, len(ids))
+    return opened._replace(ids=ids, weights=weights, asked=torch.ones(len(ids), dtype=torch.bool))
+
+
+def question(opened: Opened, infinite: Params | None = None) -> Asked:
+    """What the gate must know of a round: who was asked, what, and what may come back.
+
+    infinite: as in `Asked`.
+    """
+    asked = tuple(opened.ids[opened.asked].tolist())
+    model = ask(opened.stage, Capabilities.trained_model)
+    fixed = frozenset[str]() if model is None else model.fixed
+    parts = frozenset(opened.stage.reveals())
+    return Asked(opened.t, asked, opened.message, parts, fixed, infinite)
+
+
+def job_of(
+    stage: Algorithm, message: Parts, state: Parts, data: ClientData, client: int, t: int, seed: int
+) -> Job:
+    """A client's work in round t; the batches come from (seed, round, client, phase) alone."""
+    return Job(client, message, state, data, plan_all(stage.phases(), data, t, seed, client), t)
+
+
+def jobs_of(
+    opened: Opened, clients: Sequence[ClientData], state_of: Callable[[int], Parts], seed: int
+) -> Iterator[Job]:
+    """The work of those who are asked, in ascending client id, each with its state when it comes.
+
+    Batches are drawn when they are asked for, for `AHEAD` clients at a time. They are `job_of`'s.
+    """
+    asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
+    for phase in phases.values():
+        phase.rate(opened.t)  # what is wrong with a schedule is no client's failure
+    for start in range(0, len(asked), AHEAD):
+        group = {i: clients[i] for i in asked[start : start + AHEAD]}
+        draws = Draws(phases, opened.t, seed, group)
+        for i, data in group.items():
+            yield Job(i, opened.message(i), state_of(i), data, Drawn(draws, i), opened.t)
+
+
+def fold_of(opened: Opened, server: Parts) -> Fold:
+    """The sums that the method's server asks for over those who were asked."""
+    return Fold.of(opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked])
+
+
+def close_round(
+    opened: Opened,
+    server: Parts,
+    replies: Sequence[Reply] | Block,
+    seed: int,
+    fold: Fold | None = None,
+) -> tuple[Parts, float]:
+    """(the server's parts after the round, the clients' mean training loss by their weights).
+
+    replies: one of each client that was asked, in any order, as the gate lets them through, or what
+    was left when all were summed, by ascending client. fold: holds what was summed of them already;
+    None: nothing was.
+    """
+    if isinstance(replies, Block):
+        updates = dict(replies.updates)
+    else:
+        replies = sorted(replies, key=lambda reply: reply.client)
+        if fold is None:
+            fold = fold_of(opened, server)
+            replies = fold.take(replies)
+        updates = stack([reply.update for reply in replies])
+    updates |= {} if fold is None else fold.parts()
+    weights = opened.weights[opened.asked]
+    updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
+    changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
+    return server | changed, float(weights @ updates["report"]["loss"].double())
+
+
+def before_rounds(server: Parts) -> Round:
+    """Round 0 of a server in this state."""
+    nobody = torch.zeros(0)
+    return Round(0, server, {}, nobody.long(), nobody.double(), (), float("nan"))
+
+
+def settle(
+    opened: Opened,
+    server: Parts,
+    admitted: Admitted,
+    dropped: Sequence[Dropped],
+    gate: Gate,
+    table: Params,
+    seed: int,
+    fold: Fold | None = None,
+) -> Round:
+    """The round over those whose replies can be used, weighed anew where others are missing.
+
+    It has no states; `dropped` are all who were drawn and are missing. A round that was opened to
+    be skipped is skipped, whatever the gate says. Where nobody is left, no
+    weights exist, a limit of the gate is passed, or the server's step fails or leaves numbers that
+    are not finite or tensors of another form, the round is skipped and the server's parts stay;
+    with `on_bad` "stop" TrainingError (or what the step raised) ends the run instead. fold: as in
+    `close_round`, for a gate that stops, so that nobody is missing.
+    """
+    told = tuple(sorted(dropped))
+    if opened.skipped:
+        return skip(opened, server, opened.skipped, told)
+    left = opened
+    try:
+        if not admitted.clients:
+            raise _nobody(opened, told)
+        if admitted.bad:
+            left = among(opened, server, admitted.clients)
+        _check_limits(left, gate, table, len(admitted.clients))
+        after, loss = close_round(left, server, admitted.whole or admitted.good, seed, fold)
+        if odd := astray(after, server):
+            raise DivergedError(
+                f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
+                "the learning rates, or set max_norm"
+            )
+        if odd := reshaped(after, server):
+            raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')
+    except (RuntimeError, ValueError, LookupError) as e:
+        # An InputError with everybody present is the configuration's, not a client's.
+        if gate.on_bad == "stop" or (isinstance(e, InputError) and not told):
+            raise
+        return skip(left, server, str(e) or type(e).__name__, told)
+    trained = admitted.clients
+    return Round(opened.t, after, {}, left.ids, left.weights, trained, loss, told)
+
+
+def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:
+    """The round that leaves everything as it was; it has no states."""
+    ids, weights = opened.ids, opened.weights
+    return Round(opened.t, server, {}, ids, weights, (), float("nan"), dropped, skipped=why)
+
+
+def count_skips(played: Round, before: Round, gate: Gate, rounds: int | None = None) -> Round:
+    """The round, with how many in a row were skipped.
+
+    Raises TrainingError where it is as many as the gate allows, or all `rounds` of a run. A cohort
+    without an example is chance and no fault: it alone does not end a run that has rounds left.
+    """
+    if not played.skipped:
+        return played
+    skips, drawn_empty = before.skips + 1, not played.weights.any()
+    if (skips >= gate.max_skips and not drawn_empty) or skips == rounds:
+        told = f"{skips} rounds in a row were" if skips > 1 else "the only round was"
+        raise TrainingError(f"{told} skipped; the last one: {played.skipped}")
+    return played._replace(skips=skips)
+
+
+def _nobody(opened: Opened, dropped: Sequence[Dropped]) -> TrainingError:
+    return TrainingError(
+        f"round {opened.t}: none of {len(dropped)} clients sent an update that can be used; client "
+        f"{dropped[0].client}: {dropped[0].reason}"
+    )
+
+
+def _check_limits(left: Opened, gate: Gate, table: Params, used: int) -> None:
+    rows = {name: column[left.ids] for name, column in table.items()}
+    if why := gate.lacking(used, gate.gap(rows, left.weights)):
+        raise TrainingError(f"round {left.t}: {why}")

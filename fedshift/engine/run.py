@@ -1,0 +1,216 @@
+"""Rounds: the one place where a cohort is drawn, trained and folded into the server's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
+from fedshift.arguments import check_kind
+from fedshift.engine.allocator import keep_memory
+from fedshift.engine.backends import Backend, Forgiving, Reply, loop
+from fedshift.engine.checks.gate import Dropped as Dropped
+from fedshift.engine.custom_backend import watched
+from fedshift.engine.federation import TABLE
+from fedshift.engine.federation import Federation as Federation
+from fedshift.engine.inputs import check_after, check_fit, check_gate, check_run, check_sizes
+from fedshift.engine.round import Round as Round
+from fedshift.engine.round import States as States
+from fedshift.engine.round import (
+    before_rounds,
+    count_skips,
+    fold_of,
+    jobs_of,
+    open_round,
+    question,
+    settle,
+    skip,
+)
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.partial import Books, summing
+from fedshift.engine.traffic import Meter, metered
+from fedshift.engine.trial import (
+    check_model,
+    check_router,
+    check_schedule,
+    check_training,
+    warn_of_ess,
+)
+from fedshift.errors import InputError
+from fedshift.repeating import repeatable
+from fedshift.seeds import generator
+from fedshift.tree import Parts
+
+FEDERATION = "give Federation(clients, *model.init(), register(clients, K), Seeds.of(0))"
+
+
+def check_size(clients: int, size: int) -> None:
+    """Raise InputError for a cohort of less than one client, or of more than there are."""
+    if not 1 <= size <= clients:
+        raise InputError(f"a cohort of {size} clients from {clients}; give 1 to {clients}")
+
+
+def draw_cohort(clients: int, size: int, t: int, seed: int) -> Tensor:
+    """`size` distinct client ids in ascending order, drawn for round t; all of them if size = N.
+
+    Client i has the i-th of N uniform numbers of the round, and the smallest are drawn. Thus one
+    client more, at the end, leaves the draw as it is unless it is drawn itself.
+    """
+    check_size(clients, size)
+    if size == clients:
+        return torch.arange(clients)
+    numbers = torch.rand(clients, generator=generator(seed, "cohort", t), dtype=torch.float64)
+    return numbers.topk(size, largest=False, sorted=False).indices.sort().values
+
+
+def first_state(algorithm: Algorithm, federation: Federation, client: int) -> Parts:
+    """What a client keeps before it is drawn for the first time."""
+    data = federation.clients[client]
+    return algorithm.init_client(federation.params, federation.buffers, data)
+
+
+def state_of(algorithm: Algorithm, federation: Federation, states: States, client: int) -> Parts:
+    """What a client keeps after a round: its first state if it was never drawn."""
+    return states[client] if client in states else first_state(algorithm, federation, client)
+
+
+@torch.inference_mode(False)
+def play_round(
+    algorithm: Algorithm,
+    federation: Federation,
+    server: Parts,
+    states: States,
+    ids: Tensor,
+    t: int,
+    backend: Backend = loop,
+    meter: Meter | None = None,
+) -> Round:
+    """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
+
+    Where the first bad reply ends the run, replies are summed and let go as they come, as far as
+    the method needs no more than their sums. Gradients are taken wherever it is called from, within
+    `torch.no_grad()` too. A round whose networks draw random numbers that were not foreseen is
+    played once more, with seeds (`fedshift.repeating`).
+    """
+    trained = ask(algorithm.at(t), Capabilities.trained_model)
+    for model in {algorithm.model, trained or algorithm.model}:
+        model.check_unchanged()
+    return repeatable(
+        lambda: _play_round(algorithm, federation, server, states, ids, t, backend, meter)
+    )
+
+
+def _play_round(
+    algorithm: Algorithm, federation: Federation, server: Parts, states: States, ids: Tensor,
+    t: int, backend: Backend, meter: Meter | None,
+) -> Round:  # fmt: skip
+    opened, gate = open_round(algorithm, server, ids, t), federation.gate
+    if opened.skipped:
+        return skip(opened, server, opened.skipped)._replace(states=states)
+    stage, seed = opened.stage, federation.seeds.batch
+    own = partial(state_of, algorithm, federation, states)
+
+    def keep(client: int, changed: Parts) -> None:
+        draft.put(client, own(client) | changed)
+
+    jobs = jobs_of(opened, federation.clients, own, seed)
+    asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
+    if gate.on_bad == "stop":
+        fold = fold_of(opened, server)
+
+        def take(replies: Sequence[Reply]) -> Iterable[Reply]:
+            for reply in replies:
+                keep(reply.client, reply.changed)
+            return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
+
+        trained = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
+        came = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
+        admitted = in_turn(gate, came, asked, take, fold)
+        if admitted.whole is not None:
+            for client in admitted.clients:
+                keep(client, admitted.whole.changed)
+        played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
+        return played._replace(states=draft.whole())
+    single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)
+    admitted = gate.admit(cast(Iterator[Reply], single), asked)
+    played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
+    for reply in () if played.skipped else admitted.good:
+        keep(reply.client, reply.changed)
+    return played._replace(states=draft.whole())
+
+
+@torch.inference_mode(False)
+def start(algorithm: Algorithm, federation: Federation) -> Round:
+    """Round 0: the state before any training. InputError for a column that the table lacks."""
+    params, buffers, table = federation.params, federation.buffers, federation.table
+    try:
+        return before_rounds(algorithm.init(params, buffers, table))
+    except KeyError as e:
+        if (name := e.args[0]) in table or name not in ("n", "labels"):
+            raise
+        raise InputError(f'the method needs the table\'s "{name}", which it lacks; {TABLE}') from e
+
+
+def run(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    *,
+    cohort: int | None = None,
+    backend: Backend = loop,
+    after: Round | None = None,
+    meter: Meter | None = None,
+) -> Iterator[Round]:
+    """Rounds one by one, from round 1 or from where `after` stands.
+
+    cohort: clients drawn per round; None means all. meter: counts the bytes of messages.
+    Raises InputError, when it is called, for what cannot be run: other things than those named
+    here, impossible sizes, a network that does not fit the clients' examples or the first model,
+    and a schedule without a rate for one of the rounds.
+    Warns (NeedlessWarning) of an `ess` below that of lambda = 0.
+    The iterator raises TrainingError when a client's update cannot be used.
+    """
+    check_run(algorithm, rounds, cohort, backend, after, Round)
+    check_kind("federation", federation, Federation, FEDERATION)
+    total = len(federation.clients)
+    size = total if cohort is None else cohort
+    check_size(total, size)
+    check_gate(federation.gate, size)
+    check_fit(algorithm.model, federation)
+    check_sizes(federation)
+    check_model(algorithm.model, federation)
+    check_router(algorithm, federation, cohort)
+    check_training(algorithm, federation.params, rounds)
+    current = start(algorithm, federation)
+    if after is not None:
+        check_after(after, current, total, rounds)
+        current = after
+    repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
+    if size == total:
+        warn_of_ess(algorithm, current.server, total)
+    return _rounds(algorithm, federation, current, rounds, size, backend, meter)
+
+
+def _rounds(
+    algorithm: Algorithm,
+    federation: Federation,
+    current: Round,
+    rounds: int,
+    size: int,
+    backend: Backend,
+    meter: Meter | None,
+) -> Iterator[Round]:
+    keep_memory()
+    total = len(federation.clients)
+    for t in range(current.t + 1, rounds + 1):
+        ids = draw_cohort(total, size, t, federation.seeds.cohort)
+        before = current
+        current = play_round(
+            algorithm, federation, before.server, before.states, ids, t, backend, meter
+        )
+        current = count_skips(current, before, federation.gate, rounds)
+        yield current

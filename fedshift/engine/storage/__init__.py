@@ -1,0 +1,1 @@
+"""What stays between rounds: checkpoints and clients' states, as files of tensors."""

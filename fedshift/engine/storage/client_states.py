@@ -1,0 +1,148 @@
+"""What clients keep between rounds: in memory up to a budget, beyond it in files.
+
+A state on disk is a safetensors file of its own, mapped into memory while somebody looks at it, and
+never written again: a round that still holds it sees it as it was. The file goes with the last such
+round, or with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedshift.arguments import check_fields
+from fedshift.engine.round import States
+from fedshift.engine.storage.tensor_file import Place, map_tensors, write_tensors
+from fedshift.errors import InputError
+from fedshift.sketch import sketched
+from fedshift.tree import Parts, flatten, size_in_bytes, unflatten
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where states lie.
+
+    memory  bytes of tensors that all states together may take in memory; inf: any
+    folder  where the files of the others go, made if it is missing; None: the system's own for
+            temporary files
+
+    Raises InputError for a negative budget.
+    """
+
+    memory: float = math.inf
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.memory >= 0:
+            raise InputError(f"{self.memory} bytes for clients' states; give 0 or more")
+
+    def draft(self, states: States) -> Draft:
+        """The states after a round, to be put down one by one, over those before it."""
+        return Draft(self, states)
+
+
+@dataclass(eq=False)
+class Draft:
+    """States before a round, and those that it has changed so far."""
+
+    shelf: Shelf
+    before: States
+    _new: dict[int, Parts | OnDisk] = field(default_factory=dict, repr=False)
+    _taken: int = 0
+
+    def __post_init__(self) -> None:
+        # Those before stay until the round is over.
+        if math.isfinite(self.shelf.memory):
+            self._taken = in_memory(self.before)
+
+    def put(self, client: int, state: Parts) -> None:
+        """Put down a client's state. Raises InputError where its file cannot be written."""
+        if math.isinf(self.shelf.memory):
+            self._new[client] = state
+            return
+        size = size_in_bytes(state)
+        if size and self._taken + size > self.shelf.memory:
+            self._new[client] = _written(state, self.shelf.folder)
+            return
+        self._taken += size
+        # A copy, since it may be a view of a file, or of much more than this state.
+        self._new[client] = {p: {k: v.clone() for k, v in t.items()} for p, t in state.items()}
+
+    def whole(self) -> States:
+        """All states."""
+        if math.isinf(self.shelf.memory):
+            return {**self.before, **self._new}  # type: ignore[dict-item]
+        before = self.before.entries if isinstance(self.before, Kept) else self.before
+        return Kept({**before, **self._new})
+
+
+@dataclass(frozen=True, eq=False)
+class OnDisk:
+    """A state in a file of its own, which is removed with this object."""
+
+    path: Path
+    parts: tuple[str, ...]
+    places: tuple[Place, ...]
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, _remove, str(self.path), os.getpid())
+
+    def read(self) -> Parts:
+        """The state, mapped from its file."""
+        return unflatten(map_tensors(self.path, self.places), self.parts)
+
+
+@sketched
+@dataclass(frozen=True, eq=False)
+class Kept(Mapping[int, Parts]):
+    """States by client; those on disk are mapped anew whenever they are asked for."""
+
+    entries: Mapping[int, Parts | OnDisk]
+
+    def __getitem__(self, client: int) -> Parts:
+        entry = self.entries[client]
+        return entry.read() if isinstance(entry, OnDisk) else entry
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def in_memory(states: States) -> int:
+    """Bytes of the tensors of states that are not on disk."""
+    entries = states.entries if isinstance(states, Kept) else states
+    return sum(size_in_bytes(e) for e in entries.values() if not isinstance(e, OnDisk))
+
+
+def _written(state: Parts, folder: Path | None) -> OnDisk:
+    flat = flatten(state)
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(".safetensors", "fedshift-state-", folder)
+        os.close(handle)
+        try:
+            places = write_tensors(Path(name), flat.items).places
+        except BaseException:
+            _remove(name, os.getpid())
+            raise
+    except OSError as e:
+        where = folder or tempfile.gettempdir()
+        raise InputError(f"{where}: a client's state cannot be written: {e.strerror}") from None
+    return OnDisk(Path(name), tuple(state), places)
+
+
+def _remove(path: str, owner: int) -> None:
+    # Forked workers hold these objects, too, and the files are not theirs.
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

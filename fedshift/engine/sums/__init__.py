@@ -1,0 +1,1 @@
+"""Sums of a cohort's updates: while they arrive, and where they were trained."""

@@ -1,0 +1,145 @@
+"""Replies of a round whose first bad one ends the run: used as they come, and let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from fedshift.engine.backends import Block, Reply, joined
+from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate
+from fedshift.engine.checks.replies import check_finite
+from fedshift.engine.sums.running import Fold
+from fedshift.errors import DivergedError, InputError, TrainingError
+from fedshift.tree import same_parts, size_in_bytes
+
+# Replies that pass the gate together: their majority says what a reply looks like, and their sums
+# are read from and written to memory once.
+SOME = 8
+
+
+def _as_one(
+    came: Iterable[Reply | Block], asked: Asked, fold: Fold | None
+) -> tuple[Block | None, Iterator[Reply]]:
+    """(what came of all that were asked, as one block, no reply) where nothing but blocks came of
+    clients that were summed, which have passed the gate, all of one form; else (None, the replies
+    of each).
+    """
+    summed = {} if fold is None else fold.elsewhere
+    rest, blocks = iter(came), list[Block]()
+    for one in rest:
+        if not (isinstance(one, Block) and summed.keys() >= set(one.clients)):
+            return None, _singly([*blocks, one], rest)
+        blocks.append(one)
+    clients = sorted(client for block in blocks for client in block.clients)
+    looks = [block.first().update for block in blocks]
+    if tuple(clients) == asked.clients and all(same_parts(look, looks[0]) for look in looks):
+        return joined(blocks), iter(())
+    return None, _singly([*blocks], rest)
+
+
+def _singly(ahead: list[Reply | Block], rest: Iterator[Reply | Block]) -> Iterator[Reply]:
+    while (one := ahead.pop(0) if ahead else next(rest, None)) is not None:
+        yield from one.replies() if isinstance(one, Block) else (one,)
+        del one  # while the next one is trained
+
+
+def in_turn(
+    gate: Gate,
+    came: Iterable[Reply | Block],
+    asked: Asked,
+    take: Callable[[Sequence[Reply]], Iterable[Reply]],
+    fold: Fold | None = None,
+    some: int = SOME,
+) -> Admitted:
+    """Let replies, in any order, through the gate in ascending client id, `some` at a time.
+
+    `take` is given those let through, and returns what is to be kept of them. Replies wait only for
+    clients of smaller id. Where nothing but blocks came, of clients that were summed, they are let
+    through as one, and not given to `take`. fold: where `take` adds them; one look at its sums is
+    then a look at all that went into them, and only where it finds something are replies gone
+    through one by one.
+    Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
+    numbers are not finite.
+    """
+    whole, replies = _as_one(came, asked, fold)
+    if whole is not None:
+        return Admitted((), (), whole)
+    waiting: dict[int, Reply] = {}
+    kept: list[Reply] = []
+    left = [asked.clients[i : i + some] for i in range(0, len(asked.clients), some)]
+    left.reverse()
+
+    def let(clients: Sequence[int]) -> None:
+        came = [waiting.pop(i) for i in clients if i in waiting]
+        kept.extend(_taken(gate, came, asked._replace(clients=tuple(clients)), take, fold))
+
+    silent = set(asked.clients)
+    for reply in replies:
+        if reply.client not in silent:
+            twice = reply.client in asked.clients
+            raise TrainingError(
+                f"client {reply.client} {'answered twice' if twice else 'was not asked'}"
+            )
+        silent.remove(reply.client)
+        waiting[reply.client] = reply
+        del reply
+        while left and all(i in waiting for i in left[-1]):
+            let(left.pop())
+    while left:
+        let(left.pop())
+    return Admitted(tuple(kept), ())
+
+
+def _whole(reply: Reply, fold: Fold) -> Reply:
+    """The reply with the form of what was summed elsewhere, for the gate to look at."""
+    if not isinstance(reply.update, dict):
+        return reply
+    return reply._replace(update={**fold.elsewhere.get(reply.client, {}), **reply.update})
+
+
+def _taken(
+    gate: Gate,
+    came: Sequence[Reply],
+    asked: Asked,
+    take: Callable[[Sequence[Reply]], Iterable[Reply]],
+    fold: Fold | None,
+) -> list[Reply]:
+    """What `take` leaves of replies that pass the gate together.
+
+    Those that one process summed (`engine.sums.partial`) have passed it there; among others, it
+    sees the form of what was summed.
+    """
+    if fold is not None and fold.elsewhere:
+        if len(came) == len(asked.clients) and fold.together(asked.clients):
+            return list(take(came))
+        came = [_whole(reply, fold) for reply in came]
+
+    def look(bad: Sequence[Dropped] = ()) -> None:
+        # At all numbers of all replies: the first client that is refused is the one to name.
+        if bad := gate.admit(came, asked).bad or bad:
+            raise _refusal(gate, bad[0], came, asked)
+
+    admitted = gate.admit(came, asked, () if fold is None else fold.telling(asked.clients))
+    if admitted.bad:
+        look(admitted.bad)
+    try:
+        left = list(take(admitted.good))
+    except TrainingError:
+        look()
+        raise
+    if fold is not None and not fold.finite():
+        look()
+    return left
+
+
+def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply], asked: Asked) -> TrainingError:
+    """What a reply that cannot be used ends the run with."""
+    try:
+        for reply in came:
+            # What is refused for its size is not read: it may be one number a billion times.
+            if reply.client == bad.client and size_in_bytes(reply.update) <= gate.max_bytes:
+                check_finite(reply, asked.infinite)
+    except DivergedError:
+        return DivergedError(bad.reason)
+    except (InputError, RuntimeError, TypeError, AttributeError):
+        pass  # no tensors at all: `bad` says so
+    return TrainingError(bad.reason)

@@ -1,0 +1,1 @@
+"""How models are scored: one shared model, and the clients' own as they serve queries."""

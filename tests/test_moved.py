@@ -1,0 +1,25 @@
+"""Modules that have moved are still imported from where they were, with a warning."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import pytest
+
+MOVED = [
+    ("fedshift.engine.rounds", "fedshift.engine.run", ("Federation", "Round", "run")),
+    ("fedshift.engine.gate", "fedshift.engine.checks.gate", ("Gate",)),
+    ("fedshift.engine.workers", "fedshift.engine.processes.pool", ("workers",)),
+    ("fedshift.engine.shelf", "fedshift.engine.storage.client_states", ("Shelf",)),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "names"), MOVED, ids=[old for old, *_ in MOVED])
+def test_the_former_path_warns_and_gives_the_same(
+    old: str, new: str, names: tuple[str, ...]
+) -> None:
+    sys.modules.pop(old, None)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        former = import_module(old)
+    assert all(getattr(former, name) is getattr(import_module(new), name) for name in names)
