@@ -46,7 +46,7 @@ def walked(config: Path, out: Path, backend: str) -> list[str]:
                 files.append(str(path.relative_to(PACKAGE)))
             at = at.f_back
         files.reverse()
-        if "engine/rounds.py" in files and "client/local.py" in files:
+        if "engine/run.py" in files and "client/local.py" in files:
             first.extend(dict.fromkeys(files[files.index("cli/app.py") :]))
 
     sys.setprofile(note)

@@ -188,18 +188,10 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 
 
 def train(
-    algorithm: Algorithm,
-    federation: Federation,
-    task: Task,
-    training: Training,
-    options: Mapping[str, Any],
-    *,
-    label: str,
-    listen: Listener,
-    engine: Engine,
-    keeper: Keeper | None,
-    clock: Clock,
-) -> Outcome:
+    algorithm: Algorithm, federation: Federation, task: Task, training: Training,
+    options: Mapping[str, Any], *, label: str, listen: Listener, engine: Engine,
+    keeper: Keeper | None, clock: Clock,
+) -> Outcome:  # fmt: skip
     """Run all rounds; evaluate as `training` says, and after the last.
 
     options: the method's, for engines whose clients make it themselves. keeper: where to keep
