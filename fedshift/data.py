@@ -16,7 +16,7 @@ from fedshift.arguments import check_fields, check_listed, check_whole
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.examples import check_finite, check_importance, check_labels, check_plain
 from fedshift.examples import first_not_finite as first_not_finite
-from fedshift.layout import channels_last
+from fedshift.kernels.layout import channels_last
 from fedshift.real import is_whole
 from fedshift.sketch import sketched
 

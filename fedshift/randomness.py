@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshift.kernels.torch_private import HOLDERS
+
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
-# Where modules hold what is no generator.
-TENSORS = {"_parameters", "_buffers", "_modules"}
 
 
 class _Shared:
@@ -121,7 +121,7 @@ def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
     for module in net.modules():
         for name, value in vars(module).items():
             # Most of a module's attributes are these; torch takes its time to say what is its own.
-            if name in TENSORS or type(value) in (bool, int, float, str, NoneType):
+            if name in HOLDERS or type(value) in (bool, int, float, str, NoneType):
                 continue
             inside: Collection[Any] = (value,)
             if isinstance(value, (dict, list, tuple)):

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.client import products, winograd
+from fedshift.client import winograd
 from fedshift.client.local import Local, plan_all
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
 from fedshift.engine.fold import Fold, Share
 from fedshift.engine.rounds import Federation
+from fedshift.kernels import products
+from fedshift.kernels.torch_private import SWITCH, plain, private
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -137,6 +139,22 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(Fold, "enter", noted)
     return seen
+
+
+@pytest.fixture
+def set_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Turns FEDSHIFT_PLAIN on or off in this process, which else reads it once."""
+
+    def forget() -> None:
+        plain.cache_clear()
+        private.cache_clear()
+
+    def turn(on: bool) -> None:
+        monkeypatch.setenv(SWITCH, str(int(on)))
+        forget()
+
+    yield turn
+    forget()
 
 
 @pytest.fixture

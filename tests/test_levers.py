@@ -23,7 +23,7 @@ from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.side_by_side import Way, backend_of
-from fedshift.layout import channels_last as laid_out
+from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.seeds import Seeds, generator

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.arrivals import in_turn
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
 from fedshift.engine.door import check_fit, check_gate, check_run, check_sizes
@@ -35,6 +34,7 @@ from fedshift.engine.shares import Books, summing
 from fedshift.engine.trial import check_model, check_router, check_schedule, check_training
 from fedshift.engine.weighing import warn_of_ess
 from fedshift.errors import InputError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.seeds import generator
 from fedshift.tree import Parts
