@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshift.kernels.torch_private import HOLDERS
+
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
 # How many containers within one another are looked through for generators.
 DEEP = 4
-# Where modules hold what is no generator.
-TENSORS = {"_parameters", "_buffers", "_modules"}
 
 
 class _Shared:
@@ -120,7 +120,7 @@ def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
     """The `torch.Generator`s that the network's modules hold, also `DEEP` containers deep."""
     seen: dict[int, torch.Generator] = {}
-    values = [v for m in net.modules() for name, v in vars(m).items() if name not in TENSORS]
+    values = [v for m in net.modules() for name, v in vars(m).items() if name not in HOLDERS]
     for _ in range(1 + DEEP):
         inside: list[Any] = []
         for value in values:

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.client import products, winograd
+from fedshift.client import winograd
 from fedshift.client.local import Local
 from fedshift.engine.run import Federation
 from fedshift.engine.sums.running import Fold, Share
+from fedshift.kernels import products
+from fedshift.kernels.torch_private import SWITCH, plain, private
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -73,6 +75,22 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(Fold, "enter", noted)
     return seen
+
+
+@pytest.fixture
+def set_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Turns FEDSHIFT_PLAIN on or off in this process, which else reads it once."""
+
+    def forget() -> None:
+        plain.cache_clear()
+        private.cache_clear()
+
+    def turn(on: bool) -> None:
+        monkeypatch.setenv(SWITCH, str(int(on)))
+        forget()
+
+    yield turn
+    forget()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.engines import Way, backend_of
-from fedshift.layout import channels_last as laid_out
+from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting

@@ -13,8 +13,8 @@ from fedshift import recipes
 from fedshift.client import nets as module
 from fedshift.client.local import Local
 from fedshift.client.nets import Nets
-from fedshift.client.products import products
 from fedshift.engine.stacked import Stacked
+from fedshift.kernels.products import products
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting

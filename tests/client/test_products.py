@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 from test_dense import gap
 from torch import Tensor
 
-from fedshift.client import products as module
-from fedshift.client.products import add_products, products
 from fedshift.engine.stacked import Stacked
+from fedshift.kernels import products as module
+from fedshift.kernels.products import add_products, products
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import make_federation
@@ -92,15 +92,15 @@ def test_all_else_is_torchs(counted: list[torch.Size], monkeypatch: pytest.Monke
 
 
 @needed
-def test_where_they_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(vendor: str, family: int, capability: str, switch: str | None = None) -> bool:
+def test_where_they_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_plain: Callable[[bool], None]
+) -> None:
+    def chosen(vendor: str, family: int, capability: str, off: bool = False) -> bool:
         about = tmp_path / "cpuinfo"
         about.write_text(f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 99\n")
         monkeypatch.setattr(module, "CPUINFO", about)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-        monkeypatch.delenv(module.SWITCH, raising=False)
-        if switch is not None:
-            monkeypatch.setenv(module.SWITCH, switch)
+        set_plain(off)
         return asked()
 
     def asked() -> bool:
@@ -108,8 +108,7 @@ def test_where_they_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return bool(whole.__wrapped__())
 
     assert chosen("AuthenticAMD", 26, "AVX512")
-    assert chosen("AuthenticAMD", 26, "AVX512", "1")
-    assert not chosen("AuthenticAMD", 26, "AVX512", "0")
+    assert not chosen("AuthenticAMD", 26, "AVX512", off=True)
     assert not chosen("AuthenticAMD", 26, "AVX2")
     assert not chosen("AuthenticAMD", 25, "AVX512")
     assert not chosen("GenuineIntel", 26, "AVX512")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedshift.client import slopes
 from fedshift.client.slopes import slope
+from fedshift.kernels.torch_private import supported
 from fedshift.seeds import generator
 from fedshift.tree import Params
 
 
-@pytest.fixture(params=["", "0"], ids=["at once", "through autograd.grad"])
-def switched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv(slopes.SWITCH, request.param)
-    slopes._engine.cache_clear()
-    yield request.param
-    slopes._engine.cache_clear()
+@pytest.fixture(params=[False, True], ids=["by the engine", "by autograd.grad"])
+def switched(request: pytest.FixtureRequest, set_plain: Callable[[bool], None]) -> bool:
+    set_plain(request.param)
+    return bool(request.param)
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def value(at: Params) -> tuple[Tensor, Params]:
     return (z.exp().sum() + at["w"].square().sum()).log(), {"z": z}
 
 
-def test_the_gradient_is_the_closed_form(switched: str, at: Params) -> None:
+def test_the_gradient_is_the_closed_form(switched: bool, at: Params) -> None:
     """d log(f) = df / f, with f = sum_ij exp(w_i . u_j) + ||w||^2; zero for what is not reached."""
     found = slope(value, at, stacked=False)
     e = (at["w"] @ at["u"].T).exp()
@@ -50,29 +48,27 @@ def test_the_gradient_is_the_closed_form(switched: str, at: Params) -> None:
     assert not any(v.requires_grad for v in at.values())
 
 
-def test_both_ways_are_there(switched: str) -> None:
-    """torch has what the short way calls, and the switch leaves it."""
-    assert (slopes._engine() is None) == (switched == "0")
+def test_torch_has_the_engine(switched: bool) -> None:
+    """And the switch leaves it."""
+    assert supported("run_backward") is not switched
 
 
-def test_both_ways_give_the_same_bits(at: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(slopes.SWITCH, raising=False)
-    slopes._engine.cache_clear()
-    assert slopes._engine() is not None
+def test_both_ways_give_the_same_bits(at: Params, set_plain: Callable[[bool], None]) -> None:
+    set_plain(False)
     short = slope(value, at, stacked=False)
-    monkeypatch.setattr(slopes, "_engine", lambda: None)
+    set_plain(True)
     long = slope(value, at, stacked=False)
     assert all(torch.equal(short.grad[k], long.grad[k]) for k in at)
 
 
-def test_a_loss_that_reaches_nothing_has_slope_zero(switched: str, at: Params) -> None:
+def test_a_loss_that_reaches_nothing_has_slope_zero(switched: bool, at: Params) -> None:
     found = slope(lambda at: (torch.tensor(2.0), {}), at, stacked=False)
     assert not any(bool(v.any()) for v in found.grad.values())
 
 
 @pytest.mark.parametrize("loss", [lambda w: w.sum(0), lambda w: w.sum().reshape(1)])
 def test_a_loss_that_is_no_number_is_refused(
-    switched: str, at: Params, loss: Callable[[Tensor], Tensor]
+    switched: bool, at: Params, loss: Callable[[Tensor], Tensor]
 ) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)shape|size"):
         slope(lambda at: (loss(at["w"]), {}), at, stacked=False)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from fedshift.client import products
 from fedshift.client import winograd as form
 from fedshift.client.winograd import convolved, entries, gradients, transforms
+from fedshift.kernels import products
 from fedshift.seeds import generator
 
 Sizes = tuple[int, int, int, int, int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedshift import recipes
 from fedshift.engine.backends import loop
 from fedshift.engine.processes import waiting as module
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.processes.waiting import AWAKE, SWITCH, awake, heard
+from fedshift.engine.processes.waiting import AWAKE, awake, heard
 from fedshift.engine.processes.worker import Task
 from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
@@ -73,12 +74,12 @@ def test_what_comes_while_one_waits(patience: float) -> None:
     sender.join()
 
 
-def test_who_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_awake(set_plain: Callable[[bool], None]) -> None:
     """Where clients are trained together; the environment says no."""
-    monkeypatch.delenv(SWITCH, raising=False)
+    set_plain(False)
     assert awake() == Task(len, within=loop).patience == AWAKE > 0  # type: ignore[arg-type]
     assert Task(len).patience == 0  # type: ignore[arg-type]
-    monkeypatch.setenv(SWITCH, "0")
+    set_plain(True)
     assert awake() == Task(len, within=loop).patience == 0  # type: ignore[arg-type]
 
 
@@ -86,15 +87,15 @@ def test_who_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_result_awake_and_asleep(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, yields: list[float]
 ) -> None:
-    def played(switch: str) -> Any:
-        monkeypatch.setenv(SWITCH, switch)
+    def played(seconds: float) -> Any:
+        monkeypatch.setattr(module, "AWAKE", seconds)
         yields.clear()
         with workers(federation.clients, 2) as team:
             backend = team.blocks(Stacked(dense=True))
             return last(run(recipes.fedavg(setting), federation, 3, backend=backend)), len(yields)
 
     federation = make_federation(setting.model)
-    (one, _), (other, times) = played("1"), played("0")
+    (one, _), (other, times) = played(AWAKE), played(0.0)
     assert not different(one, other)
     assert times == 0
     params = {k: v + 1e-6 for k, v in one.server["params"].items()}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.processes import pipe as wire
 from fedshift.engine.processes.pipe import inside, under
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Round, run
 from fedshift.errors import InputError, TrainingError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -296,10 +296,10 @@ def test_tensors_lie_in_memory_that_both_see(
         assert different(last(run(algorithm, federation, 2, backend=team)), alone) == []
 
 
-def test_keeping_memory_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_KEEP_MEMORY", "0")
+def test_keeping_memory_can_be_switched_off(set_plain: Callable[[bool], None]) -> None:
+    set_plain(True)
     assert keep_memory() is False
-    monkeypatch.delenv("FEDSHIFT_KEEP_MEMORY")
+    set_plain(False)
     assert keep_memory() is (os.confstr("CS_GNU_LIBC_VERSION") is not None)
 
 

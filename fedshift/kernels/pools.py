@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
-from torch.nn.modules.module import _has_any_global_hook
+
+from fedshift.kernels.torch_private import (
+    has_global_hooks,
+    has_hooks,
+    max_pool_backward,
+    supported,
+)
 
 # Entries of a batch of images below which torch's own pool is as fast.
 LARGE = 1 << 16
@@ -31,7 +37,12 @@ FRESH = (
 
 
 def with_pools(net: nn.Module) -> tuple[nn.Sequential, ...]:
-    """The `nn.Sequential`s in which a pool may be had for less; of subclasses nothing is known."""
+    """The `nn.Sequential`s whose max-pools may be computed for less.
+
+    Not subclasses, whose forward may be another; none where hooks cannot be seen.
+    """
+    if not supported("global_hooks", "hooks", "max_pool_backward"):
+        return ()
     sequences = (m for m in net.modules() if type(m) is nn.Sequential)
     return tuple(s for s in sequences if any(type(layer) in POOLS for layer in s))
 
@@ -57,7 +68,7 @@ def pooled(sequences: Sequence[nn.Sequential]) -> Iterator[None]:
 
 def _through(sequence: nn.Sequential, x: Any) -> Any:
     """What the sequence makes of x; which layers can be turned is asked at every call."""
-    if _has_any_global_hook():  # type: ignore[no-untyped-call]  # somebody looks into all
+    if has_global_hooks():  # they must see every layer
         return nn.Sequential.forward(sequence, x)  # type: ignore[no-untyped-call]
     layers, i = tuple(sequence), 0
     while i < len(layers):
@@ -95,12 +106,8 @@ def _halves(layer: nn.Module) -> bool:
 
 
 def _plain(layer: nn.Module) -> bool:
-    """Whether it has torch's own forward, and nobody looks into it."""
-    hooks = (
-        layer._forward_hooks, layer._forward_pre_hooks,
-        layer._backward_hooks, layer._backward_pre_hooks,
-    )  # fmt: skip
-    return "forward" not in vars(layer) and not any(hooks)
+    """Whether it has torch's own forward, and no hooks."""
+    return "forward" not in vars(layer) and not has_hooks(layer)
 
 
 def halved(x: Tensor) -> Tensor:
@@ -145,9 +152,7 @@ class _Maxima(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, given: Tensor, _: Any) -> Tensor:
         x, place = ctx.saved_tensors
-        back = torch.ops.aten.max_pool2d_with_indices_backward
-        found: Tensor = back(given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
-        return found
+        return max_pool_backward(given, x, place)
 
     @staticmethod
     def jvp(ctx: Any, given: Tensor) -> tuple[Tensor, None]:

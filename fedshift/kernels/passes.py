@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedshift.errors import InputError, nearest, shown
+from fedshift.kernels.torch_private import parts_of, tensor_at, tensors_of
 from fedshift.tree import Params
 
-# Where a tensor is held: a dictionary (or list) of a module, and the key in it.
+# Where a tensor is: its holder and the key in it, as `tensors_of` gives them.
 Place = tuple[Any, Any]
 Places = dict[str, tuple[Place, ...]]
 # Each module, those that it held, and how many parameters and buffers.
@@ -25,70 +27,66 @@ def places(net: nn.Module) -> Places:
     A tensor that several modules share has one name and several places.
     """
     names = {id(v): k for k, v in (*net.named_parameters(), *net.named_buffers())}
-    found: dict[str, list[Place]] = {name: [] for name in names.values()}
+    by_name: dict[str, list[Place]] = {name: [] for name in names.values()}
     for module in net.modules():
-        for holder, key, value in _held(module):
+        for holder, key, value in tensors_of(module):
             if id(value) in names:
-                found[names[id(value)]].append((holder, key))
-    return {name: tuple(where) for name, where in found.items()}
+                by_name[names[id(value)]].append((holder, key))
+    return {name: tuple(where) for name, where in by_name.items()}
 
 
 def alike(one: Places, other: Places) -> bool:
     """Whether the same names are held in the same places."""
 
-    def seen(places: Places) -> dict[str, list[tuple[int, Any]]]:
-        return {name: [(id(held), key) for held, key in where] for name, where in places.items()}
+    def by_id(places: Places) -> dict[str, list[tuple[int, Any]]]:
+        return {name: [(id(v), key) for v, key in where] for name, where in places.items()}
 
-    return seen(one) == seen(other)
+    return by_id(one) == by_id(other)
 
 
 def modules_of(net: nn.Module) -> Modules:
     """What every module of the network consists of, for `changed`."""
-    return tuple(
-        (m, tuple(m._modules.values()), len(m._parameters) + len(m._buffers)) for m in net.modules()
-    )
+    return tuple((m, *parts_of(m)) for m in net.modules())
 
 
 def changed(modules: Modules) -> bool:
-    """Whether one of these modules has others, or more or fewer tensors, than it had."""
-    for m, within, count in modules:
-        if (tuple(m._modules.values()), len(m._parameters) + len(m._buffers)) != (within, count):
-            return True
-    return False
+    """Whether one of these modules has other parts, or more or fewer tensors, than it had."""
+    return any(parts_of(m) != (parts, count) for m, parts, count in modules)
 
 
 def retied(places: Places) -> bool:
     """Whether a name's places hold several tensors now, or several names hold one tensor."""
     distinct = set[int]()
     for where in places.values():
-        own = {id(holder[key]) for holder, key in where}
-        if len(own) > 1 or own & distinct:
+        ids = {id(tensor_at(*place)) for place in where}
+        if len(ids) > 1 or ids & distinct:
             return True
-        distinct |= own
+        distinct |= ids
     return False
-
-
-def _held(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
-    yield from ((module._parameters, k, v) for k, v in module._parameters.items())
-    yield from ((module._buffers, k, v) for k, v in module._buffers.items())
-    if isinstance(module, nn.RNNBase):  # its forward reads a list of its own
-        yield from ((module._flat_weights, k, v) for k, v in enumerate(module._flat_weights))
 
 
 def call(
     net: nn.Module, where: Places, tensors: Params, *inputs: Any, written: Params | None = None
 ) -> Any:
-    """net(*inputs) with `tensors` by name; what a name has no tensor for stays the module's own.
+    """net(*inputs) with `tensors` by name; names that are not given keep the module's tensors.
 
-    As `torch.func.functional_call`, whose checks at every call cost as much as a small layer; and
-    recurrent layers use the given weights, too. What the pass writes goes to the given tensors.
-    written: some of these, in which those that the pass puts in their places are put, too.
+    What the pass writes goes to the given tensors. written: a dictionary with some of these; a
+    tensor that the pass puts in the place of one of them is put into it, too. Does what
+    `torch.func.functional_call` does, whose checks at every call cost as much as a small layer.
     Raises InputError for a name that the module does not have.
     """
     try:
-        own = [(holder, key, holder[key]) for name in tensors for holder, key in where[name]]
+        before = [
+            (holder, key, tensor_at(holder, key)) for name in tensors for holder, key in where[name]
+        ]
     except KeyError:
         raise misfit(where, tensors) from None
+    if before and isinstance(before[0][0], nn.Module):  # nothing can be replaced there
+        given = dict(tensors)
+        out = functional_call(net, given, inputs)
+        if written is not None:
+            written.update({name: given[name] for name in written})
+        return out
     try:
         for name, tensor in tensors.items():
             for holder, key in where[name]:
@@ -100,13 +98,13 @@ def call(
                 written[name] = holder[key]  # type: ignore[index]
         return out
     finally:
-        for holder, key, tensor in own:
+        for holder, key, tensor in before:
             holder[key] = tensor
 
 
 def misfit(where: Places, tensors: Params) -> InputError:
     """The error for tensors that are not the module's, by the first name that is odd or missing."""
-    known = ", ".join(list(where)[:8])
+    some = ", ".join(list(where)[:8])
     for name in tensors:
         if not all(
             key in holder
@@ -114,13 +112,13 @@ def misfit(where: Places, tensors: Params) -> InputError:
             if isinstance(holder, dict)
         ):
             return InputError(
-                f'the network has no parameter or buffer "{shown(name)}"; it has {known}.'
+                f'the network has no parameter or buffer "{shown(name)}"; it has {some}.'
                 f"{nearest(name, where)}"
             )
     missing = [name for name in where if name not in tensors]
     return InputError(
         f'"{missing[0]}" is missing among the parameters and buffers given; the network has '
-        f"{known}: give all of them, as model.init() has them"
+        f"{some}: give all of them, as model.init() has them"
     )
 
 
@@ -132,7 +130,7 @@ def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]
     never replaced.
     """
     total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
-    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     again: list[nn.Module] = []
     inside = set(net.modules())  # other threads may compute other networks meanwhile
 
@@ -142,7 +140,7 @@ def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]
 
     hook = register_module_forward_pre_hook(note)
     try:
-        reached = torch.autograd.grad(total, (*own.values(), *given), allow_unused=True)
+        reached = torch.autograd.grad(total, (*parameters.values(), *given), allow_unused=True)
     finally:
         hook.remove()
     if again:
@@ -150,7 +148,7 @@ def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]
             f"the network's {type(again[0]).__name__} is computed again in the backward pass, as "
             "by torch.utils.checkpoint, where it would have other weights; leave that out"
         )
-    for name, grad in zip(own, reached, strict=False):  # own come first
+    for name, grad in zip(parameters, reached, strict=False):  # parameters come first
         if grad is not None:
             raise InputError(
                 f'the network reads "{name}" by another reference than its module\'s, as a list of '

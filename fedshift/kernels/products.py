@@ -7,7 +7,6 @@ generation Zen 5 one core multiplies 1,024 x 1,024 at 96 GFLOP/s by MKL and at 2
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -16,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SWITCH = "FEDSHIFT_ONEDNN"
+from fedshift.kernels.torch_private import onednn_linear, supported
+
 # Multiplications below which a call for each product costs more than what oneDNN saves.
 WORTH = 1 << 22
 CPUINFO = Path("/proc/cpuinfo")
@@ -28,9 +28,9 @@ def faster() -> bool:
     """Whether oneDNN multiplies faster here; the same answer as long as the process lives.
 
     It does on Linux, on AMD's processors from Zen 5 on (Zen 4 does half of an AVX-512 operation at
-    a time), in a torch that has both libraries. The environment variable FEDSHIFT_ONEDNN=0 says no.
+    a time), in a torch that has both libraries.
     """
-    if os.environ.get(SWITCH) == "0" or not CPUINFO.exists() or not _both():
+    if not CPUINFO.exists() or not _both():
         return False
     about = CPUINFO.read_text()
     family = re.search(r"^cpu family\s*:\s*(\d+)", about, re.MULTILINE)
@@ -42,7 +42,7 @@ def _both() -> bool:
     """Whether this torch has both libraries."""
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_mkl and has_onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_mkl and has_onednn and supported("linear_pointwise")
 
 
 def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
@@ -50,8 +50,8 @@ def products(a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
     if not (by_onednn(a, b.shape[2]) and b.dtype == a.dtype):
         return torch.bmm(a, b) if first is None else torch.baddbmm(first, a, b)
     each = list(_each(a, b))
-    found = torch.stack(each) if len(each) > 1 else each[0][None]
-    return found if first is None else found.add_(first)
+    whole = torch.stack(each) if len(each) > 1 else each[0][None]
+    return whole if first is None else whole.add_(first)
 
 
 def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
@@ -71,13 +71,12 @@ def by_onednn(a: Tensor, columns: int) -> bool:
 
 def _each(a: Tensor, b: Tensor) -> Iterator[Tensor]:
     """The products by oneDNN, one after the other."""
-    # What a linear layer is compiled to, x w^T; of a product of matrices torch asks MKL alone.
-    multiply = torch.ops.mkldnn._linear_pointwise.default
-    # It copies an x that lies transposed, in another order; w may lie as it likes. That copy of a
-    # is avoided where one of b, and reading products against their order, are less.
+    # oneDNN's product is that of a linear layer, x w^T. It copies an x that lies transposed; w may
+    # lie as it likes. So exchange a and b where a lies transposed, unless that costs more: a copy
+    # of b, and products that are read against their order.
     less = b[0].numel() + a.shape[1] * b.shape[2] < a[0].numel()
     turned = a.stride(-1) != 1 and less
     x, w = (b.transpose(1, 2), a) if turned else (a, b.transpose(1, 2))
     for one, other in zip(x.unbind(), w.unbind(), strict=True):
-        product = multiply(one, other, None, "none", [], "")
+        product = onednn_linear(one, other)
         yield product.t() if turned else product
