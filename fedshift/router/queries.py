@@ -1,4 +1,4 @@
-"""What may be asked of a router: queries that its network can read, and thresholds that are some.
+"""Checks of what a router is given: queries that its network can read, and thresholds.
 
 Shapes: B queries.
 """
@@ -20,7 +20,7 @@ BLOCK = 1000
 
 
 def check_server(server: object) -> None:
-    """Raise InputError unless it is the server's part of a round, and not the clients' states."""
+    """Raise InputError unless it is a round's `server`, and not the clients' states."""
     cure = "give Router.of(method, played.server, played.states)"
     check_kind("server", server, dict, cure)
     if isinstance(server, dict) and "params" not in server:
@@ -28,7 +28,7 @@ def check_server(server: object) -> None:
 
 
 def check_queries(x: object, what: str = "query") -> Tensor:
-    """x as it is: a tensor [B, ...] of one query at least, all finite. Else raises InputError.
+    """Return x if it is a tensor [B, ...] of at least one query, all finite; else InputError.
 
     A query of NaN has no posterior: any answer would be made up.
     """
@@ -44,7 +44,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
     bad = first_not_finite(x)
     if bad is not None:
         raise InputError(
-            f"{what} {bad} holds NaN or infinity, and nobody's data is like that; leave it out: "
+            f"{what} {bad} holds NaN or infinity, and no client's data is like that; leave it out: "
             "x[x.flatten(1).isfinite().all(1)] are the others"
         )
     return x
@@ -53,7 +53,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
 def outputs(model: Model, pair: tuple[Params, Params], x: Tensor, what: str = "query") -> Params:
     """The network's outputs for all queries x [B, ...], in blocks of `BLOCK`, without gradient.
 
-    Raises InputError for queries as `check_queries`, and for such that the network cannot read.
+    Raises InputError as `check_queries` does, and for queries that the network cannot read.
     """
     x = check_queries(x, what)
     parts = [read(model, pair, block) for block in torch.split(x, BLOCK)]
@@ -61,30 +61,30 @@ def outputs(model: Model, pair: tuple[Params, Params], x: Tensor, what: str = "q
 
 
 def read(model: Model, pair: tuple[Params, Params], x: Tensor) -> Params:
-    """The network's outputs for one block of queries that `check_queries` has let through.
+    """The network's outputs for one block of queries that `check_queries` has accepted.
 
-    Raises InputError for such that the network cannot read.
+    Raises InputError for queries that the network cannot read.
     """
     try:
         with torch.no_grad():
             out = model(*pair, x)
     except Exception as e:
-        # Whatever a network raises at inputs that it was not made for.
+        # Any exception: networks raise whatever they like at inputs of a wrong shape.
         raise InputError(_misfit(model, pair, x, str(e))) from e
     if out["logits"].ndim != 2 or len(out["logits"]) != len(x):
-        said = f"it gives logits {tuple(out['logits'].shape)} for them"
-        raise InputError(_misfit(model, pair, x, said))
+        reason = f"it gives logits {tuple(out['logits'].shape)} for them"
+        raise InputError(_misfit(model, pair, x, reason))
     return out
 
 
-def _misfit(model: Model, pair: tuple[Params, Params], x: Tensor, said: str) -> str:
-    told = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {said}. "
-    own = next((v.dtype for v in pair[0].values()), x.dtype)
-    if x.dtype != own:
-        return told + f"Its parameters are {own}: give it x.to({own}), scaled as in training"
+def _misfit(model: Model, pair: tuple[Params, Params], x: Tensor, reason: str) -> str:
+    problem = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {reason}. "
+    dtype = next((v.dtype for v in pair[0].values()), x.dtype)
+    if x.dtype != dtype:
+        return problem + f"Its parameters are {dtype}: give it x.to({dtype}), scaled as in training"
     if _fits(model, pair, x[None]):
-        return told + "This is one query: give x[None], a row per query"
-    return told + (
+        return problem + "This is one query: give x[None], a row per query"
+    return problem + (
         "Give a row per query, each of the shape of the clients' training inputs and prepared in "
         "the same way"
     )
@@ -100,12 +100,13 @@ def _fits(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
 
 
 def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
-    """z [B, N]; InputError for a query whose logits overflow, or are -inf for all clients of some
-    size [N]: -inf is a client left out.
+    """z [B, N]; InputError for a query whose logits overflow or are -inf for every client.
+
+    Only clients of size [N] above 0 count; -inf stands for a client that is left out.
     """
-    most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
-    if not bool((z.amax() < torch.inf) & (most > -torch.inf).all()):  # nor where there is a NaN
-        bad = ~((z < torch.inf).all(1) & (most > -torch.inf))
+    highest = z.masked_fill(sizes == 0, -torch.inf).amax(1)
+    if not bool((z.amax() < torch.inf) & (highest > -torch.inf).all()):  # False for NaN, too
+        bad = ~((z < torch.inf).all(1) & (highest > -torch.inf))
         raise InputError(
             f"query {int(bad.nonzero()[0])}: the client logits are not finite; its values are far "
             "from all that the network was trained on, leave it out"
@@ -115,11 +116,11 @@ def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
 
 def check_thresholds(min_posterior: float | None, max_novelty: float | None) -> None:
     """Raise InputError unless 0 <= min_posterior <= 1 and max_novelty >= 0, where given."""
-    for name, v, most in (
+    for name, v, largest in (
         ("min_posterior", min_posterior, 1.0),
         ("max_novelty", max_novelty, float("inf")),
     ):
         number = isinstance(v, Real) and not isinstance(v, bool)
-        if v is not None and (not number or not 0.0 <= v <= most):
-            told = "a probability, 0 to 1" if most == 1.0 else "a squared distance, 0 or more"
-            raise InputError(f"{name} must be {told}, or None to refuse nothing, got {v!r}")
+        if v is not None and (not number or not 0.0 <= v <= largest):
+            allowed = "a probability, 0 to 1" if largest == 1.0 else "a squared distance, 0 or more"
+            raise InputError(f"{name} must be {allowed}, or None to refuse nothing, got {v!r}")
