@@ -79,7 +79,6 @@ def test_the_readme_is_short() -> None:
 FIRST_PAGES = (
     "README",
     "docs/flower",
-    "docs/routing",
     "docs/selection",
     "docs/shifts",
     "docs/what_happens_when",

@@ -53,7 +53,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
 def outputs(model: Model, pair: tuple[Params, Params], x: Tensor, what: str = "query") -> Params:
     """The network's outputs for all queries x [B, ...], in blocks of `BLOCK`, without gradient.
 
-    Raises InputError as `check_queries` does, and for queries that the network cannot read.
+    Raises InputError for queries as `check_queries`, and for such that the network cannot read.
     """
     x = check_queries(x, what)
     parts = [read(model, pair, block) for block in torch.split(x, BLOCK)]
@@ -61,30 +61,30 @@ def outputs(model: Model, pair: tuple[Params, Params], x: Tensor, what: str = "q
 
 
 def read(model: Model, pair: tuple[Params, Params], x: Tensor) -> Params:
-    """The network's outputs for one block of queries that `check_queries` has accepted.
+    """The network's outputs for one block of queries that `check_queries` has let through.
 
-    Raises InputError for queries that the network cannot read.
+    Raises InputError for such that the network cannot read.
     """
     try:
         with torch.no_grad():
             out = model(*pair, x)
     except Exception as e:
-        # Any exception: networks raise whatever they like at inputs of a wrong shape.
+        # Whatever a network raises at inputs that it was not made for.
         raise InputError(_misfit(model, pair, x, str(e))) from e
     if out["logits"].ndim != 2 or len(out["logits"]) != len(x):
-        reason = f"it gives logits {tuple(out['logits'].shape)} for them"
-        raise InputError(_misfit(model, pair, x, reason))
+        said = f"it gives logits {tuple(out['logits'].shape)} for them"
+        raise InputError(_misfit(model, pair, x, said))
     return out
 
 
-def _misfit(model: Model, pair: tuple[Params, Params], x: Tensor, reason: str) -> str:
-    problem = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {reason}. "
-    dtype = next((v.dtype for v in pair[0].values()), x.dtype)
-    if x.dtype != dtype:
-        return problem + f"Its parameters are {dtype}: give it x.to({dtype}), scaled as in training"
+def _misfit(model: Model, pair: tuple[Params, Params], x: Tensor, said: str) -> str:
+    told = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {said}. "
+    own = next((v.dtype for v in pair[0].values()), x.dtype)
+    if x.dtype != own:
+        return told + f"Its parameters are {own}: give it x.to({own}), scaled as in training"
     if _fits(model, pair, x[None]):
-        return problem + "This is one query: give x[None], a row per query"
-    return problem + (
+        return told + "This is one query: give x[None], a row per query"
+    return told + (
         "Give a row per query, each of the shape of the clients' training inputs and prepared in "
         "the same way"
     )
@@ -100,13 +100,12 @@ def _fits(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
 
 
 def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
-    """z [B, N]; InputError for a query whose logits overflow or are -inf for every client.
-
-    Only clients of size [N] above 0 count; -inf stands for a client that is left out.
+    """z [B, N]; InputError for a query whose logits overflow, or are -inf for all clients of some
+    size [N]: -inf is a client left out.
     """
-    highest = z.masked_fill(sizes == 0, -torch.inf).amax(1)
-    if not bool((z.amax() < torch.inf) & (highest > -torch.inf).all()):  # False for NaN, too
-        bad = ~((z < torch.inf).all(1) & (highest > -torch.inf))
+    most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
+    if not bool((z.amax() < torch.inf) & (most > -torch.inf).all()):  # nor where there is a NaN
+        bad = ~((z < torch.inf).all(1) & (most > -torch.inf))
         raise InputError(
             f"query {int(bad.nonzero()[0])}: the client logits are not finite; its values are far "
             "from all that the network was trained on, leave it out"

@@ -28,7 +28,7 @@ class Imbalanced:
     paper says that random thirds come first and labels are removed after, which gives fewer
     samples. The authors draw the reduction from numpy's global generator. Their code also takes
     the *places* of the scarce samples among the training samples for row numbers of the whole
-    data set, which are other images; here the samples are those that the rule means.
+    data set, where other images stand; here the samples are those that the rule means.
 
     Raises InputError for another number of clients than 3, or labels that are not three of 0..K-1.
     """
@@ -54,14 +54,14 @@ class Imbalanced:
         rest = np.random.default_rng(_SEED).permutation(
             np.flatnonzero(~np.isin(labels, self.scarce))
         )
-        third, two_thirds = int(0.33 * len(rest)), int(0.66 * len(rest))
+        one, two = int(0.33 * len(rest)), int(0.66 * len(rest))
         (a0, a1), (b0, b1), (c0, c1) = (_halves(labels, y) for y in self.scarce)
-        small = np.concatenate([rest[:third], a0, b0])
-        sample = rng.choice(len(small), int(self.reduced * len(small)), replace=False)
+        small = np.concatenate([rest[:one], a0, b0])
+        kept = rng.choice(len(small), int(self.reduced * len(small)), replace=False)
         parts = (
-            small[sample],
-            np.concatenate([rest[third:two_thirds], a1, c0]),
-            np.concatenate([rest[two_thirds:], b1, c1]),
+            small[kept],
+            np.concatenate([rest[one:two], a1, c0]),
+            np.concatenate([rest[two:], b1, c1]),
         )
         return tuple(np.sort(part) for part in parts)
 
