@@ -1,4 +1,4 @@
-"""What may be asked of a router: queries that its network can read, and thresholds that are some.
+"""Checks of what a router is given: queries that its network can read, and thresholds.
 
 Shapes: B queries.
 """
@@ -23,7 +23,7 @@ BLOCK = 1000
 
 
 def check_server(server: object) -> None:
-    """Raise InputError unless it is the server's part of a round, and not the clients' states."""
+    """Raise InputError unless it is a round's `server`, and not the clients' states."""
     cure = "give Router.of(method, played.server, played.states)"
     check_kind("server", server, dict, cure)
     if isinstance(server, dict) and "params" not in server:
@@ -43,7 +43,7 @@ def check_served(shared: Pair, served: Mapping[int, Pair]) -> None:
 
 
 def check_queries(x: object, what: str = "query") -> Tensor:
-    """x as it is: a tensor [B, ...] of one query at least, all finite. Else raises InputError.
+    """Return x if it is a tensor [B, ...] of at least one query, all finite; else InputError.
 
     A query of NaN has no posterior: any answer would be made up.
     """
@@ -59,7 +59,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
     bad = first_not_finite(x)
     if bad is not None:
         raise InputError(
-            f"{what} {bad} holds NaN or infinity, and nobody's data is like that; leave it out: "
+            f"{what} {bad} holds NaN or infinity, and no client's data is like that; leave it out: "
             "x[x.flatten(1).isfinite().all(1)] are the others"
         )
     return x
@@ -132,11 +132,11 @@ def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
 
 def check_thresholds(min_posterior: float | None, max_novelty: float | None) -> None:
     """Raise InputError unless 0 <= min_posterior <= 1 and max_novelty >= 0, where given."""
-    for name, v, most in (
+    for name, v, largest in (
         ("min_posterior", min_posterior, 1.0),
         ("max_novelty", max_novelty, float("inf")),
     ):
         number = isinstance(v, Real) and not isinstance(v, bool)
-        if v is not None and (not number or not 0.0 <= v <= most):
-            told = "a probability, 0 to 1" if most == 1.0 else "a squared distance, 0 or more"
-            raise InputError(f"{name} must be {told}, or None to refuse nothing, got {v!r}")
+        if v is not None and (not number or not 0.0 <= v <= largest):
+            allowed = "a probability, 0 to 1" if largest == 1.0 else "a squared distance, 0 or more"
+            raise InputError(f"{name} must be {allowed}, or None to refuse nothing, got {v!r}")

@@ -74,3 +74,34 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+FIRST_PAGES = (
+    "README",
+    "docs/flower",
+    "docs/selection",
+    "docs/shifts",
+    "docs/what_happens_when",
+)
+LONGEST = 30
+
+
+def long_sentences(text: str) -> list[str]:
+    """Sentences of more than `LONGEST` words, without code, tables and headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    text = re.sub(r"^(\||#|    ).*$", "", text, flags=re.M)
+    text = re.sub(r"^\s*[-*] ", "\n\n", text, flags=re.M)  # items of a list stand alone
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    parts = [s for block in re.split(r"\n\s*\n", text) for s in re.split(r"(?<=[.?!])\s", block)]
+    return [" ".join(s.split()) for s in parts if len(s.split()) > LONGEST]
+
+
+@pytest.mark.parametrize("page", FIRST_PAGES)
+def test_first_pages_have_short_sentences(page: str) -> None:
+    assert not long_sentences((ROOT / f"{page}.md").read_text())
+
+
+def test_long_sentences_are_found() -> None:
+    long = "word " * LONGEST + "word."
+    assert len(long_sentences(f"One. {long} Two.\n\n- {long}\n- {long}\n")) == 3
+    assert not long_sentences(f"{long[5:]}\n\n| {long} |\n\n    {long}\n\n```text\n{long}\n```\n")
