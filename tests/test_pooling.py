@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_levers import CLASSES, TARGET, last
 from torch import Tensor, nn
 
 from fedshift import model as module
@@ -25,6 +24,8 @@ from fedshift.models.routed import Routed
 from fedshift.pooling import halved, pooled, with_pools
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
+from support.federations import CLASSES, TARGET
+from support.rounds import last
 
 
 class Net(nn.Module):

@@ -35,15 +35,12 @@ from support.by_hand import (
     softmax_federation,
     softmax_regression,
     theta,
+    uniform_fedavg,
 )
 from support.federations import TARGET, double, make_clients, make_federation
 
 both = pytest.mark.parametrize("option", ["I", "II"])
 WHOLE = Local(lr=0.3, epochs=1, batch=200)  # Q = 1 step over all examples
-
-
-def uniform_fedavg(model: Model, local: Local) -> FedAvg:
-    return FedAvg(model, local=local, combine=Mean(Uniform()))
 
 
 def mixed_controls(played: Round, weights: Tensor, params: Params) -> Params:

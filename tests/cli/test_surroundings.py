@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import config_of, record_until
 
 from fedshift.datasets.base import cache_folder, search_folders
 from fedshift.errors import InputError
 from support.broken_inputs import COUNTS, GOOD, TARGET
 from support.report_fixtures import write_run
+from support.small_runs import config_of, record_until
 from support.surroundings import COMMANDS, GIVEN, LONG, PLACES, SETTINGS
 
 if sys.platform != "linux":

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_stacked import apart, last
-from test_workers import different
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,11 +20,11 @@ from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.oracles import Clip, Shift
 from fedshift.data import plan_phase
-from fedshift.engine.backends import Backend, loop
+from fedshift.engine.backends import loop
 from fedshift.engine.gate import Gate
 from fedshift.engine.levers import dense
 from fedshift.engine.probe import probe
-from fedshift.engine.rounds import Federation, run, start
+from fedshift.engine.rounds import run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError, UnfitError
@@ -34,26 +32,10 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
-from support.every_method import MAKE, ROUNDS, Make
+from support.chains import AT_ONCE, MOST, REFUSED, gap
+from support.every_method import MAKE, ROUNDS
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
-
-# Rows that it is not for, and a word of the reason.
-REFUSED = {
-    **dict.fromkeys(("fedrs", "fedrs by frequency", "fedpals + fedrs"), "RestrictedSoftmax"),
-    **dict.fromkeys(("fedsam", "fedsamft", "fedpals + fedsam"), "through Sam"),
-    **dict.fromkeys(("moon", "moon_uniform", "fedpals + moon"), "CrossEntropy . Contrastive"),
-    **dict.fromkeys(("feddrm", "feddrm_shared_head"), "client_logits"),
-    **dict.fromkeys(("fedpac", "fedpac without mixing"), "CrossEntropy . "),
-    **dict.fromkeys(("fedala", "fedala of all layers"), "torch.equal"),
-    **dict.fromkeys(("fedas", "fedas_drm_repo"), "the objective is To"),
-    **dict.fromkeys(("feddisk", "feddisk, direct, by moon", "made"), "the network has Made"),
-    **{name: "slots.py" for name in MAKE if name.startswith("labelset") and "pu" not in name},
-}
-del REFUSED["labelset_fedavg holders"], REFUSED["labelset_fedavg + pairwise"]
-
-# What follows training here makes more of rounding: AFL's mixture, which moves less than the losses
-# that it comes of (other stacked clients: 1.2e-6, too), and tuning on the server.
-MOST = {"afl with idle clients": 2e-6, "labelset_fedavg + pairwise": 2e-6}
+from support.rounds import different, last
 
 
 @pytest.fixture
@@ -61,15 +43,6 @@ def setting() -> Setting:
     """Two hidden layers, an epoch of batches that do not divide the clients' sizes."""
     model = build(lambda: Mlp((FEATURES,), (10, 7), CLASSES), seed=1)
     return Setting(model, TARGET, Local(lr=0.3, batch=12))
-
-
-def gap(make: Make, setting: Setting, federation: Federation, backend: Backend) -> float:
-    """How far it ends from the loop, relative to the run's change."""
-    algorithm = make(setting)
-    plain = last(run(algorithm, federation, ROUNDS, cohort=4))
-    other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=backend))
-    loss = abs(plain.loss - other.loss) / abs(plain.loss)
-    return max(loss, apart(plain, other, start(algorithm, federation)))
 
 
 @pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
@@ -122,9 +95,6 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "layers_of", linear)
     federation = make_federation(setting.model)
     assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-3
-
-
-AT_ONCE = ("fedavg", "fedprox", "fedper", "fedpals")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_dense import MOST, REFUSED, gap
 from torch import Tensor, nn
 
 from fedshift import recipes
@@ -18,6 +17,7 @@ from fedshift.engine.stacked import Stacked
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
+from support.chains import MOST, REFUSED, gap
 from support.every_method import MAKE, Make
 from support.federations import CLASSES, FEATURES, TARGET, double, make_federation
 

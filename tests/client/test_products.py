@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_dense import gap
 from torch import Tensor
 
 from fedshift.client import products as module
 from fedshift.client.products import add_products, products
 from fedshift.engine.stacked import Stacked
 from fedshift.recipes import Setting
+from support.chains import gap
 from support.every_method import MAKE
 from support.federations import make_federation
 

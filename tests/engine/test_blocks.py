@@ -3,66 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from test_sums_of_shares import SIZES, changed, far
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job
 from fedshift.engine.fold import Fold
 from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.rounds import Federation, play_round, run
-from fedshift.engine.shares import Books
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import SUMMED
-from fedshift.tree import Parts, stack
+from fedshift.tree import Parts
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_clients, make_federation
-from support.odd_work import OddWork
+from support.odd_work import SIZES, OddReports, Together
+from support.rounds import different, far, last
 from support.routing import routed_model
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-
-
-@dataclass(frozen=True)
-class Together:
-    """`loop`, whose replies are then put together; `kind` says what is changed of one client's.
-
-    each: how many are put together; turned: the last of them first; apart: by odd ids and even
-    """
-
-    kind: str = ""
-    client: int = -1
-    each: int = 3
-    turned: bool = False
-    apart: bool = False
-
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        odd = OddWork(update, self.client, partial(changed, self.kind)) if self.kind else update
-        return loop(odd, jobs)
-
-    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        replies = list(self(update, jobs))
-        replies.sort(key=lambda reply: reply.client % 2 if self.apart else 0)
-        for i in range(0, len(replies), self.each):
-            some = replies[i : i + self.each][:: -1 if self.turned else 1]
-            clients = tuple(reply.client for reply in some)
-            sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
-            yield Block(clients, sent, kept, some[0].t)
-
-    def summing(self, books: Books) -> Backend:
-        return lambda update, jobs: books.own(self, update, tuple(jobs))
 
 
 @pytest.fixture
@@ -187,28 +155,6 @@ def test_reports_of_two_blocks_are_alike(
     odd = OddReports(each=1, others=(client,), change=change)
     assert said(odd) == said(partial(odd))
     assert f"client {client} sent" in said(odd)
-
-
-@dataclass(frozen=True)
-class OddReports(Together):
-    """Some clients report something else."""
-
-    others: Sequence[int] = ()
-    change: str = ""
-
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
-            report = reply.update["report"]
-            loss = report["loss"]
-            odd = {
-                "double": {**report, "loss": loss.double()},
-                "more": {**report, "more": loss},
-                "less": {"id": report["id"]},
-                "other": {"id": report["id"], "cost": loss},
-                "wide": {**report, "loss": loss.expand(2)},
-            }[self.change]
-            mine = reply.client in self.others
-            yield reply._replace(update={**reply.update, "report": odd}) if mine else reply
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
@@ -32,6 +31,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import CLASSES, FEATURES, TARGET, make_federation
+from support.rounds import different, last
 from support.routing import routed_model
 
 # These look at values, and wait for them on a GPU.

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import config_of
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.rounds import Federation, Round, draw_cohort, play_round, start
@@ -22,6 +21,7 @@ from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
 from support.every_method import MAKE
 from support.federations import SIZES, make_clients, make_federation
+from support.small_runs import config_of
 
 TRAINING = {"rounds": 4, "steps": 2, "cohort": 3, "lr": 0.05}
 SEED = 39  # of draws that leave out the two clients more, three rounds long

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_deadline import Once, asleep, killed
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
@@ -35,7 +33,8 @@ from fedshift.tree import Parts
 from support.comparing import apart
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_federation, one_job
-from support.odd_work import OddWork
+from support.odd_work import OddWork, Once, asleep, killed
+from support.rounds import different, last
 from support.routing import routed_model
 
 SINGLY = [(i,) for i in range(6)]

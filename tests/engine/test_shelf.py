@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_resume import config_of, results
 
 from fedshift.engine.rounds import Round, run
 from fedshift.engine.shelf import Kept, OnDisk, Shelf, in_memory
@@ -30,6 +29,7 @@ from fedshift.tree import Parts, size_in_bytes
 from support.every_method import MAKE
 from support.federations import make_federation
 from support.routing import routed_model
+from support.small_runs import config_of, results
 
 ROUNDS = 3
 

@@ -9,7 +9,6 @@ from multiprocessing import Pipe
 from typing import Any
 
 import pytest
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.engine import waiting as module
@@ -21,6 +20,7 @@ from fedshift.engine.worker import Task
 from fedshift.engine.workers import workers
 from fedshift.recipes import Setting
 from support.federations import make_federation
+from support.rounds import different, last
 
 LONG = 30.0
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_blocks import OddReports, Together
-from test_sums_of_shares import SIZES, far
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client import plans
@@ -31,6 +28,8 @@ from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.federations import make_clients, make_federation
+from support.odd_work import SIZES, OddReports, Together
+from support.rounds import different, far, last
 from support.routing import routed_model
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,18 @@ from fedshift import recipes
 from fedshift.engine import wire
 from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.rounds import run
 from fedshift.engine.wire import inside, under
 from fedshift.engine.workers import Team, workers
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
-from fedshift.tree import Parts, flatten
+from fedshift.tree import Parts
 from support.comparing import apart
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_federation
+from support.rounds import different, last
 from support.routing import routed_model
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
@@ -42,26 +43,6 @@ pytestmark = linux
 def mlp() -> Model:
     """The network of every row: most methods leave its client branch alone."""
     return routed_model()
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
-
-
-def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
-
-
-def different(a: Round, b: Round) -> list[str]:
-    """Names of the tensors that are not bit for bit the same."""
-    one, two = flatten(everything(a)), flatten(everything(b))
-    odd = one.keys() ^ two.keys()
-    both = one.keys() & two.keys()
-    return [
-        *odd,
-        *(k for k in both if one[k].dtype != two[k].dtype or not torch.equal(one[k], two[k])),
-    ]
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)

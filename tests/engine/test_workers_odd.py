@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_workers import different, last
 from torch import Tensor
 
 from fedshift import recipes
@@ -31,6 +30,7 @@ from fedshift.recipes import Setting
 from fedshift.tree import Parts
 from support.federations import make_federation
 from support.odd_work import OddWork
+from support.rounds import different, last
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_resume import config_of, record_until, results
 
 from fedshift.errors import InputError
 from fedshift.experiments.folder import check_unused, reserved
@@ -23,6 +22,7 @@ from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
 from fedshift.papers.reproduce.store import Store, run_of
 from fedshift.papers.reproduce.worker import perform
+from support.small_runs import config_of, record_until, results
 
 HOLD = """
 import os, sys, time

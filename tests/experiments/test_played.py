@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_resume import CLIENTS, config_of, record_until
 
 from fedshift.engine.one_round import before_rounds
 from fedshift.experiments.folder import record
@@ -26,18 +25,9 @@ from fedshift.flower import LocalGrid, client_app
 from fedshift.report.page import page
 from fedshift.report.run_folder import read_run
 from fedshift.server.pals import effective_sample_size, pals_weights
+from support.small_runs import CLIENTS, config_of, record_until, recorded
 
 MOST = {"method": {"name": "fedpals", "ess": 0.8}}
-
-
-def recorded(folder: Path, config: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(summary, the events of its rounds) of a run."""
-    record_until(folder, config, None)
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    return json.loads((folder / "summary.json").read_text()), [
-        e for e in events if e["event"] == "round"
-    ]
 
 
 def by_hand(said: dict[str, Any], ids: list[int]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.experiment import in_process, run_experiment
 from fedshift.experiments.folder import CHECKPOINTS, kept_in, record
 from fedshift.experiments.label_sets import SetRound
-from fedshift.experiments.load import load_config, validate
+from fedshift.experiments.load import load_config
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Missed, Progress, progress_of
 from fedshift.experiments.resume import configured, reopened
@@ -31,68 +31,16 @@ from fedshift.experiments.side_by_side import processes
 from fedshift.experiments.task import prepare
 from support.broken_inputs import GOOD
 from support.federations import hears_ctrl_c
+from support.small_runs import (
+    METHODS,
+    ROUNDS,
+    config_of,
+    record_until,
+    results,
+)
 
 SCRIPT = Path(sys.executable).with_name("fedshift")
 ENV = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}
-ROUNDS = 6
-CLIENTS = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 4}
-UNION = {"target": "union", "kind": "label-sets", "clients": 5, "samples": 80}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "scaffold": {},
-    "fedpals, one of three": {"method": {"name": "fedpals", "ess": "auto"}},
-    "ditto": {"shift": CLIENTS},
-    "feddrm": {"shift": CLIENTS, "model": {"name": "mlp-projected", "hidden": [8]}},
-    "feddisk": {
-        "method": {"name": "feddisk", "density_rounds": 2, "hidden": [6], "estimator": "direct"}
-    },
-    "labelset_fedavg": {"shift": UNION},
-}
-
-
-def config_of(name: str, **more: Any) -> Any:
-    """Six rounds over two thirds of small clients, measured every second round."""
-    tables = {
-        "name": "run",
-        "data": {"name": "fashion-mnist-mini"},
-        "shift": {"kind": "sparsity", "labels_per_client": 3, "clients": 6},
-        "model": {"name": "linear"},
-        "method": {"name": name.partition(",")[0]},
-        "training": {"rounds": ROUNDS, "steps": 2, "cohort": 3, "evaluate_every": 2, "lr": 0.05},
-    }
-    return validate(tables | METHODS.get(name, {}) | more)
-
-
-class Killed(BaseException):
-    """What nothing catches."""
-
-
-def record_until(folder: Path, config: Any, at: int | None, every: int = 1) -> list[int]:
-    """Record a run that dies when round `at` is told of; the rounds that were played."""
-    played: list[int] = []
-
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "round":
-            played.append(event["round"])
-            if len(played) == at:
-                raise Killed
-
-    prepared = prepare(config)
-    keeper = kept_in(folder, config, prepared, every)
-    folder.mkdir(exist_ok=True)
-    if at is None:
-        record(folder, config, prepared, listen, keeper=keeper)
-    else:
-        with pytest.raises(Killed):
-            record(folder, config, prepared, listen, keeper=keeper)
-    return played
-
-
-def results(folder: Path) -> dict[str, bytes]:
-    """What a run leaves, but for the times in its events."""
-    assert not (folder / CHECKPOINTS).exists()
-    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "events.jsonl")
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_resume import config_of
 
 from fedshift.experiments.folder import record
 from fedshift.experiments.progress import SECONDS, Keeper, Progress, Saver
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
+from support.small_runs import config_of
 
 ROUNDS = 9
 

@@ -19,6 +19,7 @@ import torch
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import SIZES, make_federation
+from support.small_runs import text_of
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message
@@ -29,7 +30,7 @@ from fedshift.engine.rounds import Federation, Round, run
 from fedshift.errors import DataError, InputError
 from fedshift.experiments import deployed
 from fedshift.experiments.folder import record
-from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
@@ -173,17 +174,6 @@ def test_other_counts_are_another_federation(setting: Setting) -> None:
     fewer = make_federation(setting.model, tuple(clients))
     with pytest.raises(DataError, match='clients registered another "labels" than when this run'):
         over(algorithm, fewer, 0, first)
-
-
-def text_of(method: str) -> str:
-    options = {"ess": 0.9} if method == "fedpals" else {}
-    config = validate({
-        "name": "run", "data": {"name": "fashion-mnist-mini"},
-        "shift": {"kind": "sparsity", "labels_per_client": 3, "clients": 3},
-        "model": {"name": "linear"}, "method": {"name": method, **options},
-        "training": {"rounds": ROUNDS, "steps": 2, "evaluate_every": 2, "lr": 0.05},
-    })  # fmt: skip
-    return dumps(config)
 
 
 def served(text: str, out: Path, last: int = 0) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_contract import last
 
 from fedshift import recipes
 from fedshift.client.local import Local
@@ -25,6 +24,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from support.federations import SIZES, make_clients, make_federation
+from support.rounds import last
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message, RecordDict

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_reproduce import MINI, cell, results
 
 from fedshift.engine.rounds import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
@@ -26,6 +25,7 @@ from fedshift.papers.reproduce.results import mean_curve
 from fedshift.papers.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
+from support.tables import MINI, cell, results
 
 HIGH = ("model.name=linear", "training.lr=3e38")
 

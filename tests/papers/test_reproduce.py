@@ -21,24 +21,12 @@ from fedshift.papers.reproduce.execute import execute
 from fedshift.papers.reproduce.plan import Plan, wanted
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
-    Request,
     reproduce,
 )
-from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
-
-MINI = Request(
-    "fedpals/table1",
-    Path("unset"),
-    datasets=("fashion-mnist-mini",),
-    splits=("C=3",),
-    methods=("fedpals", "fedavg", "fedprox"),
-    seeds=(0, 1),
-    rounds=2,
-    overrides=("model.name=linear",),
-)
+from support.tables import MINI, cell, results
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +40,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced
 def copied(finished: tuple[Path, Reproduced], tmp_path: Path) -> Path:
     shutil.copytree(finished[0], tmp_path / "copy")
     return tmp_path / "copy"
-
-
-def cell(done: Reproduced, label: str) -> Cell:
-    return next(c for c in done.outcome.cells if c.row.label == label)
-
-
-def results(out: Path, table: str = "table1") -> Any:
-    return json.loads((out / table / "results.json").read_text())
 
 
 # --------------------------------------------------------------------------- what is trained

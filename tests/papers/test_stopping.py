@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import results
 
 from fedshift.experiments.folder import CHECKPOINTS
 from fedshift.papers.reproduce.reproduce import Request, reproduce
 from support.federations import hears_ctrl_c
+from support.small_runs import results
 
 ROUNDS = 40
 REQUEST = Request(

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_levers import images
-from test_stacked import last
 from torch import Tensor, nn
 
 from fedshift import recipes
@@ -43,6 +41,8 @@ from fedshift.tree import Params, sub
 from support.broken_inputs import GOOD
 from support.every_method import MAKE
 from support.federations import CLASSES, FEATURES, double, make_clients, make_federation
+from support.photographs import images
+from support.rounds import last
 from support.routing import routed_model
 
 UNIT = 2.0**-8  # of bfloat16: rounding moves a number by half of it at most, relative to itself
