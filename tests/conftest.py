@@ -22,6 +22,7 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.federations import CLASSES, FEATURES, TARGET, Normed, make_federation
+from support.routing import routed_model
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -50,8 +51,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def mlp() -> Model:
-    """FEATURES-10-CLASSES, from a fixed seed."""
+def mlp(request: pytest.FixtureRequest) -> Model:
+    """FEATURES-10-CLASSES, from a fixed seed; in files marked `routed`, with a client branch."""
+    if request.node.get_closest_marker("routed"):
+        return routed_model()
     return build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,16 @@ from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.engine.backends import loop
 from fedshift.engine.checkpoint import read_checkpoint, write_checkpoint
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.rounds import run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model, build
 from fedshift.tree import flatten
 from support.federations import CLASSES, FEATURES, Normed, make_clients, make_federation
+from support.rounds import last
 
 LOCAL = Local(epochs=1, batch=8)
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 MASK = torch.triu(torch.full((4, 4), -torch.inf), 1)

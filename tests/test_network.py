@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +30,10 @@ from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from fedshift.tree import Parts, flatten
 from support.federations import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
+from support.rounds import last
 from support.routing import routed_federation, routed_model, routed_setting, trained_router
 
 LOCAL = Local(epochs=1, batch=8)
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 def equal(a: Parts, b: Parts) -> bool:

@@ -16,16 +16,10 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.image_sets import PACS_ABSENT, pacs_roles
 from fedshift.seeds import numpy_generator
-from support.image_fixtures import write_tree
 
 SPLIT_SIZES = {"train": 5683, "val": 2048, "test": 1670, "id_val": 284, "id_test": 306}
 CLIENT_SIZES = [190, 1865, 1909]
 LAMBDAS = (0.0, 12.0, 42.0, 93.0)
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tree(tmp_path_factory.mktemp("pacs") / "PACS")
 
 
 @pytest.fixture(scope="module")

@@ -28,24 +28,15 @@ from support.every_method import MAKE, ROUNDS
 from support.federations import make_clients, make_federation
 from support.odd_work import SIZES, OddReports, Together
 from support.rounds import different, far, last
-from support.routing import routed_model
+
+pytestmark = pytest.mark.routed
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
 
 @pytest.fixture
-def mlp() -> Model:
-    return routed_model()
-
-
-@pytest.fixture
 def setting(mlp: Model) -> Setting:
     return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=ROUNDS)
-
-
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)

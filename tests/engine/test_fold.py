@@ -20,20 +20,14 @@ from fedshift.engine.gate import Asked, Gate
 from fedshift.engine.one_round import close_round, settle
 from fedshift.engine.rounds import run
 from fedshift.errors import TrainingError
-from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import total
 from fedshift.testing.fuzz import different
 from fedshift.tree import Parts, weighted_sum
 from support.every_method import MAKE, ROUNDS, WRAP, Make
 from support.federations import make_federation
-from support.routing import routed_model
 
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
+pytestmark = pytest.mark.routed
 
 
 def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -> Parts:

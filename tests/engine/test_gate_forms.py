@@ -22,15 +22,10 @@ from fedshift.testing.fuzz import arena, different, fuzz
 from fedshift.tree import Parts, flatten
 from support.every_method import MAKE
 from support.federations import make_clients, make_federation
-from support.routing import routed_model
+
+pytestmark = pytest.mark.routed
 
 Change = Callable[[Parts], Any]
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row."""
-    return routed_model()
 
 
 @pytest.fixture

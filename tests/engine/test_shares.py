@@ -35,16 +35,12 @@ from support.every_method import MAKE, ROUNDS
 from support.federations import make_federation, one_job
 from support.odd_work import OddWork, Once, asleep, killed
 from support.rounds import different, last
-from support.routing import routed_model
 
 SINGLY = [(i,) for i in range(6)]
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedpac", "feddrm"])

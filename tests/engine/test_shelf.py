@@ -22,27 +22,17 @@ from fedshift.experiments.experiment import in_process
 from fedshift.experiments.folder import kept_in, record
 from fedshift.experiments.shelved import STATES, Shelved, shelf_in
 from fedshift.experiments.task import prepare
-from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.tree import size_in_bytes
 from support.every_method import MAKE
 from support.federations import make_federation
-from support.routing import routed_model
-from support.small_runs import config_of, results
+from support.rounds import everything
+from support.small_runs import Killed, config_of, results
+
+pytestmark = pytest.mark.routed
 
 ROUNDS = 3
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
-def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
 
 
 def on_disk(played: Round) -> list[int]:
@@ -149,10 +139,6 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
         InputError, match='"x" is torch.complex128, which a safetensors file cannot'
     ):
         write_tensors(tmp_path / "x", {"x": torch.zeros(1, dtype=torch.complex128)}.items)
-
-
-class Killed(BaseException):
-    """What nothing catches."""
 
 
 def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = None) -> list[str]:

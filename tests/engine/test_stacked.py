@@ -37,7 +37,8 @@ from support.federations import (
     one_job,
 )
 from support.rounds import apart
-from support.routing import routed_model
+
+pytestmark = pytest.mark.routed
 
 # Rows that cannot be stacked, and the words of the reason.
 ALONE = {
@@ -50,12 +51,6 @@ ALONE = {
     "labelset_scaffold I": "slots.py, .*item",
     "labelset_ditto": "slots.py, .*item",
 }
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
 
 
 @pytest.fixture

@@ -27,19 +27,11 @@ from support.every_method import MAKE, ROUNDS
 from support.federations import make_clients, make_federation
 from support.odd_work import SIZES, OddWork, changed
 from support.rounds import different, far, last
-from support.routing import routed_model
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-
-
-@pytest.fixture
-def mlp() -> Model:
-    return routed_model()
-
-
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)

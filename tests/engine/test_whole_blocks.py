@@ -27,28 +27,18 @@ from fedshift.engine.workers import workers
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from support.federations import make_clients, make_federation
-from support.odd_work import SIZES, OddReports, Together
+from support.odd_work import OddReports, Together
 from support.rounds import different, far, last
-from support.routing import routed_model
+
+pytestmark = pytest.mark.routed
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 PROCESSES = [1, pytest.param(2, marks=linux), pytest.param(3, marks=linux)]
 
 
 @pytest.fixture
-def mlp() -> Model:
-    return routed_model()
-
-
-@pytest.fixture
 def setting(mlp: Model) -> Setting:
     return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=3)
-
-
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
 
 
 @pytest.fixture

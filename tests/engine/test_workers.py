@@ -33,16 +33,9 @@ from support.comparing import apart
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_federation
 from support.rounds import different, last
-from support.routing import routed_model
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-pytestmark = linux
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
+pytestmark = [linux, pytest.mark.routed]
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)

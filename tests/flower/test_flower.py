@@ -29,13 +29,9 @@ from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.records import failure_of, to_record
 from support.flower_runs import apart, in_process, on_flower, sites, strategy_of
 
+pytestmark = pytest.mark.routed
+
 ROUNDS, COHORT = 3, 4
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
 
 
 @pytest.fixture

@@ -23,19 +23,11 @@ from fedshift.recipes import Setting, one_model
 from fedshift.tree import Parts, flatten, sub
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import TARGET, double, make_clients, make_federation, one_job
-from support.routing import routed_model
+from support.rounds import everything, last
+
+pytestmark = pytest.mark.routed
 
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -45,12 +37,6 @@ def leaves(value: Any) -> list[torch.Tensor]:
     children = value.values() if isinstance(value, dict) else value
     return [t for child in children if isinstance(child, dict | tuple | torch.Tensor)
             for t in leaves(child)]  # fmt: skip
-
-
-def everything(played: Round) -> Parts:
-    """The server's parts and every client's, by one name each."""
-    kept = {f"client {i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
 
 
 def floats(pair: tuple[Parts, Parts]) -> tuple[Parts, Parts]:

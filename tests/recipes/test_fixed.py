@@ -15,7 +15,7 @@ from fedshift import recipes
 from fedshift.client.local import Local, plan_all
 from fedshift.data import take
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
-from fedshift.engine.rounds import Round, run
+from fedshift.engine.rounds import run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers
 from fedshift.errors import InputError
@@ -26,6 +26,7 @@ from fedshift.recipes import Setting
 from fedshift.tree import Params, Parts
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
+from support.rounds import last
 from support.routing import routed_model
 
 FIXED = {"body.0.0.weight", "head.bias"}
@@ -47,10 +48,6 @@ def mlp() -> Model:
 
 def chain(names: Iterable[str] = CHAIN) -> Model:
     return fixing(build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1).net, names)
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 def noting(sent: list[Parts]) -> Backend:

@@ -28,22 +28,11 @@ from support.routing import (
     routed_federation,
     routed_model,
     routed_setting,
-    trained_router,
 )
 
 N = len(SIZES)
 MODEL = routed_model()
 ALGORITHM = recipes.feddrm(routed_setting(MODEL))
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
-
-
-@pytest.fixture(scope="module")
-def queries() -> Tensor:
-    return torch.cat([c.x for c in make_clients(seed=9)])
 
 
 def answers(router: Router, x: Tensor) -> Tensor:

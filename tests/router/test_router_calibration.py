@@ -25,15 +25,10 @@ from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
 from fedshift.router.score import posterior
 from support.federations import SIZES, make_clients
-from support.routing import drawn, routed_model, trained_router
+from support.routing import drawn, routed_model
 
 SAMPLES = [drawn((n, 3), seed=n) + torch.tensor([m, 0.0, -m]) for n, m in
            ((40, 0.0), (25, 1.0), (60, -0.7), (1, 0.4))]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
 
 
 def of(router: Router, inputs: list[Tensor]) -> tuple[float, float]:

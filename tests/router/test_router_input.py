@@ -28,21 +28,11 @@ from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from support.by_hand import apart, final
 from support.federations import CLASSES, FEATURES, SIZES, TARGET, make_clients, make_federation
-from support.routing import routed_federation, routed_model, routed_setting, trained_router
+from support.routing import routed_federation, routed_model, routed_setting
 
 N = len(SIZES)
 MODEL = routed_model()
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
-
-
-@pytest.fixture(scope="module")
-def queries() -> Tensor:
-    return torch.cat([c.x for c in make_clients(seed=9)])
 
 
 # ------------------------------------------------------------------------------ who the clients are

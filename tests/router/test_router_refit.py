@@ -18,13 +18,7 @@ from fedshift.router.moments import moments, pooled
 from fedshift.router.refit import origin_sums, refit_locally
 from fedshift.router.route import Router
 from support.federations import SIZES, make_clients
-from support.routing import drawn, trained_router
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
-
+from support.routing import drawn
 
 # ------------------------------------------------------------------------------------------- refits
 

@@ -10,21 +10,10 @@ import pytest
 
 from fedshift.errors import InputError
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
+from support.label_counts import task
 
 COUNTS = np.array([[40, 0, 10], [0, 300, 20], [5, 5, 0], [1000, 900, 100], [0, 0, 7]])
 TARGET = np.array([0.2, 0.5, 0.3])
-
-
-def task(seed: int, clients: int = 30, classes: int = 6, inside: bool = False):
-    rng = np.random.default_rng(seed)
-    sizes = np.round(10 ** rng.uniform(0, 4, clients)).astype(int)
-    shares = rng.dirichlet(np.full(classes, 0.3), size=clients)
-    counts = np.stack([rng.multinomial(n, p) for n, p in zip(sizes, shares, strict=True)])
-    if inside:
-        target = rng.dirichlet(np.ones(clients)) @ (counts / sizes[:, None])
-    else:
-        target = rng.dirichlet(np.full(classes, 0.3))
-    return counts, target / target.sum()
 
 
 # ---------------------------------------------------------------- closed forms and laws

@@ -16,7 +16,6 @@ from fedshift.shifts import (
     Iid,
     QuantitySkew,
     Shards,
-    Shift,
     Sparsity,
     check_partition,
     dirichlet_marginal,
@@ -28,16 +27,9 @@ from fedshift.shifts import (
 from fedshift.shifts.base import largest_remainder, round_within
 from fedshift.shifts.label import _cut, _cut_with_capacity, fill
 from fedshift.shifts.target import check_marginal
+from support.partitions import rng, table
 
 EVEN = np.repeat(np.arange(10), 500)
-
-
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def table(shift: Shift, labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
-    return label_counts(labels, shift(labels, 10, clients, rng(seed)), 10)
 
 
 # --- Iid, QuantitySkew, Shards -------------------------------------------------------------------

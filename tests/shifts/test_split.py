@@ -17,14 +17,11 @@ from fedshift.shifts import (
     check_partition,
     label_counts,
 )
+from support.partitions import rng
 
 # Training and test images together, as the paper deals them.
 CIFAR_10 = np.repeat(np.arange(10), 6000)
 CIFAR_100 = np.repeat(np.arange(100), 600)
-
-
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 # ------------------------------------------------------------------------------------------ 70/30

@@ -111,3 +111,13 @@ def mnist(folder: Path, broken: str, content: bytes) -> None:
     for name in FILES:
         good = idx(4, 28, 28) if "images" in name else idx(4)
         (folder / "mnist" / name).write_bytes(content if name == broken else good)
+
+
+class Touch:
+    """A pickle of this creates a file when it is loaded without restriction."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
