@@ -55,6 +55,7 @@ def largest_over_cap(claims: int, seed: int) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_no_claim_buys_more_than_the_cap() -> None:
     assert largest_over_cap(250, seed=0) <= 1e-9
 
@@ -83,6 +84,7 @@ def alarms(n: int, distance: float, draws: int, offset: float = 0.0) -> tuple[fl
     return found / draws, false / (draws * (len(told) - 1))
 
 
+@pytest.mark.slow
 def test_power_on_the_toy_table() -> None:
     """Spec: at least 0.9 for a lie of 0.1 with 500 examples, at 1 % false alarms."""
     power, false = alarms(500, 0.1, 30)

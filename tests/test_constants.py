@@ -89,6 +89,7 @@ def test_constants_pass(name: str, tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in pairs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["stacked", "workers", "shares", "flower"])
 def test_constants_pass_everywhere(kind: str) -> None:
     own = CONSTANTS

@@ -165,6 +165,7 @@ def test_a_rectifier_may_come_after(kind: torch.dtype, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.slow
 def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "LARGE", 0)
     used = counted(monkeypatch)

@@ -68,6 +68,7 @@ DRAWS = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_draws_are_part_of_the_run(between: Any) -> None:
     """Equal seeds, equal bits; resumed = whole; workers = loop; the process's state stays."""
@@ -93,6 +94,7 @@ def test_the_process_keeps_its_state(between: Any) -> None:
     assert not before.moved(states())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_draws_differ_from_step_to_step(between: Any) -> None:
     """A control: the numbers that are drawn do move the model, and not the same way each time."""

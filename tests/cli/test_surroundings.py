@@ -163,6 +163,7 @@ REAL: dict[str, tuple[list[str], list[str], dict[str, str], int, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
     options, arguments, more, code, told = REAL[name]

@@ -27,6 +27,7 @@ def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) ->
     return float((found - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
 
 
+@pytest.mark.slow
 @needed
 @pytest.mark.parametrize(
     ("c", "m", "k", "n"), [(3, 200, 784, 32), (2, 8, 16, 64), (1, 7, 5, 1), (4, 1, 1, 9)]

@@ -153,6 +153,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         once.sum().backward()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("sizes", "r", "border"),
     [

@@ -134,6 +134,7 @@ def ess_percent(real: pacs.Pacs, seed: int, as_coded: bool = False) -> list[list
     ]
 
 
+@pytest.mark.slow
 def test_real_lambdas_give_the_papers_ess_with_the_norm_and_not_with_its_square(
     real: pacs.Pacs,
 ) -> None:
@@ -150,6 +151,7 @@ def test_real_lambdas_give_the_papers_ess_with_the_norm_and_not_with_its_square(
     assert (np.abs(squared - measured)[1:] > 2 * scatter[1:]).all(), squared
 
 
+@pytest.mark.slow
 def test_real_images_that_the_authors_code_takes_do_not_lack_the_labels(real: pacs.Pacs) -> None:
     """Places among the training images, taken for rows of the whole table: see Imbalanced."""
     as_meant = np.array([ess_percent(real, seed)[0] for seed in range(20)]).mean(0)

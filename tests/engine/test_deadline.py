@@ -80,6 +80,7 @@ def test_who_is_late_drops_out(setting: Setting, federation: Federation, tmp_pat
     assert different(first.server, next(run(algorithm, federation, 1)).server)  # the control
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced(
     setting: Setting, federation: Federation, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_process_that_dies_is_replaced(
         played(federation, algorithm, once)
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_is_the_main_ones(
     setting: Setting, federation: Federation, tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ def test_limits_out_of_range(limits: dict[str, Any], federation: Federation) -> 
         pass
 
 
+@pytest.mark.slow
 def test_nothing_ends_a_client_in_this_process() -> None:
     training = {"rounds": 1, "steps": 1, "on_bad_reply": "drop", "deadline": 60.0, "retries": 1}
     config = config_of("fedavg", training=training)

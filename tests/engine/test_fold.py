@@ -69,6 +69,7 @@ WAYS = (
 )  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_sums_are_those_of_stacked_updates(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +80,7 @@ def test_sums_are_those_of_stacked_updates(
 SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk", "FedDisk(Ditto)")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_through_wrappers(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +136,7 @@ class Backwards:
             del reply
 
 
+@pytest.mark.slow
 def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
     backwards = Backwards()
     assert (
@@ -143,6 +146,7 @@ def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
     assert backwards.most == 4  # all wait for the first
 
 
+@pytest.mark.slow
 def test_replies_are_let_go(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six clients never more than two at once, where two pass the gate together."""
     monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=2))

@@ -252,6 +252,7 @@ def fuzzed(name: str, setting: Setting, replies: int) -> tuple[str, ...]:
     return fuzz(arena(algorithm, federation(setting.model), gate), replies, seed=1).broken
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "fedadam"])
 def test_fuzzed_replies_of_other_methods(name: str, setting: Setting) -> None:
     assert fuzzed(name, setting, 60) == ()

@@ -47,6 +47,7 @@ def both(name: str, setting: Setting, shelf: Shelf) -> tuple[Round, Round]:
     return plain, list(run(algorithm, replace(federation, shelf=shelf), ROUNDS, cohort=4))[-1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["scaffold", "ditto", "feddyn", "fedrep", "fedala", "feddisk"])
 def test_the_rounds_are_the_same(name: str, setting: Setting, tmp_path: Path) -> None:
     plain, shelved = both(name, setting, Shelf(0, tmp_path))
@@ -77,6 +78,7 @@ def test_what_fits_stays_in_memory(setting: Setting, tmp_path: Path) -> None:
     assert max(in_memory(played.states) for played in rounds) == 2 * each
 
 
+@pytest.mark.slow
 def test_workers_and_stacked_clients(setting: Setting, tmp_path: Path) -> None:
     algorithm = MAKE["scaffold"](setting)
     federation = make_federation(setting.model)
@@ -90,6 +92,7 @@ def test_workers_and_stacked_clients(setting: Setting, tmp_path: Path) -> None:
     assert different(everything(plain), everything(stacked)) == []
 
 
+@pytest.mark.slow
 def test_files_go_with_the_last_round_that_holds_them(setting: Setting, tmp_path: Path) -> None:
     federation = replace(make_federation(setting.model), shelf=Shelf(0, tmp_path / "states"))
     rounds = list(run(MAKE["scaffold"](setting), federation, 2))
@@ -159,6 +162,7 @@ def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = 
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "ditto"])
 def test_killed_and_resumed_with_states_on_disk(name: str, tmp_path: Path) -> None:
     """The files of a run in memory, whose resumed half may also have another budget."""

@@ -82,6 +82,7 @@ def test_who_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     assert awake() == Task(len, within=loop).patience == 0  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 def test_the_same_result_awake_and_asleep(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, yields: list[float]

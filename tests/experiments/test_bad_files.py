@@ -220,6 +220,7 @@ def test_files_that_may_not_be_read(
     assert files_of(tmp_path) == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
 def test_a_full_disk(
     after: int, called: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

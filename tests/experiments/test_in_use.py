@@ -185,6 +185,7 @@ def test_a_run_that_was_completed_meanwhile_is_not_trained_again(tmp_path: Path)
         pass
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     config = config_of("fedavg")
     prepared = prepare(config)
@@ -203,6 +204,7 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path: Path) -> None:
     store, run = Store(tmp_path), run_of(config_of("fedavg"))
     record_until(store.path(run), run.config, 2)
@@ -221,6 +223,7 @@ def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path:
     assert results(store.path(run)) == done
 
 
+@pytest.mark.slow
 def test_the_command_line_says_so(tmp_path: Path) -> None:
     """`fedshift run --resume` of a run that is under way in another shell, and once it is over."""
     command = [Path(sys.executable).with_name("fedshift"), "run", "--resume", "run"]

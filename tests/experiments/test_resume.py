@@ -43,6 +43,7 @@ SCRIPT = Path(sys.executable).with_name("fedshift")
 ENV = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_in_any_round_and_resumed(name: str, tmp_path: Path) -> None:
     """Twice: the files are those of a run that went through, and one round is played again."""
@@ -58,6 +59,7 @@ def test_killed_in_any_round_and_resumed(name: str, tmp_path: Path) -> None:
     assert results(tmp_path / "other")["metrics.csv"] != results(tmp_path / "whole")["metrics.csv"]
 
 
+@pytest.mark.slow
 def test_killed_after_the_last_round(tmp_path: Path) -> None:
     """Nothing is trained again, the last evaluation is made again."""
     config = config_of("fedavg")
@@ -155,6 +157,7 @@ def start_run(folder: Path, *options: str, wait_for: str = CHECKPOINTS) -> subpr
 LONG = ("-c", "training.rounds=100000", "-c", "model.name=linear")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_finishes_the_round(number: int, code: int, tmp_path: Path) -> None:
     with start_run(tmp_path, *LONG) as job:
@@ -202,6 +205,7 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -243,6 +247,7 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
         assert "platform Plan9 mips then, " in moved
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -264,6 +269,7 @@ def test_options_that_do_not_go_together(
         run_asked(Asked(**{**plain, **given}), as_json=False)
 
 
+@pytest.mark.slow
 def test_workers_leave_the_same_files(tmp_path: Path) -> None:
     config = config_of("scaffold")
     prepared = prepare(config)

@@ -31,6 +31,7 @@ def test_the_clients_are_of_unequal_sizes_and_so_are_their_shares_of_tests() -> 
     assert np.abs(drawn / drawn.sum() - hand.sizes / hand.sizes.sum()).max() > 1e-4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("method", "cohort"),
     [("feddrm", None), ("feddrm", 3), ("fedper", None), ("ditto", None), ("fedala_drm_repo", None)],
@@ -179,6 +180,7 @@ def routers(hand: Hand, data: Sequence[Any]) -> dict[str, Router]:
     }
 
 
+@pytest.mark.slow
 def test_refits_are_fitted_on_training_images_and_scored_on_the_others() -> None:
     hand = played("feddrm")
     found = refitted(hand, hand.task)
@@ -200,6 +202,7 @@ def changed(task: Task, change: Any) -> Task:
     return replace(task, tests=tests, test=joined(tests))
 
 
+@pytest.mark.slow
 def test_test_examples_never_reach_a_refit() -> None:
     """With other test images and labels, too, it is the router fitted to the clients' data."""
     hand = played("feddrm")

@@ -105,6 +105,7 @@ def _own(site: Any, keep: Path | None) -> Any:
     return lambda message, context: apps[partition(context)](message, context)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trained", [False, True], ids=["before", "after it was trained"])
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedpals", "feddyn", "scaffold", "ditto", "moon", "fedala", "fedpac"]
@@ -195,6 +196,7 @@ def in_process(text: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedpals", "scaffold", "labelset_ditto"])
 def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
     text = text_of(method)

@@ -32,6 +32,7 @@ def own(text: str, client: int) -> Site:
     return replace(site, data=dealt._replace(x=x, y=dealt.y[:n], w=dealt.w[:n]))
 
 
+@pytest.mark.slow
 def test_gap_and_tables_are_of_the_data_that_clients_have(tmp_path: Path) -> None:
     text, out = text_of("fedpals"), tmp_path / "run"
     given = {"experiment": text, "out": str(out), "patience": 60.0, "timeout": 60.0}

@@ -45,6 +45,7 @@ def copied(finished: tuple[Path, Reproduced], tmp_path: Path) -> Path:
 # --------------------------------------------------------------------------- what is trained
 
 
+@pytest.mark.slow
 def test_running_again_trains_nothing(copied: Path, finished: tuple[Path, Reproduced]) -> None:
     out, first = finished
     assert len(first.report.trained) == len(list((out / "runs").iterdir())) >= 8
@@ -54,6 +55,7 @@ def test_running_again_trains_nothing(copied: Path, finished: tuple[Path, Reprod
         assert (copied / "table1" / name).read_bytes() == (out / "table1" / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False], ids=["folder deleted", "summary missing"])
 def test_one_run_that_is_not_complete_is_trained_alone(
     whole: bool, copied: Path, finished: tuple[Path, Reproduced]
@@ -71,6 +73,7 @@ def test_one_run_that_is_not_complete_is_trained_alone(
     assert [e["event"] for e in events].count("start") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_table_goes_on(tmp_path: Path, finished: tuple[Path, Reproduced]) -> None:
     request = replace(MINI, out=tmp_path, methods=("fedavg", "fedprox"), seeds=(0, 1))
 
@@ -89,6 +92,7 @@ def test_an_interrupted_table_goes_on(tmp_path: Path, finished: tuple[Path, Repr
     assert cell(second, "FedProx").by_seed == cell(finished[1], "FedProx").by_seed
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_same_numbers(tmp_path: Path, finished: tuple[Path, Reproduced]) -> None:
     done = reproduce(replace(MINI, out=tmp_path, methods=("fedavg", "fedprox"), seeds=(0,), jobs=2))
     assert len(done.report.trained) == 2
@@ -115,6 +119,7 @@ def test_stopping_leaves_no_process(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +130,7 @@ def test_a_process_that_dies_is_a_failed_run(
     assert list(report.failures.values()) == ["the process ended without a result, exit code 0"]
 
 
+@pytest.mark.slow
 def test_tables_share_runs_and_figures_are_drawn(copied: Path) -> None:
     for target, drawing in (
         ("fig2", "fashion-mnist-mini-C.svg"),
@@ -231,6 +237,7 @@ def test_each_seed_takes_the_ess_of_best_validation(finished: tuple[Path, Reprod
         assert value.validation == accuracies[0]
 
 
+@pytest.mark.slow
 def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     request = replace(MINI, out=tmp_path, methods=("fedprox",), seeds=(0,), rounds=1, tune=True)
     first = reproduce(request)
@@ -272,6 +279,7 @@ def test_a_damaged_run_is_named(copied: Path, finished: tuple[Path, Reproduced])
         reproduce(replace(MINI, out=copied))
 
 
+@pytest.mark.slow
 def test_a_run_of_another_configuration_is_refused(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -286,6 +294,7 @@ def test_a_run_of_another_configuration_is_refused(
         reproduce(replace(MINI, out=copied))
 
 
+@pytest.mark.slow
 def test_runs_of_versions_that_measured_less_are_still_read(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -312,6 +321,7 @@ def test_runs_of_versions_that_measured_less_are_still_read(
     assert values == [[s["value"] for s in c["seeds"]] for c in results(finished[0])["cells"]]
 
 
+@pytest.mark.slow
 def test_a_published_table_draws_itself_from_summaries(
     copied: Path, finished: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:

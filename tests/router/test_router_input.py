@@ -38,6 +38,7 @@ NAN, INF = float("nan"), float("inf")
 # ------------------------------------------------------------------------------ who the clients are
 
 
+@pytest.mark.slow
 def test_clients_out_of_order_are_refused(router: Router) -> None:
     """Not taken for one another: the order is not the identity."""
     clients = make_clients()
@@ -55,6 +56,7 @@ def test_clients_out_of_order_are_refused(router: Router) -> None:
 # ----------------------------------------------------------------------------------- queries of NaN
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_queries_that_are_not_finite_are_refused(
     router: Router, queries: Tensor, value: float
@@ -351,6 +353,7 @@ def test_a_lam_that_is_no_number_is_refused(lam: Any, message: str) -> None:
 # ------------------------------------------------------------------------------------------ refits
 
 
+@pytest.mark.slow
 def test_the_advice_on_rounds_can_be_followed(router: Router) -> None:
     clients = make_clients()
     with pytest.raises(TrainingError, match="after 6 rounds; give more than rounds=5, or a larger"):

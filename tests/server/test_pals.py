@@ -90,6 +90,7 @@ def test_order_of_clients_and_of_classes_does_not_matter(lam: float, cap: float 
     np.testing.assert_allclose(renamed.residual, plain.residual[classes], atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])
@@ -166,6 +167,7 @@ def test_effective_sample_size_at_its_ends() -> None:
 # ---------------------------------------------------------------- ESS and cap
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])

@@ -120,6 +120,7 @@ def test_exact_dirichlet_follows_p_at_the_largest_size(beta: float, clients: int
         assert (abs(deviation(shift, labels, clients, seed)) < 1).all()
 
 
+@pytest.mark.slow
 def test_table_1_split_has_sensible_sizes() -> None:
     labels = np.repeat(np.arange(10), 5000)
     sizes = [DirichletPerClient(0.1)(labels, 10, 10, rng(s))[9].size for s in range(100)]
@@ -201,6 +202,7 @@ def test_minimum_size_is_drawn_again_until_reached() -> None:
 # --- rounding ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 8), st.integers(0, 40))
 def test_rounding_within_capacity(seed: int, rows: int, columns: int, size: int) -> None:
@@ -228,6 +230,7 @@ def test_plain_rounding_would_overfill() -> None:
 # --- target --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0.05, 50))
 def test_resampling_follows_the_marginal_and_is_maximal(

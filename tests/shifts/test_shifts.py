@@ -88,6 +88,7 @@ def dealt(shift: Shift, labels: np.ndarray, classes: int, clients: int, seed: in
     return outcome, time.process_time() - start
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_cases() -> None:
     draw, succeeded = rng(0), np.zeros(7, int)
     for seed in range(10_000):
