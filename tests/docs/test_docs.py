@@ -19,8 +19,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.compile(r"```python\n(.*?)```", re.S)
 
 
+LONG = {"routing.md"}
+
+
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if PYTHON.search(p.read_text())], ids=lambda p: p.name
+    "page",
+    [
+        pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else [])
+        for p in PAGES
+        if PYTHON.search(p.read_text())
+    ],
 )
 def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All Python of a page, in order, in one namespace; output blocks that follow must match."""

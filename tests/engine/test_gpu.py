@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_workers import different, everything, last
 
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, loop
@@ -23,10 +22,11 @@ from fedshift.errors import UnfitError
 from fedshift.randomness import states
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, flatten
+from support.drawing import dropout, federated, leaky, numpy_noise, torch_noise, unforeseen
 from support.every_method import MAKE, ROUNDS
 from support.federations import TARGET, make_federation
+from support.rounds import different, everything, last
 from support.routing import routed_model
-from test_randomness import dropout, federated, leaky, numpy_noise, torch_noise, unforeseen
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TOML = """

@@ -9,49 +9,29 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from test_workers import different, everything, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.run import Federation, Round, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.sums.running import Fold, Share
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from fedshift.tree import Params, Parts, flatten
+from fedshift.tree import Params, Parts
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_clients, make_federation
-from support.odd_work import OddWork
-from support.routing import routed_model
+from support.odd_work import SIZES, OddWork, changed
+from support.rounds import different, far, last
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-
-# Examples of clients 0 to 7.
-SIZES = (12, 9, 7, 14, 10, 8, 11, 13)
-
-
-@pytest.fixture
-def mlp() -> Model:
-    return routed_model()
-
-
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
-
-
-def far(one: Round, other: Round) -> float:
-    """The largest difference of two states over the size of the first."""
-    a, b = flatten(everything(one)), flatten(everything(other))
-    assert a.keys() == b.keys()
-    size = max(float(v.double().abs().max()) for v in a.values() if v.numel())
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel()) / size
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
@@ -115,25 +95,6 @@ def test_where_nothing_is_summed(
         together = last(run(algorithm, federation, 2, backend=team.blocks(loop)))
     assert entered == []
     assert not different(alone, together)
-
-
-def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
-    """Something else in what a client sends or keeps."""
-    delta, report = sent["delta"], sent["report"]
-    name = next(iter(delta))
-    found: dict[str, Callable[[], Parts]] = {
-        "nan": lambda: {"delta": delta | {name: delta[name] * float("nan")}},
-        "inf": lambda: {"delta": delta | {name: delta[name] + float("inf")}},
-        "large": lambda: {"delta": delta | {name: delta[name] + 1e6}},
-        "form": lambda: {"delta": delta | {name: delta[name].flatten()}},
-        "type": lambda: {"delta": delta | {name: delta[name].double()}},
-        "names": lambda: {"delta": {"other": delta[name]}},
-        "another's": lambda: {"report": report | {"id": report["id"] - 1}},
-        "more": lambda: {"extra": {"w": torch.zeros(2)}},
-        "kept": dict,
-    }
-    own = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
-    return sent | found[kind](), {**kept, **own}
 
 
 @dataclass(frozen=True)

@@ -21,24 +21,12 @@ from fedshift.papers.reproduce.execute import execute
 from fedshift.papers.reproduce.plan import Plan, wanted
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
-    Request,
     reproduce,
 )
-from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.report.run_folder import read_run
-
-MINI = Request(
-    "fedpals/table1",
-    Path("unset"),
-    datasets=("fashion-mnist-mini",),
-    splits=("C=3",),
-    methods=("fedpals", "fedavg", "fedprox"),
-    seeds=(0, 1),
-    rounds=2,
-    overrides=("model.name=linear",),
-)
+from support.tables import MINI, cell, results
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +42,10 @@ def copied(finished: tuple[Path, Reproduced], tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def cell(done: Reproduced, label: str) -> Cell:
-    return next(c for c in done.outcome.cells if c.row.label == label)
-
-
-def results(out: Path, table: str = "table1") -> Any:
-    return json.loads((out / table / "results.json").read_text())
-
-
 # --------------------------------------------------------------------------- what is trained
 
 
+@pytest.mark.slow
 def test_running_again_trains_nothing(copied: Path, finished: tuple[Path, Reproduced]) -> None:
     out, first = finished
     assert len(first.report.trained) == len(list((out / "runs").iterdir())) >= 8
@@ -74,6 +55,7 @@ def test_running_again_trains_nothing(copied: Path, finished: tuple[Path, Reprod
         assert (copied / "table1" / name).read_bytes() == (out / "table1" / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False], ids=["folder deleted", "summary missing"])
 def test_one_run_that_is_not_complete_is_trained_alone(
     whole: bool, copied: Path, finished: tuple[Path, Reproduced]
@@ -91,6 +73,7 @@ def test_one_run_that_is_not_complete_is_trained_alone(
     assert [e["event"] for e in events].count("start") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_table_goes_on(tmp_path: Path, finished: tuple[Path, Reproduced]) -> None:
     request = replace(MINI, out=tmp_path, methods=("fedavg", "fedprox"), seeds=(0, 1))
 
@@ -109,6 +92,7 @@ def test_an_interrupted_table_goes_on(tmp_path: Path, finished: tuple[Path, Repr
     assert cell(second, "FedProx").by_seed == cell(finished[1], "FedProx").by_seed
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_same_numbers(tmp_path: Path, finished: tuple[Path, Reproduced]) -> None:
     done = reproduce(replace(MINI, out=tmp_path, methods=("fedavg", "fedprox"), seeds=(0,), jobs=2))
     assert len(done.report.trained) == 2
@@ -135,6 +119,7 @@ def test_stopping_leaves_no_process(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +130,7 @@ def test_a_process_that_dies_is_a_failed_run(
     assert list(report.failures.values()) == ["the process ended without a result, exit code 0"]
 
 
+@pytest.mark.slow
 def test_tables_share_runs_and_figures_are_drawn(copied: Path) -> None:
     for target, drawing in (
         ("fig2", "fashion-mnist-mini-C.svg"),
@@ -251,6 +237,7 @@ def test_each_seed_takes_the_ess_of_best_validation(finished: tuple[Path, Reprod
         assert value.validation == accuracies[0]
 
 
+@pytest.mark.slow
 def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     request = replace(MINI, out=tmp_path, methods=("fedprox",), seeds=(0,), rounds=1, tune=True)
     first = reproduce(request)
@@ -292,6 +279,7 @@ def test_a_damaged_run_is_named(copied: Path, finished: tuple[Path, Reproduced])
         reproduce(replace(MINI, out=copied))
 
 
+@pytest.mark.slow
 def test_a_run_of_another_configuration_is_refused(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -306,6 +294,7 @@ def test_a_run_of_another_configuration_is_refused(
         reproduce(replace(MINI, out=copied))
 
 
+@pytest.mark.slow
 def test_runs_of_versions_that_measured_less_are_still_read(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -332,6 +321,7 @@ def test_runs_of_versions_that_measured_less_are_still_read(
     assert values == [[s["value"] for s in c["seeds"]] for c in results(finished[0])["cells"]]
 
 
+@pytest.mark.slow
 def test_a_published_table_draws_itself_from_summaries(
     copied: Path, finished: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:

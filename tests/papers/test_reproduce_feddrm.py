@@ -42,6 +42,7 @@ def test_every_table_and_figure_of_the_paper_is_there() -> None:
     assert set(NAMES) == tables | {"feddrm/small", "feddrm/heart", "feddrm/lenet"}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_experiment(name: str) -> None:
     found = study(name)
@@ -159,6 +160,7 @@ def summaries(place: Path, done: Reproduced) -> list[dict[str, Any]]:
     return [json.loads(p.read_text()) for p in paths]
 
 
+@pytest.mark.slow
 def test_heat_maps_and_risk_are_drawn_with_captions(drawn: tuple[Path, Reproduced]) -> None:
     folder = drawn[0] / "out" / "heart"
     index, markdown = (folder / "index.html").read_text(), (folder / "table.md").read_text()
@@ -224,6 +226,7 @@ def test_the_foot_says_whether_routing_beats_the_global_model(
     assert said in (drawn[0] / "out" / "heart" / "index.html").read_text().replace("&quot;", '"')
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("moments", "said"),
     [
@@ -272,6 +275,7 @@ def test_runs_of_versions_without_details_have_a_table_and_bars(
     assert [p.name for p in (tmp_path / "heart").glob("*.svg")] == ["heart-disease-M=4.svg"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("seeds", "found"),
     [
@@ -307,6 +311,7 @@ def test_a_router_that_was_not_refitted_is_told_with_its_reason(
     assert left.value.exit_code == 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
