@@ -109,7 +109,12 @@ def test_networks_that_draw_are_refused_where_clients_are_stacked() -> None:
 def test_workers_that_torch_lets_train_nothing_are_refused() -> None:
     """Forked after gradients; the control: those that were forked in time train."""
     command = (
-        "import torch; from support.federations import *; from fedshift import recipes, run\n"
+        "from support.federations import CLASSES, FEATURES, TARGET, make_federation\n"
+        "from fedshift import recipes, run\n"
+        "from fedshift.client.local import Local\n"
+        "from fedshift.model import build\n"
+        "from fedshift.models.dense import Mlp\n"
+        "from fedshift.recipes import Setting\n"
         "from fedshift.engine.processes.pool import workers\n"
         "model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)\n"
         "federation = make_federation(model)\n"

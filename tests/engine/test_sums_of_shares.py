@@ -34,6 +34,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
     """The loop's result but for the order of sums, the same each time."""
@@ -47,6 +48,7 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
     assert not different(one, two)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_who_is_summed_where(
     count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
@@ -81,6 +83,7 @@ def test_the_comparison_can_fail(
     assert far(alone, together) > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "gate"),
     [(recipes.fedavg, Gate(on_bad="drop")), (recipes.fedmedian, Gate())],
@@ -109,6 +112,7 @@ class Oddly:
 KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
 def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
@@ -127,6 +131,7 @@ def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> Non
 WHERE = [(2, []), (6, [(0, 1, 2, 3)])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_what_is_not_finite_is_not_summed(
@@ -142,6 +147,7 @@ def test_what_is_not_finite_is_not_summed(
     assert entered == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_bad_is_said_as_in_one_process(

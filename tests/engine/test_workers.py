@@ -38,6 +38,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers
 pytestmark = [linux, pytest.mark.routed]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_gives_the_loops_result(make: Make, setting: Setting) -> None:
     algorithm, federation = make(setting), make_federation(setting.model)
