@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedshift.errors import DataError
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
 from fedshift.papers.reproduce.chart import Chart
@@ -87,16 +86,11 @@ def _details(run: Run, store: Store) -> Serving | None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("serving", *first["loc"])))
-        raise _damaged(run, store, f'"{place}": {first["msg"]}') from None
+        raise store.damaged(run, f'"{place}": {first["msg"]}') from None
     for name, has, needed in found.lengths(run.config.shift.clients, len(summary["classes"])):
         if has != needed:
-            raise _damaged(run, store, f'"{name}" has {has} entries, {needed} are needed')
+            raise store.damaged(run, f'"{name}" has {has} entries, {needed} are needed')
     return found
-
-
-def _damaged(run: Run, store: Store, what: str) -> DataError:
-    path = store.path(run)
-    return DataError(f"{path}: {what}. Delete the folder {path} to train this run again.")
 
 
 def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
