@@ -12,11 +12,11 @@ from typing import Any
 from fedshift import __version__
 from fedshift.experiments.folder import trained_with
 from fedshift.files import clean, write
-from fedshift.papers.reproduce.chart import Chart
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan
 from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.results import Cell, Value
+from fedshift.papers.reproduce.routing_charts import Chart
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tables import (
     cell_table,

@@ -48,7 +48,7 @@ class Request:
 
     backend how clients train, one of `side_by_side.ALONE`
     train   False draws the table from what is there
-    publish another folder for the table's page, with records of its runs
+    publish another folder for the table, with the runs' summaries alone
     """
 
     target: str

@@ -154,15 +154,16 @@ class Store:
         """
         text = self._text(run, CONFIG)
         try:
-            trained = tomllib.loads(text)
+            trained, now = _flat(tomllib.loads(text)), _flat(tomllib.loads(dumps(run.config)))
         except (ValueError, RecursionError) as e:
             raise self.damaged(run, e, CONFIG) from None
-        changed = _changed(trained, tomllib.loads(dumps(run.config)))
-        if changed:
-            raise self.damaged(run, f"{changed} is not what the table needs today", CONFIG)
-        given = run.config.model_dump(exclude_defaults=True, exclude={"name"})
-        if lost := _lost(given, trained):
-            raise self.damaged(run, f"{lost} is not there", CONFIG)
+        for key, value in trained.items():
+            if value != (present := now.get(key)):
+                why = f"{key} = {value!r} (now {present!r}) is not what the table needs today"
+                raise self.damaged(run, why, CONFIG)
+        given = _flat(run.config.model_dump(exclude_defaults=True, exclude={"name"}))
+        if lost := [k for k, v in given.items() if v is not None and k not in trained]:
+            raise self.damaged(run, f"{lost[0]} is not there", CONFIG)
         digest = hashlib.sha256(text.encode()).hexdigest()
         ended = self.diverged(run)
         summary = self._summary(run) if ended is None else ended.summary
@@ -253,24 +254,10 @@ class Store:
         return value
 
 
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key of `then` that `now` has otherwise, with both values; empty if none is."""
-    for key, value in then.items():
-        present = now.get(key)
-        if isinstance(value, dict) and isinstance(present, dict):
-            inner = _changed(value, present, f"{prefix}{key}.")
-            if inner:
-                return inner
-        elif value != present:
-            return f"{prefix}{key} = {value!r} (now {present!r})"
-    return ""
-
-
-def _lost(given: Mapping[str, Any], then: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key of `given` that `then` lacks, other than None; empty if it lacks none."""
-    for key, value in given.items():
-        if key not in then and value is not None:
-            return f"{prefix}{key}"
-        if isinstance(value, dict) and (lost := _lost(value, then[key], f"{prefix}{key}.")):
-            return lost
-    return ""
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value by its whole key, as in "training.lr"."""
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        inner = isinstance(value, Mapping)
+        values |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return values

@@ -14,7 +14,7 @@ from fedshift.cli.app import main
 from fedshift.papers.protocols.study import Column
 from fedshift.papers.reproduce.records import RECORDS
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 TABLES = [str(p.parent.relative_to(RESULTS)) for p in sorted(RESULTS.rglob(RECORDS))]
 QUICK = ("fedpals-scaffold/table1", "feddrm/lenet", "labelsets/scaling", "made/fig2", "made/table1")
 
