@@ -5,7 +5,7 @@ every client are counted; NumPy's header of each array (128 bytes) and the repor
 and loss) are counted apart. Where the specification of a method says what it costs, the count is
 set beside it.
 
-`--write` puts the table into docs/results/flower_bytes.md. The numbers are counts, the same on
+`--write` puts the table into results/flower_bytes.md. The numbers are counts, the same on
 every machine.
 """
 
@@ -34,7 +34,7 @@ from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 
-OUT = Path(__file__).parent.parent / "docs" / "results" / "flower_bytes.md"
+OUT = Path(__file__).parent.parent / "results" / "flower_bytes.md"
 CLIENTS, CLASSES, INPUTS, WIDTH, LABELS = 6, 10, 64, 32, 3
 BODY = INPUTS * WIDTH + WIDTH
 P = BODY + (WIDTH + 1) * CLASSES

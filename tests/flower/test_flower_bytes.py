@@ -17,7 +17,7 @@ from fedshift.tree import size_in_bytes
 from support.federations import Normed, make_clients, make_federation
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "results" / "flower_bytes.md").read_text(encoding="utf-8").splitlines()
+PAGE = (ROOT / "results" / "flower_bytes.md").read_text(encoding="utf-8").splitlines()
 sys.path.insert(0, str(ROOT / "benchmarks"))
 traffic = import_module("flower_bytes")
 METHODS = sorted({row.partition(",")[0] for row in traffic.SPECIFIED})

@@ -20,6 +20,7 @@ from fedshift.experiments import engines
 from fedshift.experiments.metrics import Metrics
 from fedshift.papers.reproduce import worker
 from fedshift.papers.reproduce.diverged import diverged, parsed
+from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import mean_curve
 from fedshift.papers.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
@@ -238,7 +239,8 @@ def test_curves_are_those_of_whole_runs_where_there_are_some(
         read_run(store.path(lost.values[0].run))
     # What is published draws the same.
     again = reproduce(replace(curves, out=tmp_path / "small", train=False))
-    assert mean_curve(again.outcome.cells[0], Store(tmp_path / "small/runs"), metric)
+    small = Store(tmp_path / "small" / "runs", recorded_in(tmp_path / "small"))
+    assert mean_curve(again.outcome.cells[0], small, metric) == mean_curve(whole, store, metric)
 
 
 def noted(t: int, validation: float, target: float) -> Metrics:

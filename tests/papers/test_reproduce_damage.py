@@ -40,8 +40,8 @@ def one(tmp_path: Path) -> tuple[Request, Path]:
     [
         ("summary.json", 60, "Unterminated string"),
         ("lock.json", 30, "Expecting|Unterminated"),
-        ("config.resolved.toml", "[data]\n", "shift is not there"),
-        ("config.resolved.toml", 0, "shift is not there"),
+        ("config.resolved.toml", "[data]\n", "shift.labels_per_client is not there"),
+        ("config.resolved.toml", 0, "shift.labels_per_client is not there"),
     ],
 )
 def test_damage_is_met_before_training(

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedshift.errors import DataError
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
-from fedshift.papers.reproduce.chart import Chart
+from fedshift.papers.reproduce.complete import first_error
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Run, Store
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
@@ -26,6 +25,14 @@ from fedshift.report.svg import PALETTE, Series
 Floats = NDArray[np.float64]
 # Coverages at which curves of several seeds are averaged.
 COVERAGES = tuple(np.linspace(LEAST_COVERAGE, 1.0, 39).tolist())
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of a table: SVG text, and what it shows in one line."""
+
+    svg: str
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -83,20 +90,13 @@ def _details(run: Run, store: Store) -> Serving | None:
     if summary.get("serving") is None:
         return None
     try:
-        found = SERVING.validate_python(summary["serving"])
+        serving = SERVING.validate_python(summary["serving"])
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("serving", *first["loc"])))
-        raise _damaged(run, store, f'"{place}": {first["msg"]}') from None
-    for name, has, needed in found.lengths(run.config.shift.clients, len(summary["classes"])):
+        raise store.damaged(run, f"serving.{first_error(error)}") from None
+    for name, has, needed in serving.lengths(run.config.shift.clients, len(summary["classes"])):
         if has != needed:
-            raise _damaged(run, store, f'"{name}" has {has} entries, {needed} are needed')
-    return found
-
-
-def _damaged(run: Run, store: Store, what: str) -> DataError:
-    path = store.path(run)
-    return DataError(f"{path}: {what}. Delete the folder {path} to train this run again.")
+            raise store.damaged(run, f'"{name}" has {has} entries, {needed} are needed')
+    return serving
 
 
 def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
