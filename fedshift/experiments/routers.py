@@ -70,13 +70,13 @@ def _configured(folder: Path) -> Config:
 def _states(path: Path, parts: Parts, clients: int) -> dict[int, Parts]:
     """Client id -> its own parts, for those that took part."""
     states: dict[int, Parts] = {}
-    known = {f"client{i}": i for i in range(clients)}
+    owners = {f"client{i}": i for i in range(clients)}
     for part, tree in parts.items():
         owner, _, name = part.partition(".")
         if part not in ("params", "buffers", FIRST, FIRST_BUFFERS, WHO):
-            if owner not in known:
+            if owner not in owners:
                 raise DataError(f'{path}: "{part}" is no part of one of {clients} clients')
-            states.setdefault(known[owner], {})[name] = tree
+            states.setdefault(owners[owner], {})[name] = tree
     if WHO in parts:
         states = {i: states.get(i, {}) for i in took_part(parts, clients, path)}
     elif not states:  # a version that did not record who took part, and nothing stays on clients
