@@ -146,8 +146,8 @@ def standardise(values: Floats, everyone: Sums) -> Tensor:
     """x_f = (v_f - m_f) / s_f, and x_f = 0, the mean, where v_f is missing.
 
     m_f = total_f / count_f, s_f^2 = squares_f / count_f - m_f^2, of `everyone`. A feature that
-    never varies, or is never present, has s_f = 1 (and m_f = 0). The hospital that a patient belongs to
-    plays no part, so a server can do the same for a query that it has yet to route.
+    never varies, or is never present, has s_f = 1 (and m_f = 0). The hospital that a patient
+    belongs to plays no part, so a server can do the same for a query that it has yet to route.
 
     The codes of cp, restecg, slope and thal are used as the numbers that they are (chosen: the
     13 features of the files; FLamby makes 0/1 columns of two and drops slope, ca and thal).
