@@ -173,7 +173,7 @@ def makers() -> Mapping[str, Callable[[Setting], Algorithm]]:
 
 def counted(name: str, make: Callable[[Setting], Algorithm]) -> dict[str, Counted]:
     """The method's bytes: of the last round before any tuning, and FedDisk's of both stages."""
-    model = branched() if name.startswith("feddrm") else plain()
+    model = branched() if recipes.recipe(name).traits.router else plain()
     federation, local = federation_of(model), Local(lr=0.05, steps=4, batch=16)
     setting = Setting(
         model, (0.1,) * CLASSES, local, rounds=ROUNDS, clients=CLIENTS, shape=(INPUTS,)
