@@ -17,14 +17,14 @@ from test_resume import CLIENTS, config_of, record_until
 from fedshift.engine.round import before_rounds
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.on_flower import configured_site, on_grid
 from fedshift.experiments.played import Played, Reach, played_of
 from fedshift.experiments.progress import Progress, progress_of
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, client_app
+from fedshift.record.folder import read_run
+from fedshift.record.rounds import Metrics
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
 from fedshift.server.pals import effective_sample_size, pals_weights
 
 MOST = {"method": {"name": "fedpals", "ess": 0.8}}

@@ -9,9 +9,9 @@ import pytest
 from report_fixtures import made, write_run
 
 from fedshift.errors import DataError
+from fedshift.record.folder import read_run
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.figures import save_figures
-from fedshift.report.run_folder import read_run
 
 # --------------------------------------------------------------------------- run folder
 

@@ -27,7 +27,7 @@ from fedshift.papers.reproduce.reproduce import (
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
-from fedshift.report.run_folder import read_run
+from fedshift.record.folder import read_run
 
 MINI = Request(
     "fedpals/table1",

@@ -24,13 +24,14 @@ from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import InProcess, processes
 from fedshift.experiments.experiment import record, run_experiment
-from fedshift.experiments.folder import CHECKPOINTS, kept_in
-from fedshift.experiments.label_sets import SetRound
+from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Missed, Progress, progress_of
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
+from fedshift.record.folder import CHECKPOINTS
+from fedshift.record.rounds import Metrics
+from fedshift.record.summary import SetRound
 
 SCRIPT = Path(sys.executable).with_name("fedshift")
 ENV = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}

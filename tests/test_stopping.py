@@ -16,8 +16,8 @@ import pytest
 from conftest import hears_ctrl_c
 from test_resume import results
 
-from fedshift.experiments.folder import CHECKPOINTS
 from fedshift.papers.reproduce.reproduce import Request, reproduce
+from fedshift.record.folder import CHECKPOINTS
 
 ROUNDS = 40
 REQUEST = Request(

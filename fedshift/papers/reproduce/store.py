@@ -14,16 +14,15 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CHECKPOINTS, metrics_csv, trained_with
+from fedshift.experiments.folder import trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
-from fedshift.experiments.metrics import Metrics
 from fedshift.files import is_file, is_folder, write
-from fedshift.papers.reproduce.complete import check_summary
 from fedshift.papers.reproduce.diverged import Diverged, diverged, parsed
+from fedshift.record import summary as record
+from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
+from fedshift.record.rounds import Metrics, rounds_csv
 
-SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
-CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
 HASH = 10
 
 
@@ -119,7 +118,7 @@ class Store:
     ) -> None:
         """Note that training diverged, and what was measured of the rounds before."""
         if measured:
-            write(self.path(run) / METRICS, metrics_csv(measured))
+            write(self.path(run) / METRICS, rounds_csv(measured))
         write(self.path(run) / DIVERGED, diverged(error, measured, hull_distance).text)
 
     def begun_by(self, run: Run) -> str | None:
@@ -196,7 +195,7 @@ class Store:
     def _summary(self, run: Run) -> dict[str, Any]:
         found = self._json(run, SUMMARY)
         try:
-            check_summary(found)
+            record.parsed(json.dumps(found))
         except ValueError as e:
             raise _damaged(self.path(run) / SUMMARY, e) from None
         return found
