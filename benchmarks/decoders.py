@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshift.datasets import cifar, heart, idx, images, iwildcam, sheet, store, writers
+from fedshift.datasets import cifar, idx, images, store, writers
 from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
 from fedshift.experiments.experiment import record, run_experiment
@@ -48,6 +48,7 @@ from fedshift.experiments.stored import read_parts
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.files import read_object
+from fedshift.papers.datasets import heart, iwildcam, sheet
 from fedshift.record.folder import read_run
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.testing.damage import Reader, fuzz_file

@@ -9,10 +9,13 @@ from fedshift.errors import InputError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-COMMANDS = "fedshift.commands"
+COMMANDS, DATASETS = "fedshift.commands", "fedshift.datasets"
 # What pyproject.toml registers for the folders of this package that the core does not import. It
 # stands here too, because a source tree may run beside installed metadata of another version.
-PACKAGED = {COMMANDS: {"reproduce": "fedshift.papers.cli:app"}}
+PACKAGED = {
+    COMMANDS: {"reproduce": "fedshift.papers.cli:app"},
+    DATASETS: {"papers": "fedshift.papers.datasets.catalogue:ENTRIES"},
+}
 
 
 def registered(group: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_resume import config_of
-from toy_claims import CLASSES, federation, lie
 
 from fedshift.audit import audit_marginals
 from fedshift.cli.app import app
@@ -18,6 +17,7 @@ from fedshift.experiments.claims import audit_task, claimed
 from fedshift.experiments.task import prepare
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
+from support.toy_claims import CLASSES, federation, lie
 
 
 def adversarial(source: np.random.Generator) -> np.ndarray:

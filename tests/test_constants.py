@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, Normed, make_clients, make_federation
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
@@ -26,6 +25,7 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model, build
 from fedshift.tree import flatten
+from support.federations import CLASSES, FEATURES, Normed, make_clients, make_federation
 
 LOCAL = Local(epochs=1, batch=8)
 
@@ -101,7 +101,7 @@ def test_constants_pass_everywhere(kind: str) -> None:
     algorithm, federation = METHODS["fedavg"](model), make_federation(model)
     if kind == "flower":
         pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-        from flower_runs import on_flower
+        from support.flower_runs import on_flower
 
         played = on_flower(algorithm, federation, 2)
     elif kind == "stacked":

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
-from routing import routed_federation, routed_model, routed_setting, trained_router
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +29,8 @@ from fedshift.outputs import dry_logits
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from fedshift.tree import Parts, flatten
+from support.federations import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
+from support.routing import routed_federation, routed_model, routed_setting, trained_router
 
 LOCAL = Local(epochs=1, batch=8)
 

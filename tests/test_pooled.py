@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import CLASSES, SIZES, Setting, make_clients, make_federation
 
 from fedshift import recipes
 from fedshift.data import register
@@ -13,8 +12,10 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.pooled import Pooled
+from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from fedshift.testing.fuzz import different
+from support.federations import CLASSES, SIZES, make_clients, make_federation
 
 STARTS = torch.tensor([0, *torch.tensor(SIZES).cumsum(0)[:-1].tolist()])
 

@@ -37,6 +37,7 @@ class Drawing(nn.Module):
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, CLASSES)
         self.between = between
         self.source = torch.Generator().manual_seed(3)
+        self.kept = {"by name": [(torch.Generator().manual_seed(4), 1.0)]}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.between(self, torch.relu(self.first(x))))
@@ -68,6 +69,13 @@ def own_source(net: nn.Module, h: Tensor) -> Tensor:
     return h * torch.rand(h.shape, generator=net.source)  # type: ignore[arg-type]
 
 
+def deep_source(net: nn.Module, h: Tensor) -> Tensor:
+    """Its generator lies in containers within containers."""
+    if not net.training:
+        return h
+    return h * torch.rand(h.shape, generator=net.kept["by name"][0][0])  # type: ignore[arg-type,index]
+
+
 def lazy_source(net: nn.Module, h: Tensor) -> Tensor:
     """Its generator is made when it is needed first."""
     if net.training and not hasattr(net, "late"):
@@ -93,8 +101,8 @@ def unforeseen_numpy(net: nn.Module, h: Tensor) -> Tensor:
 
 
 DRAWS = [
-    dropout, leaky, torch_noise, numpy_noise, depth, own_source, lazy_source, always, unforeseen,
-    unforeseen_numpy, unforeseen_source,
+    dropout, leaky, torch_noise, numpy_noise, depth, own_source, deep_source, lazy_source,
+    always, unforeseen, unforeseen_numpy, unforeseen_source,
 ]  # fmt: skip
 
 

@@ -67,16 +67,17 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
         from fedshift.experiments.folder import check_unused, kept_in, reserved
         from fedshift.experiments.task import prepare
 
-    loaded = demo_config(config)
+    loaded, source = demo_config(config)
     console.warn_of_data_folders()
     check_unused(out)
-    prepared = prepare(loaded)
     done = []
-    with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as asked:
-        for one in method_configs(loaded):
-            place = folder / one.name
-            keeper = kept_in(place, one, prepared, asked=asked)
-            done.append((place, record(place, one, prepared, listen, keeper=keeper)))
+    with source.placing():
+        prepared = prepare(loaded)
+        with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
+            for one in method_configs(loaded):
+                place = folder / one.name
+                keeper = kept_in(place, one, prepared, asked=stop)
+                done.append((place, record(place, one, prepared, listen, keeper=keeper)))
     page = draw([place for place, _ in done], folder)
     if format is Format.json:
         console.show_json(demo_json(done, page))

@@ -23,6 +23,7 @@ from fedshift.experiments.places import Source
 from fedshift.experiments.progress import shelf_in
 from fedshift.experiments.resume import begun_by, configured, reopened
 from fedshift.experiments.task import Prepared, prepare
+from fedshift.record.folder import CONFIG
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def _configured(asked: Asked) -> tuple[Config, Source]:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
         )
-    return configured(asked.resume), Source(str(asked.resume))
+    config, file = configured(asked.resume), asked.resume / CONFIG
+    return config, Source(str(file), file.read_text("utf-8"))
 
 
 @contextlib.contextmanager

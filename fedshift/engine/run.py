@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, Forgiving, Reply, loop
 from fedshift.engine.checks.gate import Dropped as Dropped
 from fedshift.engine.custom_backend import watched
@@ -41,6 +40,7 @@ from fedshift.engine.trial import (
     warn_of_ess,
 )
 from fedshift.errors import InputError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.seeds import generator
 from fedshift.tree import Parts

@@ -45,7 +45,7 @@ def configured(text: str) -> Config:
     """The experiment. Raises InputError for what only a simulation can do."""
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
-        raise InputError('ess = "auto" trains one model per candidate; deploy with a number')
+        raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
     if config.shift.target == "clients":
         raise InputError(
             'shift.target = "clients" is measured on models that never leave their clients; '

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 
 from fedshift.data import ClientData
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, ClientUpdate, Job, loop
 from fedshift.engine.processes.messages import packed_replies, unpacked
 from fedshift.engine.processes.pipe import UnsentError, receive, send
 from fedshift.engine.processes.waiting import awake, heard
 from fedshift.engine.sums.partial import Books, Terms, summed
 from fedshift.errors import FedshiftError, TrainingError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.tree import Parts
 
