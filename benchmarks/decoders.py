@@ -49,8 +49,8 @@ from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.files import read_object
 from fedshift.papers.datasets import heart, iwildcam, sheet
+from fedshift.record.folder import read_run
 from fedshift.report.csv_counts import read_counts, read_target
-from fedshift.report.run_folder import read_run
 from fedshift.testing.damage import Reader, fuzz_file
 
 OUT = Path(__file__).parents[1] / "results" / "decoders.md"

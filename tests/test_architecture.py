@@ -54,8 +54,9 @@ MAY = {
     "diagnosis": {"errors"},
     "verdict": {"diagnosis", "errors"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "real", "seeds"},
-    "deploy": {"errors", "files", "flower"},
-    "report": {"diagnosis", "errors", "files"},
+    "deploy": {"errors", "files", "flower", "record"},
+    "record": {"errors", "files"},
+    "report": {"diagnosis", "errors", "files", "record"},
     "testing": CORE | {"algorithms", "engine", "flower"},
 }
 # Whatever runs experiments and draws pages needs the library, and the library needs none of it.

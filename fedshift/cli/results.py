@@ -10,13 +10,13 @@ from typing import Any
 
 from fedshift.cli.console import percent, put, say, show_table
 from fedshift.errors import InputError
-from fedshift.experiments.folder import PROFILE, summary_of
+from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Choice, Experiment
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import recipe
+from fedshift.record.folder import PROFILE, REPORT, read_run
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
 from fedshift.report.ways import WAYS, over_rounds
 
 Done = Sequence[tuple[Path, Experiment]]
@@ -26,9 +26,9 @@ def draw(folders: Sequence[Path], out: Path | None) -> Path:
     """Write the page of the given run folders; beside the only one unless `out` says where."""
     if not folders:
         raise InputError("give at least one run folder")
-    target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / REPORT
     if os.path.isdir(target):  # what is wrong with it is told when it is written
-        target = target / "report.html"
+        target = target / REPORT
     check_page(target)
     write(target, page([read_run(folder) for folder in folders]))
     return target

@@ -32,10 +32,6 @@ from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.engines import Engine, InProcess
 from fedshift.experiments.folder import (
-    CHECKPOINTS,
-    CONFIG,
-    EVENTS,
-    LOCK,
     EventLog,
     in_turn,
     trained_before,
@@ -63,6 +59,7 @@ from fedshift.experiments.training import (
     silent,
 )
 from fedshift.experiments.wording import in_file_words
+from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
 

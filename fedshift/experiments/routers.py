@@ -9,10 +9,8 @@ from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.run_models import (
-    CLIENTS,
     FIRST,
     FIRST_BUFFERS,
-    MODEL,
     WHO,
     check_fit,
     classes_in,
@@ -23,6 +21,7 @@ from fedshift.experiments.run_models import (
 )
 from fedshift.experiments.settings import setting
 from fedshift.experiments.stored import read_parts
+from fedshift.record.folder import CLIENTS, MODEL
 from fedshift.router.route import Router
 from fedshift.router.score import Prior
 from fedshift.tree import Parts

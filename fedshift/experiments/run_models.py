@@ -21,12 +21,10 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
+from fedshift.record.folder import CLIENTS, CONFIG, MODEL, SUMMARY
 from fedshift.tree import Params, Parts
 
 Pair = tuple[Params, Params]
-CONFIG, SUMMARY, MODEL, CLIENTS = (
-    "config.resolved.toml", "summary.json", "model.safetensors", "clients.csv",
-)  # fmt: skip
 # Of the first model, what clients that never took part serve; who took part.
 FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
 

@@ -26,7 +26,7 @@ from fedshift.papers.reproduce.reproduce import (
 )
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
-from fedshift.report.run_folder import read_run
+from fedshift.record.folder import read_run
 from support.tables import MINI, cell, results
 
 

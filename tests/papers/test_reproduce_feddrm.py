@@ -27,9 +27,9 @@ from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_known, mean
 from fedshift.papers.reproduce.statistics import Moments
 from fedshift.papers.reproduce.store import run_of
 from fedshift.papers.reproduce.verdict import verdicts
+from fedshift.record.folder import read_run
+from fedshift.record.summary import RouterDetails
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
-from fedshift.report.serving_fields import RouterDetails
 
 PAPERS = Path(feddrm.__file__).parent
 NAMES = sorted(name for name in studies() if name.startswith("feddrm/"))

@@ -5,21 +5,20 @@ All are means over the seeds of a cell, each of its run's last round.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
-from fedshift.papers.reproduce.complete import first_error
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Run, Store
+from fedshift.record.summary import RouterDetails, Serving, parsed
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
-from fedshift.report.serving_fields import SERVING, RouterDetails, Serving
 from fedshift.report.svg import PALETTE, Series
 
 Floats = NDArray[np.float64]
@@ -87,16 +86,7 @@ def _read(cell: Cell, store: Store) -> Routed | None:
 def _details(run: Run, store: Store) -> Serving | None:
     """A run's "serving"; None for a run of a version that kept none."""
     summary = store.read(run).summary
-    if summary.get("serving") is None:
-        return None
-    try:
-        serving = SERVING.validate_python(summary["serving"])
-    except ValidationError as error:
-        raise store.damaged(run, f"serving.{first_error(error)}") from None
-    for name, has, needed in serving.lengths(run.config.shift.clients, len(summary["classes"])):
-        if has != needed:
-            raise store.damaged(run, f'"{name}" has {has} entries, {needed} are needed')
-    return serving
+    return None if "serving" not in summary else parsed(json.dumps(summary)).serving
 
 
 def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:

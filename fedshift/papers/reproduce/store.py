@@ -16,17 +16,17 @@ from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CHECKPOINTS, metrics_csv, trained_with
+from fedshift.experiments.folder import trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
-from fedshift.experiments.metrics import Metrics
 from fedshift.files import is_file, is_folder, write
-from fedshift.papers.reproduce.complete import check_summary
-from fedshift.papers.reproduce.diverged import Diverged, diverged, parsed
+from fedshift.papers.reproduce.diverged import Diverged, diverged
+from fedshift.papers.reproduce.diverged import parsed as parsed_diverged
 from fedshift.papers.reproduce.records import Record
+from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
+from fedshift.record.rounds import Metrics, rounds_csv
+from fedshift.record.summary import parsed as parsed_summary
 
-SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
-CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
 HASH = 10
 
 
@@ -129,7 +129,7 @@ class Store:
         if self.done(run) or not self._has(run, DIVERGED):
             return None
         try:
-            return parsed(self._text(run, DIVERGED))
+            return parsed_diverged(self._text(run, DIVERGED))
         except ValueError as e:
             raise self.damaged(run, e, DIVERGED) from None
 
@@ -138,7 +138,7 @@ class Store:
     ) -> None:
         """Note that training diverged, and what was measured of the rounds before."""
         if measured:
-            write(self.path(run) / METRICS, metrics_csv(measured))
+            write(self.path(run) / METRICS, rounds_csv(measured))
         write(self.path(run) / DIVERGED, diverged(error, measured, hull_distance).text)
 
     def begun_by(self, run: Run) -> str | None:
@@ -233,7 +233,7 @@ class Store:
     def _summary(self, run: Run) -> dict[str, Any]:
         summary = self._json(run, SUMMARY)
         try:
-            check_summary(summary)
+            parsed_summary(json.dumps(summary))
         except ValueError as e:
             raise self.damaged(run, e, SUMMARY) from None
         return summary
