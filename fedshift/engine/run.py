@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
 from fedshift.engine.allocator import keep_memory
-from fedshift.engine.backends import Backend, Forgiving, Reply, loop
+from fedshift.engine.backends import Backend, Forgiving, loop
 from fedshift.engine.checks.gate import Dropped as Dropped
 from fedshift.engine.custom_backend import watched
 from fedshift.engine.federation import TABLE
@@ -122,16 +122,8 @@ def _play_round(
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
-        def take(replies: Sequence[Reply]) -> Iterable[Reply]:
-            for reply in replies:
-                keep(reply.client, reply.changed)
-            return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
-
         play = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
-        admitted = in_turn(gate, play(stage.client_update, jobs), asked, take, fold)
-        if admitted.whole is not None:
-            for client in admitted.clients:
-                keep(client, admitted.whole.changed)
+        admitted = in_turn(gate, play(stage.client_update, jobs), asked, fold, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
     admitted = gate.admit(watched(backend, None)(Forgiving(stage.client_update), jobs), asked)
