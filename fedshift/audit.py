@@ -154,6 +154,7 @@ def _test_all(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
 def _prediction_weights(halves: _Halves, i: int, others: list[int]) -> Floats | None:
     """h [M'] with S_i = sum_j h_j S_j, the others weighted by size; None where there is none."""
     rows, root = halves.rows[others], np.sqrt(halves.sizes[others])
+    # Weighted least squares: larger clients have less noisy gradients.
     inverse = np.linalg.pinv(rows * root[:, None], rcond=1e-8)
     weights: Floats = halves.rows[i] @ inverse * root
     if np.abs(weights @ rows - halves.rows[i]).sum() > OUTSIDE:

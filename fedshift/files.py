@@ -31,9 +31,9 @@ def write(path: Path, content: bytes | str) -> None:
         with _new(partial) as f:
             f.write(data)
             f.flush()
-            os.fsync(f.fileno())
+            os.fsync(f.fileno())  # before the rename, or a power cut could leave an empty file
         partial.replace(path)
-    except BaseException as e:
+    except BaseException as e:  # an interruption, too, must leave no partial file
         # On a read-only file system removing fails, too.
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

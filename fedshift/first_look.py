@@ -28,6 +28,7 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
     try:
         with watched():
             before = _evaluate(model, params, buffers, x)
+            # Seed 0 twice must agree; seed 1 shows whether the network draws.
             first, second, other = (
                 _tensors(model.train(params | moving, buffers, x, seed)[0]) for seed in (0, 0, 1)
             )

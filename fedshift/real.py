@@ -35,6 +35,7 @@ def number(given: object) -> float:
     if getattr(given, "shape", ()) != ():
         return math.nan
     try:
+        # A huge Decimal becomes inf: refuse it, but accept a real infinity.
         value = float(given)  # type: ignore[arg-type]
         return math.nan if math.isinf(value) and given != value else value
     except (TypeError, ValueError, OverflowError, ArithmeticError):

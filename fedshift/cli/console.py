@@ -102,6 +102,7 @@ def _ignore_write_errors(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except OSError:
+        # Everything that is written later goes nowhere, without another error.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

@@ -138,6 +138,7 @@ def jittered(kornia: ModuleType, x: Tensor, by: Tensor, order: Tensor) -> Tensor
         enhance.adjust_saturation_with_gray_subtraction,
         enhance.adjust_hue,
     )
+    # Images whose next step is the same are changed together, so that a batch takes few calls.
     x = x.clone()
     for turn in order.T:
         for k, step in enumerate(steps):

@@ -118,6 +118,7 @@ def read_mosaics(folder: Path) -> Samples:
             "Run `fedshift datasets fetch cifar-10` for the official batches."
         )
     parts = []
+    # Sorted by class and number: the order of a folder's listing depends on the file system.
     for label, _, path in sorted((*_class_and_number(path), path) for path in paths):
         tiles = _tiles(path)
         parts.append(Samples(tiles, torch.full((len(tiles),), label, dtype=torch.int64)))

@@ -133,6 +133,7 @@ def _fetch_one(
         with _partial(target / remote.name) as part:
             chunks = _counted(_chunks(remote.url, opener, failed), remote.size, report, failed)
             digest = _write(part, chunks)
+            # Renamed only when complete and right, so that no bad file ever has the final name.
             if digest != remote.md5:
                 raise failed(f"its md5 is {digest}, expected {remote.md5}")
             if remote.members:

@@ -98,6 +98,7 @@ def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.u8"
     if not os.path.isfile(path) or os.path.getsize(path) != np.prod(shape):
         _fill(images, which, size, path)
+    # Mode "c", copy on write: torch needs writable memory, and the file must not change.
     return torch.from_numpy(np.memmap(path, np.uint8, "c", shape=shape))
 
 
@@ -138,6 +139,7 @@ def read_table(raw: bytes, where: Path, columns: Sequence[str]) -> dict[str, lis
     are), a repeated one, no rows, or a row that is longer or shorter than the header.
     """
     try:
+        # A NUL byte as filler: no cell of a text file can contain it.
         reader = csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline=""), restval="\0")
         header = list(reader.fieldnames or ())
         missing = [c for c in columns if c not in header]

@@ -35,7 +35,7 @@ class Sites:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        Samples(self.x, self.y)
+        Samples(self.x, self.y)  # for its checks
         if self.site.dtype != torch.int64 or self.site.shape != self.y.shape:
             raise InputError(
                 f"site is {self.site.dtype} with shape {list(self.site.shape)}; it must be int64 "

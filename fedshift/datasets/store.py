@@ -128,6 +128,7 @@ def _files(top: Path) -> Iterator[str]:
         folder, prefix, above = waiting.pop()
         try:
             state = os.stat(folder)
+            # Device and inode identify a folder under any name, and so find links in a circle.
             identity = (state.st_dev, state.st_ino)
             entries = [] if identity in above else list(os.scandir(folder))
         except OSError as error:

@@ -318,6 +318,7 @@ def samples(name: str, folder: Path) -> tuple[Samples, Samples]:
 
 def _sites(x: Tensor, y: Tensor, writer: NDArray[Any]) -> Sites:
     """Writers numbered in the order of their ids, as numbers or as texts."""
+    # Sites are numbered by the sorted ids, whatever the order of the files.
     ids, number = np.unique(writer, return_inverse=True)
     site = torch.from_numpy(number.astype(np.int64).reshape(-1))
     return Sites(x, y, site, tuple(map(str, ids.tolist())), DIGITS)

@@ -78,6 +78,7 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
     with running(arguments, env, log) as process:
+        # Keys can only be registered once the SuperLink listens.
         wait_for(address, port, process, log)
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
@@ -137,6 +138,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
             if event["event"] != "failed":
                 listen(event)
         passed_on = len(events)
+        # Written last: its existence means that the run is complete.
         if (out / "summary.json").exists():
             return
         if len(events) > seen and events[-1]["event"] == "failed":

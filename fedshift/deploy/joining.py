@@ -110,6 +110,7 @@ def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
 def _run_node(node: list[str], place: Path) -> Ended:
     log = place / "supernode.log"
     env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
+    # The log is appended to; only lines of this process count.
     before = log.stat().st_size if log.exists() else 0
     with running([*node, "--port", str(free_port())], env, log) as process:
         code = process.wait()

@@ -157,6 +157,7 @@ def _general_name(host: str) -> x509.GeneralName:
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Write a new file; never replace an existing one."""
     try:
+        # The mode is set on creation: a private key is never readable by others, not even briefly.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as f:
             f.write(content)

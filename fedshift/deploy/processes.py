@@ -74,6 +74,7 @@ def running(
 
 
 def _die_with_parent() -> None:
+    # Without it Flower's processes would go on, and hold their ports, when fedshift is killed.
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
 
 

@@ -102,6 +102,7 @@ def read_arrays(records: Mapping[str, ArrayRecord], max_bytes: int, headers: Hea
     data: NumPy allocates what a header claims, so the bytes must be there, of a plain number type.
     """
     arrays = [array for record in records.values() for array in record.values()]
+    # Checked before anything is decoded.
     size = sum(len(array.data) for array in arrays)
     if size > max_bytes or len(arrays) > MOST_TENSORS:
         raise InputError(

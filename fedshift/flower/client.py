@@ -180,6 +180,7 @@ def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Co
     """`site`, with a check that the data belong to the node's partition."""
 
     def visit(context: Context) -> Site:
+        # Per message: Ray's actors and SuperNodes start with torch's default.
         torch.set_num_threads(threads)
         checked, client = site(context), partition(context)
         if int(checked.data.id) != client:
@@ -201,6 +202,7 @@ def _with_failures(work: Callable[[Message, Context], RecordDict]) -> Handler:
         except FedshiftError as e:
             content = failed(str(e))
         except Exception as e:
+            # Any failure of user code: the answer tells the server, the log has the traceback.
             LOG.exception("the client failed")
             content = failed(f"{type(e).__name__}: {e}")
         return Message(content, reply_to=message)
@@ -270,6 +272,7 @@ def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None)
                 f"the model that a client of this method serves needs {e} of the server, which "
                 "clients are not sent; let the server evaluate"
             ) from e
+    # A client without validation examples answers with counts of 0.
     if examples is None:
         examples = Examples(site.data.x[:0], site.data.y[:0])
     result = score(stage.model, *pair, examples, classes)

@@ -49,6 +49,7 @@ class LabelTable:
         row = self._reported(metrics) if self.given is None else self._given(name, metrics)
         if not row.any():
             raise InputError("it has no examples: all its label counts are 0")
+        # The first report counts for the whole run: a later one could buy weight.
         first = self.rows.setdefault(node, row)
         if PARTITION in metrics:
             self.partitions.setdefault(node, _whole(metrics[PARTITION]))

@@ -131,7 +131,7 @@ def _wait(grid: Grid, clients: int, patience: float) -> list[int]:
                 f"{len(ids)} of {clients} clients are connected after {patience:g} s{connected}; "
                 "start the others, or expect fewer"
             )
-        time.sleep(0.05)
+        time.sleep(0.05)  # Flower has no event for a new node
     return ids
 
 

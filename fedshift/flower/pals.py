@@ -155,6 +155,7 @@ class FedPALS(Strategy):
                 refused[_node(message)] = str(e)
         refused |= self.table.sharing_partitions(_node(message) for message, _ in used)
         used = [pair for pair in used if _node(pair[0]) not in refused]
+        # A fixed order of clients: sums in floating point depend on it.
         used.sort(key=lambda pair: self.table.order(_node(pair[0])))
         return used, refused
 

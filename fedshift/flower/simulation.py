@@ -58,6 +58,7 @@ def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> It
             yield _wait_until_ready(runtime)
         finally:
             runtime.over.set()
+            # Ray may need some seconds to end its actors; then it is ended by force.
             thread.join(60.0)
             _shut_down()
 

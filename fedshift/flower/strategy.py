@@ -179,6 +179,7 @@ class AlgorithmStrategy(Strategy):
         connected = set(grid.get_node_ids())
         absent = [i for i in drawn.tolist() if self._node(i) not in connected]
         self.lost = [Dropped(i, "its node is not connected") for i in absent]
+        # Absent clients are left out before weights are solved, so that the others get theirs.
         self.opened = self._open(current, drawn, t)
         asked = self.opened.ids[self.opened.asked].tolist()
         messages = {i: self.opened.message(i) for i in asked}
@@ -287,6 +288,7 @@ class AlgorithmStrategy(Strategy):
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why) for i in present]
+        # No client can be asked; the same code then closes the round: it is skipped or refused.
         opened = open_round(self.algorithm, current.server, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
 

@@ -75,6 +75,7 @@ def read_target(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
     labels that the counts do not have.
     """
     header, rows = _table(path)
+    # Two labels in one row look like two columns; the names decide.
     in_a_row = set(header.cells) <= set(classes) and len(rows) == 1
     if len(header.cells) == 2 and not in_a_row:
         return _target_column(path, header, rows, classes)

@@ -116,6 +116,7 @@ def _cells(
         x = place.left + j * across
         parts.append(rect(x, place.y, across, down, colour(strength), "#ffffff", 0.5, note))
         if across >= 27 and down >= 14:
+            # White text on dark cells, for contrast.
             ink = "#ffffff" if strength > 0.67 else INK
             middle = x + across / 2, place.y + down / 2 + 3.6
             parts.append(text(*middle, _percent(value), "middle", 10, ink=ink))

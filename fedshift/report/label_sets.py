@@ -27,9 +27,9 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     )
 
 
-def _explanation(found: Sequence[LabelSets]) -> str:
+def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:
     """An explanation of absent labels, adapted to these runs."""
-    ways = {sets.rows_move for sets in found}
+    ways = {sets.rows_move for sets in sets_of_runs}
     stays = (
         "its row of the head is averaged over no client and stays as it was"
         + (" (but for mode public and tuning over all labels)" if ways != {False} else "")
@@ -47,7 +47,7 @@ def _explanation(found: Sequence[LabelSets]) -> str:
     )
 
 
-def _runs(found: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
+def _runs(runs: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
     """Each run's treatment of labels, and the size of its messages."""
     head = (
         "Run", "Mode", "Central tuning", "Bytes down per client and round", "up",
@@ -55,7 +55,7 @@ def _runs(found: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
     )  # fmt: skip
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (label, sets.mode, _tuning_of(sets), end.bytes_down, end.bytes_up, end.bytes_model)
-        for run, label, sets in found
+        for run, label, sets in runs
         for end in (run.summary.final,)
     )
     return Table(head, rows, ("", "", "", ",.0f", ",.0f", ",.0f"))

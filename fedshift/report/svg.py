@@ -131,6 +131,7 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
     if high - low < 1e-12:
         low, high = low - 0.5 * (low != 0.0), low + 1.0
+    # The smallest round step that covers the range in about `count` steps.
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))

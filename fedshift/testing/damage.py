@@ -124,7 +124,7 @@ def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
     """
     whole, rng = reader.path.read_bytes(), numpy_generator(seed, "damage", reader.name)
     taken, broken = 0, list[str]()
-    reader.read()
+    reader.read()  # the intact file must be readable
     try:
         for i in range(times):
             reader.path.write_bytes(damaged(whole, rng))

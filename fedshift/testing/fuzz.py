@@ -91,6 +91,7 @@ def fuzz(place: Arena, replies: int, seed: int) -> Tally:
         arriving: list[Reply] = []
         for i, reply in enumerate(place.honest):
             arriving += fuzzed(reply, rng) if i in touched else [reply]
+        # Any order of arrival must give the same result.
         order = rng.permutation(len(arriving)).tolist()
         clients = {place.honest[i].client for i in touched}
         accepted, wrong = _judge(place, [arriving[i] for i in order], clients, references)
