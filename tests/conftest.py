@@ -8,6 +8,7 @@ import support.processor  # noqa: F401 - before anything is computed
 # isort: split
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 import torch
@@ -23,6 +24,24 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.federations import CLASSES, FEATURES, TARGET, Normed, make_federation
+from support.routing import routed_model
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`few(n)`: n cases of a test, other ones for each test, stay quick; the rest are slow."""
+    families: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            families.setdefault((str(item.path), item.name.partition("[")[0]), []).append(item)
+    for (_, name), cases in families.items():
+        few = cases[0].get_closest_marker("few")
+        assert few is not None
+        n, first = few.args[0], crc32(name.encode())
+        quick = {(first + i * len(cases) // n) % len(cases) for i in range(n)}
+        for i, case in enumerate(cases):
+            if i not in quick:
+                case.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +53,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def mlp() -> Model:
-    """FEATURES-10-CLASSES, from a fixed seed."""
+def mlp(request: pytest.FixtureRequest) -> Model:
+    """FEATURES-10-CLASSES, from a fixed seed; in files marked `routed`, with a client branch."""
+    if request.node.get_closest_marker("routed"):
+        return routed_model()
     return build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_levers import CLASSES, TARGET, last
 from torch import Tensor, nn
 
 from fedshift import model as module
@@ -26,6 +25,8 @@ from fedshift.model import build
 from fedshift.models.routed import Routed
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
+from support.federations import CLASSES, TARGET
+from support.rounds import last
 
 
 class Net(nn.Module):
@@ -165,6 +166,7 @@ def test_a_rectifier_may_come_after(kind: torch.dtype, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.slow
 def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "LARGE", 0)
     used = counted(monkeypatch)

@@ -134,6 +134,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(181)
 @pytest.mark.parametrize(("typed", "words"), CASES, ids=[typed for typed, _ in CASES])
 def test_mistakes_are_refused_in_one_sentence_with_the_cure(typed: str, words: str) -> None:
     with pytest.raises(InputError) as caught:

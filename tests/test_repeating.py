@@ -24,7 +24,7 @@ from fedshift.first_look import look
 from fedshift.randomness import states
 from fedshift.repeating import repeatable
 from fedshift.seeds import generator
-from test_randomness import CLASSES, always, clients, dropout, ended, federated, same, unforeseen
+from support.drawing import CLASSES, always, clients, dropout, ended, federated, same, unforeseen
 
 
 def nothing(net: nn.Module, h: Tensor) -> Tensor:

@@ -116,9 +116,9 @@ def _leaving_nothing(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
 
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
-    """The task's clients; for the oracle, clients that follow the target."""
-    oracle = config.method.name == "oracle"
-    return prepared.federation(oracle_clients(prepared) if oracle else None)
+    """The task's clients; others, which follow the target, where the method's are such."""
+    traits = recipes.recipe(config.method.name).traits
+    return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
 def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:

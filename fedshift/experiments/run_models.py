@@ -182,7 +182,7 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     """The run's network; for inputs of this shape, or of those of its data set."""
     if shape is None:
         return prepare(config).model
-    routed = clients if config.method.name in recipes.routed.__all__ else None
+    routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
     return network(config.model, shape, classes_in(folder), seed, routed)
 

@@ -312,6 +312,7 @@ class Parabola(Term):
         return batch_mean(a / 2 * (view.out["logits"][:, 0] - c) ** 2, view.batch)
 
 
+@pytest.mark.slow
 def test_two_parabolas_end_at_equal_losses() -> None:
     """F_1 = theta^2/2 and F_2 = 2 (theta - 3)^2: min max is at theta = 2, lambda = (2/3, 1/3).
 

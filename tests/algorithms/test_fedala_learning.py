@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from test_fedala import STILL, learn, models, plan_of
 from torch import Tensor
 
 from fedshift.algorithms.fedala import FedAla
@@ -16,6 +15,7 @@ from fedshift.data import Plan
 from fedshift.model import Model
 from support.by_hand import apart
 from support.federations import double, make_federation, one_job
+from support.mixing import STILL, learn, models, plan_of
 
 
 @dataclass(frozen=True)

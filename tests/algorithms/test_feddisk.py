@@ -20,22 +20,8 @@ from fedshift.engine.run import Federation, Round, start
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, add, stack
 from support.by_hand import apart, final
+from support.densities import direct, fast, weighed
 from support.federations import SIZES, double, make_clients
-
-
-def direct(setting: Setting, **options: Any) -> FedDisk:
-    given = {"estimator": "direct", "density_rounds": 2, "hidden": (6,), "low": -8.0, "high": 8.0}
-    return recipes.feddisk(setting, **(given | {"temper": 1.0} | options))
-
-
-def fast(algorithm: FedDisk) -> FedDisk:
-    """With small batches and large steps, so that densities come apart in a few of them."""
-    return replace(algorithm, local=replace(algorithm.local, lr=0.05, batch=8))
-
-
-def weighed(algorithm: FedDisk, federation: Federation, cohort: int | None = None) -> Round:
-    return final(algorithm, federation, algorithm.before, cohort=cohort)
-
 
 # ------------------------------------------------------------------ laws of the method
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_feddisk import direct, fast, weighed
 
 from fedshift import recipes
 from fedshift.client.importance import Classified, Direct
@@ -18,6 +17,7 @@ from fedshift.model import Model
 from fedshift.models.made import Made
 from fedshift.recipes import Setting
 from support.by_hand import apart, final
+from support.densities import direct, fast, weighed
 
 
 def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None:

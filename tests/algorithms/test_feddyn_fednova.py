@@ -99,6 +99,7 @@ def test_h_is_the_population_mean_of_the_memories(
     assert wrong > 1e-3 if cohort < 6 else wrong < 1e-14
 
 
+@pytest.mark.slow
 def test_feddyn_stops_at_the_minimiser() -> None:
     """However few local steps, of however unlike numbers; FedAvg and FedProx stop elsewhere."""
     model, federation = quadratic_model(), quadratic_federation((3, 4, 6), (5.0, 5.0))
@@ -112,6 +113,7 @@ def test_feddyn_stops_at_the_minimiser() -> None:
     assert miss(FedAvg(model, THREE + Proximal(1.0), local, combine=Mean(Uniform()))) > 1e-2
 
 
+@pytest.mark.slow
 def test_feddyn_with_adam_stops_at_the_minimiser() -> None:
     model, federation = quadratic_model(), quadratic_federation((2, 2, 2), (2.0, 2.0))
     falling = Local(lr=lambda t: 0.5 * 0.85**t, epochs=5, batch=1, optimizer="adam")
@@ -206,6 +208,7 @@ def test_feddyn_refuses_alpha(mlp: Model, alpha: float) -> None:
 # FedNova
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("combine", [Mean(), Mean(Pals(TARGET, ess=0.6))])
 def test_fednova_with_equal_steps_is_fedavg(

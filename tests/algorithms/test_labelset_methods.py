@@ -138,6 +138,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any) -> None:
     """What the server has and clients keep, in two rounds of cohorts."""

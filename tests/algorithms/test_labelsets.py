@@ -80,6 +80,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("sets", "plain"), PAIRS.values(), ids=PAIRS)
 def test_full_sets_are_the_inner_method_bit_for_bit(sets: Any, plain: Any, mlp: Model) -> None:
     """All that the server holds and the clients keep; other sets of labels are another method."""

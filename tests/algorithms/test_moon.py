@@ -212,6 +212,7 @@ def test_features_that_are_zero_or_images_are_no_problem(mlp: Model) -> None:
     assert torch.isfinite(found.grad["w"]).all()
 
 
+@pytest.mark.slow
 def test_moon_compares_the_projection(setting: Setting) -> None:
     """With a head the term is that of z, without one that of the features: other rounds."""
     makers = {

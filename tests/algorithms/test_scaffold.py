@@ -35,15 +35,12 @@ from support.by_hand import (
     softmax_federation,
     softmax_regression,
     theta,
+    uniform_fedavg,
 )
 from support.federations import TARGET, double, make_clients, make_federation
 
 both = pytest.mark.parametrize("option", ["I", "II"])
 WHOLE = Local(lr=0.3, epochs=1, batch=200)  # Q = 1 step over all examples
-
-
-def uniform_fedavg(model: Model, local: Local) -> FedAvg:
-    return FedAvg(model, local=local, combine=Mean(Uniform()))
 
 
 def mixed_controls(played: Round, weights: Tensor, params: Params) -> Params:
@@ -174,6 +171,7 @@ def test_steps_keep_controls_bounded_and_epochs_do_not() -> None:
     assert epochs[-1] > 1e10
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("term", [THREE, THREE + Proximal(0.5)])
 def test_the_fixed_point_is_the_minimiser(option: Option, term: Term) -> None:
@@ -189,6 +187,7 @@ def test_the_fixed_point_is_the_minimiser(option: Option, term: Term) -> None:
     assert float((theta(final(plain, federation, 20)) - best).abs().max()) > 1e-2
 
 
+@pytest.mark.slow
 def test_option_one_allows_momentum() -> None:
     model, federation = quadratic_model(), quadratic_federation((4, 4, 4), (5.0, 5.0))
     local = Local(lr=0.05, batch=1, momentum=0.5)
@@ -196,6 +195,7 @@ def test_option_one_allows_momentum() -> None:
     assert float((theta(done) - THREE.minimiser(torch.ones(3))).abs().max()) < 1e-8
 
 
+@pytest.mark.slow
 def test_option_one_allows_adam() -> None:
     """Adam stands still where the corrected gradient is 0; plain averaging stops elsewhere."""
     model, federation = quadratic_model(), quadratic_federation((2, 2, 2), (2.0, 2.0))
@@ -216,6 +216,7 @@ class UniformControls(Scaffold):
         return parts | {"population": {"weight": torch.full_like(weight, 1 / len(weight))}}
 
 
+@pytest.mark.slow
 def test_weights_reach_the_fixed_point_only_through_the_controls() -> None:
     """With c = sum_i p_i c_i: argmin sum_i p_i F_i. With c = (1/M) sum_i c_i: the uniform one."""
     model, federation = quadratic_model(), quadratic_federation((4, 8, 2), (5.0, 5.0))
@@ -228,6 +229,7 @@ def test_weights_reach_the_fixed_point_only_through_the_controls() -> None:
     assert float((naive - done).abs().max()) > 0.1
 
 
+@pytest.mark.few(3)
 @both
 @pytest.mark.parametrize("cohort", [6, 4])
 @pytest.mark.parametrize("lam", [0.0, 20.0])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_scaffold import both, uniform_fedavg
 
 from fedshift import recipes
 from fedshift.algorithms.fedavg import FedAvg
@@ -24,6 +23,7 @@ from support.by_hand import (
     quadratic_federation,
     quadratic_model,
     theta,
+    uniform_fedavg,
 )
 from support.federations import TARGET, double, make_clients, make_federation, one_job
 
@@ -36,7 +36,7 @@ def test_frozen_parameters_have_no_control(setting: Setting, federated: Any) -> 
         assert done.server["control"]["head.bias"].any()
 
 
-@both
+@pytest.mark.parametrize("option", ["I", "II"])
 def test_buffers_have_no_control(option: Option, normed: Model) -> None:
     federation = make_federation(normed, make_clients(sizes=(16, 24)))
     algorithm = Scaffold(normed, option, local=Local(batch=8))

@@ -26,13 +26,9 @@ from fedshift.tree import Params, Parts
 from support.by_hand import apart, final
 from support.comparing import same
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
+from support.normals import drawn
 
 HEAD = ("head.weight", "head.bias")
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=source, dtype=torch.float64)
 
 
 def tuned(inner: Any, **options: Any) -> CentralTuning:

@@ -43,16 +43,12 @@ from support.every_method import WRAP, Make, disk, tuned
 from support.federations import SIZES, TARGET, make_clients, make_federation
 from support.routing import routed_model
 
+pytestmark = pytest.mark.routed
+
 ROUTES = 0.8 * CrossEntropy() + 0.2 * ClientEntropy()
 # Rounds after which every wrapper has done all that it does: FedDisk's first two train no model.
 ROUNDS = 4
 ALL = [name for name in dir(Capabilities) if not name.startswith("_")]
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row, with a branch that tells the six clients apart."""
-    return routed_model()
 
 
 @pytest.fixture

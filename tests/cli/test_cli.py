@@ -110,6 +110,7 @@ def test_run_leaves_a_whole_folder(call: Any) -> None:
     assert dumps(resolved) == Path("o/config.resolved.toml").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(call: Any) -> None:
     Path("f.toml").write_text(GOOD)
     for out, seed in (("a", "1"), ("b", "1"), ("c", "2")):
@@ -119,6 +120,7 @@ def test_the_same_seed_gives_the_same_bytes(call: Any) -> None:
     assert Path("a/model.safetensors").read_bytes() != Path("c/model.safetensors").read_bytes()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stream", ["split", "init", "cohort", "batch"])
 def test_each_seed_moves_its_own_stream(stream: str, call: Any) -> None:
     Path("f.toml").write_text(GOOD)
@@ -134,6 +136,7 @@ def test_each_seed_moves_its_own_stream(stream: str, call: Any) -> None:
     assert Path("a/model.safetensors").read_bytes() != Path("b/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_runs_do_not_overwrite_one_another(call: Any) -> None:
     Path("f.toml").write_text(GOOD)
     assert call("run", "f.toml", *FAST)[0] == 0
@@ -144,6 +147,7 @@ def test_runs_do_not_overwrite_one_another(call: Any) -> None:
     assert "exists and is not an empty folder" in err
 
 
+@pytest.mark.slow
 def test_report_compares_runs(call: Any) -> None:
     Path("f.toml").write_text(GOOD)
     call("run", "f.toml", "--out", "a", *FAST)
@@ -221,6 +225,7 @@ def test_the_default_configuration_rebuilds_equal(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_as_a_process(tmp_path: Path) -> None:
     """The installed script: help, and one real failure."""
     script = Path(sys.executable).with_name("fedshift")

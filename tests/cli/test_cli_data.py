@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import pickle
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,24 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedshift.cli.app import main
-
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
-         "t10k-labels-idx1-ubyte")  # fmt: skip
-
-
-def idx(*shape: int) -> bytes:
-    """A small valid idx file of zeros."""
-    size = 1
-    for n in shape:
-        size *= n
-    return struct.pack(f">I{len(shape)}I", 0x0800 + len(shape), *shape) + bytes(size)
-
-
-def mnist(folder: Path, broken: str, content: bytes) -> None:
-    (folder / "mnist").mkdir()
-    for name in FILES:
-        good = idx(4, 28, 28) if "images" in name else idx(4)
-        (folder / "mnist" / name).write_bytes(content if name == broken else good)
+from support.dataset_fixtures import FILES, idx, mnist
 
 
 def cifar(folder: Path, broken: bytes) -> None:

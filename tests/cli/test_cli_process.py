@@ -35,6 +35,7 @@ def ran(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_demo_in_order(number: int, code: int, tmp_path: Path) -> None:
     """What it does to a run: tests/experiments/test_resume.py."""
@@ -82,6 +83,7 @@ def test_terminating_a_table_ends_its_processes(tmp_path: Path) -> None:
     assert "not in the paper" in (tmp_path / "reproduced" / "table1" / "table.md").read_text()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("module", "number", "code"),
     [("typer", signal.SIGINT, 130), ("torch", signal.SIGINT, 130), ("torch", signal.SIGTERM, 143)],
@@ -106,6 +108,7 @@ def test_a_library_that_fails_to_load_is_no_interruption(tmp_path: Path) -> None
     assert "ImportError: stopped" in err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("args", "told"),
     [(["rum"], "No such command 'rum'. Did you mean 'run'?"),
@@ -117,7 +120,14 @@ def test_what_was_perhaps_meant_is_said_once(args: list[str], told: str, tmp_pat
     assert json.loads(ran(tmp_path, *args, "--format", "json")[2])["error"] == told
 
 
-@pytest.mark.parametrize("args", [["methods"], ["methods", "--format", "json"], ["--help"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(["methods"], marks=pytest.mark.slow),
+        pytest.param(["methods", "--format", "json"], marks=pytest.mark.slow),
+        ["--help"],
+    ],
+)
 def test_a_closed_pipe_is_no_failure(args: list[str], tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -128,6 +138,7 @@ def test_a_closed_pipe_is_no_failure(args: list[str], tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_a_full_device_is_named(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
@@ -140,6 +151,7 @@ def test_a_full_device_is_named(tmp_path: Path) -> None:
     assert done.stderr == told
 
 
+@pytest.mark.slow
 def test_ascii_output(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(GOOD)
     code, out, err = ran(tmp_path, "run", "f.toml", PYTHONIOENCODING="ascii")
@@ -160,7 +172,14 @@ def test_version_and_help(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["rum"], ["run"], ["demo", "--fast"], ["diagnose", "--lam", "x"], ["run", "a", "b"]]
+    "args",
+    [
+        ["rum"],
+        pytest.param(["run"], marks=pytest.mark.slow),
+        ["demo", "--fast"],
+        ["diagnose", "--lam", "x"],
+        ["run", "a", "b"],
+    ],
 )
 def test_usage_errors_as_json(args: list[str], tmp_path: Path) -> None:
     code, out, err = ran(tmp_path, *args, "--format", "json")
@@ -169,12 +188,14 @@ def test_usage_errors_as_json(args: list[str], tmp_path: Path) -> None:
     assert told["error"]
 
 
+@pytest.mark.slow
 def test_a_lost_data_folder_is_told(tmp_path: Path) -> None:
     line = "warning: $FEDSHIFT_DATA: no such folder: /nonexistent\n"
     assert ran(tmp_path, "datasets", FEDSHIFT_DATA="/nonexistent")[::2] == (0, line)
     assert ran(tmp_path, "datasets", FEDSHIFT_DATA=str(tmp_path))[2] == ""
 
 
+@pytest.mark.slow
 def test_a_used_folder_is_refused_before_data_are_loaded(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(GOOD.replace("fashion-mnist-mini", "mnist"))
     (tmp_path / "o").mkdir()
@@ -185,6 +206,7 @@ def test_a_used_folder_is_refused_before_data_are_loaded(tmp_path: Path) -> None
         assert err == "error: o: exists and is not an empty folder; give another --out\n"
 
 
+@pytest.mark.slow
 def test_a_page_replaces_only_pages(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text(COUNTS)
     (tmp_path / "t.csv").write_text(TARGET)
@@ -242,6 +264,7 @@ def test_a_bar_fits_eighty_columns() -> None:
     assert SCORES in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80])
 def test_text_fits_the_width(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

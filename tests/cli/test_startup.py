@@ -33,6 +33,7 @@ def loaded(*arguments: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("run", "--help")], ids=" ".join)
 def test_nothing_large_is_loaded(arguments: tuple[str, ...]) -> None:
     found = loaded(*arguments)
@@ -40,5 +41,6 @@ def test_nothing_large_is_loaded(arguments: tuple[str, ...]) -> None:
     assert not found & set(LARGE)
 
 
+@pytest.mark.slow
 def test_the_look_can_fail() -> None:
     assert loaded("datasets", "--format", "json") & set(LARGE)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import config_of, record_until
 
 from fedshift.datasets.base import cache_folder, search_folders
 from fedshift.errors import InputError
 from support.broken_inputs import COUNTS, GOOD, TARGET
 from support.report_fixtures import write_run
+from support.small_runs import config_of, record_until
 from support.surroundings import COMMANDS, GIVEN, LONG, PLACES, SETTINGS
 
 if sys.platform != "linux":
@@ -163,6 +163,7 @@ REAL: dict[str, tuple[list[str], list[str], dict[str, str], int, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
     options, arguments, more, code, told = REAL[name]

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_stacked import apart, last
-from test_workers import different
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,38 +20,22 @@ from fedshift.client.local import Local
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.oracles import Clip, Shift
 from fedshift.data import plan_phase
-from fedshift.engine.backends import Backend, loop
+from fedshift.engine.backends import loop
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.levers import dense
 from fedshift.engine.probe import probe
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.run import Federation, run, start
+from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError, UnfitError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
-from support.every_method import MAKE, ROUNDS, Make
+from support.chains import AT_ONCE, MOST, REFUSED, gap
+from support.every_method import MAKE, ROUNDS
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
-
-# Rows that it is not for, and a word of the reason.
-REFUSED = {
-    **dict.fromkeys(("fedrs", "fedrs by frequency", "fedpals + fedrs"), "RestrictedSoftmax"),
-    **dict.fromkeys(("fedsam", "fedsamft", "fedpals + fedsam"), "through Sam"),
-    **dict.fromkeys(("moon", "moon_uniform", "fedpals + moon"), "CrossEntropy . Contrastive"),
-    **dict.fromkeys(("feddrm", "feddrm_shared_head"), "client_logits"),
-    **dict.fromkeys(("fedpac", "fedpac without mixing"), "CrossEntropy . "),
-    **dict.fromkeys(("fedala", "fedala of all layers"), "torch.equal"),
-    **dict.fromkeys(("fedas", "fedas_drm_repo"), "the objective is To"),
-    **dict.fromkeys(("feddisk", "feddisk, direct, by moon", "made"), "the network has Made"),
-    **{name: "slots.py" for name in MAKE if name.startswith("labelset") and "pu" not in name},
-}
-del REFUSED["labelset_fedavg holders"], REFUSED["labelset_fedavg + pairwise"]
-
-# What follows training here makes more of rounding: AFL's mixture, which moves less than the losses
-# that it comes of (other stacked clients: 1.2e-6, too), and tuning on the server.
-MOST = {"afl with idle clients": 2e-6, "labelset_fedavg + pairwise": 2e-6}
+from support.rounds import different, last
 
 
 @pytest.fixture
@@ -63,15 +45,7 @@ def setting() -> Setting:
     return Setting(model, TARGET, Local(lr=0.3, batch=12))
 
 
-def gap(make: Make, setting: Setting, federation: Federation, backend: Backend) -> float:
-    """How far it ends from the loop, relative to the run's change."""
-    algorithm = make(setting)
-    plain = last(run(algorithm, federation, ROUNDS, cohort=4))
-    other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=backend))
-    loss = abs(plain.loss - other.loss) / abs(plain.loss)
-    return max(loss, apart(plain, other, start(algorithm, federation)))
-
-
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
 def test_the_loops_result_but_for_rounding(name: str, setting: Setting) -> None:
     make, federation = MAKE[name], make_federation(setting.model)
@@ -88,6 +62,7 @@ def test_float64_inputs_beside_weights_in_float32(setting: Setting) -> None:
         assert gap(recipes.fedavg, setting, federation, backend) < 1e-12
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I", "ditto", "fedrep"])
 def test_momentum_and_decay(name: str, setting: Setting) -> None:
     """Clients of different lengths: what is done without a batch must not move them."""
@@ -124,9 +99,7 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
     assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-3
 
 
-AT_ONCE = ("fedavg", "fedprox", "fedper", "fedpals")
-
-
+@pytest.mark.few(4)
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_at_once_is_as_by_vmap(

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_dense import AT_ONCE
-from test_stacked import last
 
 from fedshift import recipes
 from fedshift.client.local import Local
@@ -22,8 +20,10 @@ from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, flatten
+from support.chains import AT_ONCE
 from support.every_method import MAKE
 from support.federations import CLASSES, FEATURES, TARGET, make_federation, one_job
+from support.rounds import last
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def inferred(*trees: Parts) -> list[str]:
     return [k for parts in trees for k, v in flatten(parts).items() if v.is_inference()]
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 @pytest.mark.parametrize("name", [*AT_ONCE, "fedbabu"])
 @pytest.mark.parametrize("processes", [1, 2])

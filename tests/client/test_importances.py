@@ -63,6 +63,7 @@ def federation_of(model: Model, clients: tuple[ClientData, ...]) -> Federation:
     return Federation(clients, *model.init(), register(clients, CLASSES), Seeds.of(0))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [pytest.param(MAKE[k], id=k) for k in METHODS])
 def test_an_example_of_importance_0_is_left_out(make: Make, setting: Setting) -> None:
     """Bit for bit what the federation without it is, its table too."""
@@ -74,6 +75,7 @@ def test_an_example_of_importance_0_is_left_out(make: Make, setting: Setting) ->
     assert not equal(plain, even)  # importances do count
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["loop", "stacked", "dense", "workers"])
 def test_so_it_is_by_every_backend(kind: str) -> None:
     model = build(lambda: Mlp((8,), (10,), CLASSES), seed=1)

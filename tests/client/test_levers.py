@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from test_stacked import last
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedshift import recipes
 from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, View, batch_mean
-from fedshift.data import Batch, batches, client_data, register, take
+from fedshift.data import Batch, batches, take
 from fedshift.engine import round as one_round
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.levers import channels_last, dense
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.run import Federation, run
+from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.engines import Way, backend_of
@@ -26,40 +25,11 @@ from fedshift.kernels.layout import channels_last as laid_out
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
-from fedshift.seeds import Seeds, generator
+from fedshift.seeds import generator
 from fedshift.tree import sub
-from support.federations import CLASSES, TARGET, make_clients, make_federation, one_job
-
-
-class Pooled(nn.Module):
-    """Two convolutions with pooling; it notes how its inputs lie in memory."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.one, self.two = nn.Conv2d(channels, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
-        self.head = nn.Linear(8 * 4, CLASSES)
-        self.seen: list[tuple[int, ...]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.one(x)
-        self.seen.append(x.stride())
-        x = nn.functional.max_pool2d(x.relu(), 2)
-        return self.head(nn.functional.max_pool2d(self.two(x).relu(), 2).flatten(1))
-
-
-def images(channels: int, dtype: torch.dtype) -> tuple[Federation, Setting]:
-    source = generator(0, "images")
-    clients = [
-        client_data(
-            torch.randn(n, channels, 8, 8, generator=source).to(dtype),
-            torch.randint(CLASSES, (n,), generator=source), i,
-        )
-        for i, n in enumerate((9, 14, 6))
-    ]  # fmt: skip
-    model = build(lambda: Pooled(channels), 1)
-    params = {k: v.to(dtype) for k, v in model.init()[0].items()}
-    federation = Federation(clients, params, {}, register(clients, CLASSES), Seeds.of(0))
-    return federation, Setting(model, TARGET, Local(lr=0.1, batch=5))
+from support.federations import CLASSES, make_clients, make_federation, one_job
+from support.photographs import images
+from support.rounds import last
 
 
 @pytest.mark.parametrize("channels", [1, 3])

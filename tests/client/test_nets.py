@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_dense import MOST, REFUSED, gap
 from torch import Tensor, nn
 
 from fedshift import recipes
@@ -18,6 +17,7 @@ from fedshift.kernels.products import products
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
+from support.chains import MOST, REFUSED, gap
 from support.every_method import MAKE, Make
 from support.federations import CLASSES, FEATURES, TARGET, double, make_federation
 
@@ -43,6 +43,7 @@ def setting_of(hidden: tuple[int, ...] = (10, 7), **local: object) -> Setting:
     return Setting(model, TARGET, Local(**{"lr": 0.3, "batch": 12, **local}))  # type: ignore[arg-type]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
 def test_every_method(name: str, pairs: list[int]) -> None:
     setting = setting_of()
@@ -91,6 +92,7 @@ def check(make: Make, local: dict[str, object]) -> None:
     assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("what", [*MOVES, "bias stays"])
 def test_what_else_moves_the_layer_is_taken_step_by_step(what: str, pairs: list[int]) -> None:
     make, local = MOVES.get(what, (recipes.fedavg, {"frozen": ("body.1.bias",)}))

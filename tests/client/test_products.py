@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_dense import gap
 from torch import Tensor
 
 from fedshift.engine.stacked import Stacked
 from fedshift.kernels import products as module
 from fedshift.kernels.products import add_products, products
 from fedshift.recipes import Setting
+from support.chains import gap
 from support.every_method import MAKE
 from support.federations import make_federation
 
@@ -27,6 +27,7 @@ def rounded(found: Tensor, a: Tensor, b: Tensor, first: Tensor | float = 0.0) ->
     return float((found - right).abs().max() / (a.double().abs() @ b.double().abs()).max())
 
 
+@pytest.mark.slow
 @needed
 @pytest.mark.parametrize(
     ("c", "m", "k", "n"), [(3, 200, 784, 32), (2, 8, 16, 64), (1, 7, 5, 1), (4, 1, 1, 9)]

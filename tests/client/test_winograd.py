@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import conv2d
 
 from fedshift.client import winograd as form
 from fedshift.client.winograd import convolved, entries, gradients, transforms
 from fedshift.kernels import products
-from fedshift.seeds import generator
-
-Sizes = tuple[int, int, int, int, int]
-
+from support.convolutions import Sizes, apart, drawn
 
 pytestmark = pytest.mark.usefixtures("narrow")
-
-
-def drawn(
-    sizes: Sizes, dtype: torch.dtype = torch.float64, r: int = 3, border: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x [n, c, h, w], a kernel [k, c, r, r], delta [n, k, h', w']."""
-    n, c, k, h, w = sizes
-    source, less = generator(0, "winograd"), r - 1 - 2 * border
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=source, dtype=torch.float64).to(dtype)
-
-    return normal(n, c, h, w), normal(k, c, r, r), normal(n, k, h - less, w - less)
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).norm() / other.double().norm())
 
 
 # B^T, G and A^T of F(4 x 4, 3 x 3) in Lavin and Gray, section 4.2.
@@ -174,6 +153,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         once.sum().backward()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("sizes", "r", "border"),
     [

@@ -7,9 +7,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from test_levers import images
-from test_stacked import last
-from test_winograd import apart
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
@@ -31,7 +28,10 @@ from fedshift.model import build
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 from fedshift.tree import Parts, sub
+from support.convolutions import apart
 from support.federations import CLASSES, TARGET, make_federation, one_job
+from support.photographs import images
+from support.rounds import last
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_winograd import Sizes, apart, drawn
 from torch import Tensor
 from torch.nn.functional import conv2d
 
 from fedshift.client import winograd as form
 from fedshift.client.winograd import Winograd, gradients
+from support.convolutions import Sizes, apart, drawn
 
 pytestmark = pytest.mark.usefixtures("narrow")
 

@@ -14,7 +14,7 @@ import torch
 
 from fedshift.datasets import cifar, load, safe_pickle
 from fedshift.errors import DataError
-from support.dataset_fixtures import refuses, write_batch, write_cifar_batches, write_mosaic
+from support.dataset_fixtures import Touch, refuses, write_batch, write_cifar_batches, write_mosaic
 
 RNG_IMAGES = np.random.default_rng(5).integers(0, 256, (8, 3, 32, 32)).astype(np.uint8)
 
@@ -50,16 +50,6 @@ def test_python_2_spelling_and_fortran_order(tmp_path: Path) -> None:
     images = np.asfortranarray(RNG_IMAGES.reshape(8, -1))
     path.write_bytes(pickle.dumps({b"data": images, b"labels": [0] * 8}, protocol=2))
     assert torch.equal(cifar.read_batch(path).x, torch.from_numpy(RNG_IMAGES))
-
-
-class Touch:
-    """A pickle of this creates a file when it is loaded without restriction."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])

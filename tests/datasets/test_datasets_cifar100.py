@@ -12,7 +12,7 @@ import torch
 
 from fedshift.datasets import catalogue, cifar100, known, load
 from fedshift.errors import DataError, InputError
-from support.dataset_fixtures import refuses, write_batch, write_cifar_100
+from support.dataset_fixtures import Touch, refuses, write_batch, write_cifar_100
 
 IMAGES = np.random.default_rng(5).integers(0, 256, (8, 3, 32, 32)).astype(np.uint8)
 
@@ -77,16 +77,6 @@ def test_damaged_files_are_refused(tmp_path: Path, key: bytes, value: Any, messa
     changed(path, key, value)
     with refuses(path, message):
         cifar100.read_fine(tmp_path)
-
-
-class Touch:
-    """A pickle of this creates a file when it is loaded without restriction."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 def test_a_batch_of_cifar_10_and_a_forged_pickle_are_refused(tmp_path: Path) -> None:

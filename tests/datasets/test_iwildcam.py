@@ -277,6 +277,7 @@ def test_photographs_of_a_given_size_stay_bytes_on_disk(found: iwildcam.Wildcam)
         assert {c.x.dtype for c in prepare(other).task.clients} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_bytes_train_and_score_as_scaled_values(found: iwildcam.Wildcam) -> None:
     prepared = prepare(config())
     task = prepared.task

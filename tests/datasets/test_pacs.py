@@ -30,11 +30,6 @@ from support.image_fixtures import (
 )
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tree(tmp_path_factory.mktemp("pacs") / "PACS")
-
-
 def sizes(found: pacs.Pacs) -> dict[str, int]:
     return {name: len(found.rows(name)) for name in pacs.SPLITS}
 

@@ -16,16 +16,10 @@ from fedshift.experiments.experiment import run_experiment
 from fedshift.papers.datasets import pacs
 from fedshift.papers.datasets.fedpals_clients import PACS_ABSENT, Imbalanced, pacs_roles
 from fedshift.seeds import numpy_generator
-from support.image_fixtures import write_tree
 
 SPLIT_SIZES = {"train": 5683, "val": 2048, "test": 1670, "id_val": 284, "id_test": 306}
 CLIENT_SIZES = [190, 1865, 1909]
 LAMBDAS = (0.0, 12.0, 42.0, 93.0)
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tree(tmp_path_factory.mktemp("pacs") / "PACS")
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +134,7 @@ def ess_percent(real: pacs.Pacs, seed: int, as_coded: bool = False) -> list[list
     ]
 
 
+@pytest.mark.slow
 def test_real_lambdas_give_the_papers_ess_with_the_norm_and_not_with_its_square(
     real: pacs.Pacs,
 ) -> None:
@@ -156,6 +151,7 @@ def test_real_lambdas_give_the_papers_ess_with_the_norm_and_not_with_its_square(
     assert (np.abs(squared - measured)[1:] > 2 * scatter[1:]).all(), squared
 
 
+@pytest.mark.slow
 def test_real_images_that_the_authors_code_takes_do_not_lack_the_labels(real: pacs.Pacs) -> None:
     """Places among the training images, taken for rows of the whole table: see Imbalanced."""
     as_meant = np.array([ess_percent(real, seed)[0] for seed in range(20)]).mean(0)

@@ -93,6 +93,7 @@ def test_integers_are_big_endian_and_of_their_own_type(tmp_path: Path) -> None:
         idx.read_integers(path, 2)
 
 
+@pytest.mark.slow
 def test_the_real_mnist_has_539_and_297_writers() -> None:
     known = next(k for k in datasets.known() if k.name == "mnist-writers")
     if known.found is None:

@@ -20,7 +20,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from test_deploy_joining import tls_server
 
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
@@ -30,6 +29,7 @@ from fedshift.deploy.keys import check_certificate, write_authority, write_clien
 from fedshift.deploy.place import clients_of, make_place
 from fedshift.deploy.processes import asked, check_port, free_port, running, wait_for
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
+from support.tls import tls_server
 
 ROOT = Path(__file__).parents[2]
 

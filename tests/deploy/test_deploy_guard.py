@@ -40,6 +40,7 @@ def requested(app: Any, path: str, peer: str, own: str = "192.0.2.1") -> int:
     return int(sent[0]["status"])
 
 
+@pytest.mark.slow
 def test_other_machines_reach_what_nodes_need_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -55,6 +55,7 @@ def test_peers_play_the_same_workloads(load) -> None:  # type: ignore[no-untyped
         assert own.shape == theirs.shape == plain.data(theirs.tiny())[0][0].shape[1:]
 
 
+@pytest.mark.slow
 def test_the_peers_resnet_is_ours(load) -> None:  # type: ignore[no-untyped-def]
     (work,) = (w for w in load("workloads.py").WORKLOADS if w.name == "W4")
     ours, theirs = work.net(), load("peers/plain.py").resnet()
@@ -65,6 +66,7 @@ def test_the_peers_resnet_is_ours(load) -> None:  # type: ignore[no-untyped-def]
     assert torch.equal(theirs(x), ours(x)["logits"])
 
 
+@pytest.mark.slow
 def test_a_plain_round_takes_the_steps(load) -> None:  # type: ignore[no-untyped-def]
     plain = load("peers/plain.py")
     assert [w.local_steps for w in plain.WORKLOADS.values()] == [188, 10, 3, 10]
@@ -206,6 +208,7 @@ def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def
     assert [name for name, _ in calls[2:]] == ["plain", "ours"] * len(turns)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "odd",
     [(["W3", "W9"], [], None), ([], ["dense", "nonsense"], None), ([], [], 0),
@@ -224,6 +227,7 @@ def test_names_that_are_not_there_are_refused(load, odd) -> None:  # type: ignor
         engine.check_names([], [], 1, 0)
 
 
+@pytest.mark.slow
 def test_contenders_are_those_that_are_offered(load) -> None:  # type: ignore[no-untyped-def]
     engine = load("engine.py")
     for work in (w for w in engine.WORKLOADS if w.name in {"W1", "W3"}):
@@ -240,6 +244,7 @@ def importable(load) -> tuple[ModuleType, Any]:  # type: ignore[no-untyped-def]
     return engine, next(w for w in engine.WORKLOADS if w.name == "W3")
 
 
+@pytest.mark.slow
 def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignore[no-untyped-def]
     engine, work = importable(load)
     with engine.players(work, ("plain", "dense, 2 workers"), True, 2) as asked:
@@ -250,6 +255,7 @@ def test_contenders_play_in_processes_of_their_own(load) -> None:  # type: ignor
     assert {len(found) for found in times.values()} == {2}
 
 
+@pytest.mark.slow
 def test_a_contender_that_fails_is_named(load, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     engine, work = importable(load)
     with (

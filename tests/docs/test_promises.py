@@ -48,6 +48,7 @@ def broken(page: str, promise: str, tests: list[str]) -> str | None:
 ROWS = rows(PAGE.read_text())
 
 
+@pytest.mark.few(27)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[1][:40])
 def test_promises_have_tests(row: tuple[str, str, list[str]]) -> None:
     assert broken(*row) is None

@@ -3,71 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from test_sums_of_shares import SIZES, changed, far
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, play_round, run
 from fedshift.engine.stacked import Stacked
-from fedshift.engine.sums.partial import Books
 from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import SUMMED
-from fedshift.tree import Parts, stack
+from fedshift.tree import Parts
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_clients, make_federation
-from support.odd_work import OddWork
-from support.routing import routed_model
+from support.odd_work import SIZES, OddReports, Together
+from support.rounds import different, far, last
+
+pytestmark = pytest.mark.routed
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-
-
-@dataclass(frozen=True)
-class Together:
-    """`loop`, whose replies are then put together; `kind` says what is changed of one client's.
-
-    each: how many are put together; turned: the last of them first; apart: by odd ids and even
-    """
-
-    kind: str = ""
-    client: int = -1
-    each: int = 3
-    turned: bool = False
-    apart: bool = False
-
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        odd = OddWork(update, self.client, partial(changed, self.kind)) if self.kind else update
-        return loop(odd, jobs)
-
-    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        replies = list(self(update, jobs))
-        replies.sort(key=lambda reply: reply.client % 2 if self.apart else 0)
-        for i in range(0, len(replies), self.each):
-            some = replies[i : i + self.each][:: -1 if self.turned else 1]
-            clients = tuple(reply.client for reply in some)
-            sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
-            yield Block(clients, sent, kept, some[0].t)
-
-    def summing(self, books: Books) -> Backend:
-        return lambda update, jobs: books.own(self, update, tuple(jobs))
-
-
-@pytest.fixture
-def mlp() -> Model:
-    return routed_model()
 
 
 @pytest.fixture
@@ -75,11 +39,7 @@ def setting(mlp: Model) -> Setting:
     return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=ROUNDS)
 
 
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
-
-
+@pytest.mark.few(3)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
     """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
@@ -103,6 +63,7 @@ def test_blocks_of_clients_that_do_not_follow_one_another(
     assert mixed.trained == alone.trained
 
 
+@pytest.mark.slow
 def test_blocks_are_summed_and_one_by_one_they_are_not(
     setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
 ) -> None:
@@ -141,6 +102,7 @@ NUMBERS = ["nan", "inf", "large", "another's"]
 FORMS = ["form", "type", "names", "more"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("client", [0, 2, 6])
 @pytest.mark.parametrize(
     ("kind", "each"), [*((kind, 3) for kind in NUMBERS), *((kind, 1) for kind in NUMBERS + FORMS)]
@@ -171,6 +133,7 @@ def test_what_is_bad_is_said_as_one_by_one(
         assert entered == ([(0, 1, 2, 3, 4, 5)] if client == 6 else [])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("client", [0, 3])
 @pytest.mark.parametrize("change", ["double", "more", "less", "other", "wide"])
 def test_reports_of_two_blocks_are_alike(
@@ -190,28 +153,6 @@ def test_reports_of_two_blocks_are_alike(
 
 
 @dataclass(frozen=True)
-class OddReports(Together):
-    """Some clients report something else."""
-
-    others: Sequence[int] = ()
-    change: str = ""
-
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for reply in loop(update, jobs):
-            report = reply.update["report"]
-            loss = report["loss"]
-            odd = {
-                "double": {**report, "loss": loss.double()},
-                "more": {**report, "more": loss},
-                "less": {"id": report["id"]},
-                "other": {"id": report["id"], "cost": loss},
-                "wide": {**report, "loss": loss.expand(2)},
-            }[self.change]
-            mine = reply.client in self.others
-            yield reply._replace(update={**reply.update, "report": odd}) if mine else reply
-
-
-@dataclass(frozen=True)
 class Remembering(Together):
     """The history of a gradient in what the last block sends, or keeps."""
 
@@ -225,6 +166,7 @@ class Remembering(Together):
             yield Block(block.clients, *changed, block.t)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("part", [0, 1], ids=["sent", "kept"])
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
 def test_the_history_of_a_gradient_does_not_travel(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
-from test_resume import config_of
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import ClientUpdate, Job, Reply
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.processes.pool import workers
@@ -32,16 +29,9 @@ from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from fedshift.testing.fuzz import different
-from fedshift.tree import Parts
 from support.federations import SIZES, make_federation
-
-
-def asleep() -> None:
-    time.sleep(600)
-
-
-def killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+from support.odd_work import Once, asleep, killed
+from support.small_runs import config_of
 
 
 def terminated(flag: Path | None = None) -> None:
@@ -49,23 +39,6 @@ def terminated(flag: Path | None = None) -> None:
     if flag is not None:
         flag.unlink()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Once:
-    """A client's work, but that client 3 does something else where `flag` does not exist yet."""
-
-    update: ClientUpdate
-    flag: Path
-    instead: Callable[[], None]
-
-    def __call__(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        if int(data.id) == 3 and not self.flag.exists():
-            self.flag.touch()
-            self.instead()
-        return self.update(message, state, data, plans)
 
 
 @pytest.fixture
@@ -107,6 +80,7 @@ def test_who_is_late_drops_out(setting: Setting, federation: Federation, tmp_pat
     assert different(first.server, next(run(algorithm, federation, 1)).server)  # the control
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced(
     setting: Setting, federation: Federation, tmp_path: Path
 ) -> None:
@@ -121,6 +95,7 @@ def test_a_process_that_dies_is_replaced(
         played(federation, algorithm, once)
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_is_the_main_ones(
     setting: Setting, federation: Federation, tmp_path: Path
 ) -> None:
@@ -145,6 +120,7 @@ def test_limits_out_of_range(limits: dict[str, Any], federation: Federation) -> 
         pass
 
 
+@pytest.mark.slow
 def test_nothing_ends_a_client_in_this_process() -> None:
     training = {"rounds": 1, "steps": 1, "on_bad_reply": "drop", "deadline": 60.0, "retries": 1}
     config = config_of("fedavg", training=training)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
@@ -32,6 +31,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import CLASSES, FEATURES, TARGET, make_federation
+from support.rounds import different, last
 from support.routing import routed_model
 
 # These look at values, and wait for them on a GPU.
@@ -56,6 +56,7 @@ def places(reply: Reply) -> set[str]:
     return {v.device.type for tree in reply.update.values() for v in tree.values()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(set(MAKE) - LOOKS))
 def test_a_client_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(routed_model(), TARGET, Local(lr=0.3, batch=12, steps=2))
@@ -148,6 +149,7 @@ def counted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         yield Reply(job.client, {}, {})
 
 
+@pytest.mark.slow
 def test_what_is_nowhere_else_is_not_kept(setting: Setting) -> None:
     """As clients that are made on demand: else the device would fill up."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)

@@ -20,20 +20,14 @@ from fedshift.engine.run import run
 from fedshift.engine.sums.arrivals import in_turn
 from fedshift.engine.sums.running import Fold
 from fedshift.errors import TrainingError
-from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import total
 from fedshift.testing.fuzz import different
 from fedshift.tree import Parts, weighted_sum
 from support.every_method import MAKE, ROUNDS, WRAP, Make
 from support.federations import make_federation
-from support.routing import routed_model
 
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
+pytestmark = pytest.mark.routed
 
 
 def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -> Parts:
@@ -75,6 +69,7 @@ WAYS = (
 )  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WAYS)
 def test_sums_are_those_of_stacked_updates(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +80,7 @@ def test_sums_are_those_of_stacked_updates(
 SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk", "FedDisk(Ditto)")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_through_wrappers(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +136,7 @@ class Backwards:
             del reply
 
 
+@pytest.mark.slow
 def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
     backwards = Backwards()
     assert (
@@ -149,6 +146,7 @@ def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
     assert backwards.most == 4  # all wait for the first
 
 
+@pytest.mark.slow
 def test_replies_are_let_go(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six clients never more than two at once, where two pass the gate together."""
     monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=2))

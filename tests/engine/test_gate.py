@@ -63,6 +63,7 @@ def test_the_corpus_is_large_enough() -> None:
     assert len(ATTACKS) >= 60
 
 
+@pytest.mark.few(41)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_leaves_the_round_of_the_others(name: str, place: Arena) -> None:
     rest = [reply for reply in place.honest if reply.client != 3]
@@ -241,6 +242,7 @@ def test_limits_in_a_configuration() -> None:
         Training(deadline=2.0)
 
 
+@pytest.mark.slow
 def test_fuzzed_replies(place: Arena) -> None:
     found = fuzz(place, 2000, seed=0)
     assert found.broken == ()
@@ -272,6 +274,7 @@ NAMES = st.sampled_from(["body.0.weight", "head.bias", "id", "loss", ""]) | st.t
 PARTS = st.sampled_from(["delta", "buffers", "counters", "report", "weight"]) | st.text(max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(PARTS, st.dictionaries(NAMES, leaves, max_size=4), max_size=5), st.data())
 def test_whatever_hypothesis_makes_up(place: Arena, parts: Any, data: Any) -> None:

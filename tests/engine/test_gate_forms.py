@@ -22,15 +22,10 @@ from fedshift.testing.fuzz import arena, different, fuzz
 from fedshift.tree import Parts, flatten
 from support.every_method import MAKE
 from support.federations import make_clients, make_federation
-from support.routing import routed_model
+
+pytestmark = pytest.mark.routed
 
 Change = Callable[[Parts], Any]
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row."""
-    return routed_model()
 
 
 @pytest.fixture
@@ -257,6 +252,7 @@ def fuzzed(name: str, setting: Setting, replies: int) -> tuple[str, ...]:
     return fuzz(arena(algorithm, federation(setting.model), gate), replies, seed=1).broken
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "fedadam"])
 def test_fuzzed_replies_of_other_methods(name: str, setting: Setting) -> None:
     assert fuzzed(name, setting, 60) == ()

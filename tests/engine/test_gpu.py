@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_workers import different, everything, last
 
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, loop
@@ -23,10 +22,11 @@ from fedshift.errors import UnfitError
 from fedshift.randomness import states
 from fedshift.recipes import Setting
 from fedshift.tree import Parts, flatten
+from support.drawing import dropout, federated, leaky, numpy_noise, torch_noise, unforeseen
 from support.every_method import MAKE, ROUNDS
 from support.federations import TARGET, make_federation
+from support.rounds import different, everything, last
 from support.routing import routed_model
-from test_randomness import dropout, federated, leaky, numpy_noise, torch_noise, unforeseen
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 TOML = """
@@ -109,7 +109,12 @@ def test_networks_that_draw_are_refused_where_clients_are_stacked() -> None:
 def test_workers_that_torch_lets_train_nothing_are_refused() -> None:
     """Forked after gradients; the control: those that were forked in time train."""
     command = (
-        "import torch; from support.federations import *; from fedshift import recipes, run\n"
+        "from support.federations import CLASSES, FEATURES, TARGET, make_federation\n"
+        "from fedshift import recipes, run\n"
+        "from fedshift.client.local import Local\n"
+        "from fedshift.model import build\n"
+        "from fedshift.models.dense import Mlp\n"
+        "from fedshift.recipes import Setting\n"
         "from fedshift.engine.processes.pool import workers\n"
         "model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)\n"
         "federation = make_federation(model)\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import pytest
-from test_workers import different, last
 from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
@@ -14,6 +13,7 @@ from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.recipes import Setting
 from support.federations import make_federation
+from support.rounds import different, last
 
 
 def in_blocks(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import config_of
 
 from fedshift.cli.results import run_json, show_profile
 from fedshift.cli.running import Asked, run_asked
@@ -17,6 +16,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
 from fedshift.experiments.task import prepare
 from fedshift.record.folder import PROFILE
+from support.small_runs import config_of
 
 
 class Ticks:

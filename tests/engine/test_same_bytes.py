@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import config_of
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round, draw_cohort, play_round, start
@@ -22,6 +21,7 @@ from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
 from support.every_method import MAKE
 from support.federations import SIZES, make_clients, make_federation
+from support.small_runs import config_of
 
 TRAINING = {"rounds": 4, "steps": 2, "cohort": 3, "lr": 0.05}
 SEED = 39  # of draws that leave out the two clients more, three rounds long
@@ -35,6 +35,7 @@ def model_of(folder: Path, **training: Any) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_measuring_changes_nothing(tmp_path: Path) -> None:
     """Every round, at the end, or in the last rounds; the seed is the control."""
     seldom = model_of(tmp_path / "seldom", evaluate_every=100)
@@ -59,6 +60,7 @@ def after(algorithm: Algorithm, federation: Federation, cohorts: list[list[int]]
     return current
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("clients", [5, 15, 16, 31, 100])
 def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
     """Unless it is drawn itself, which it is as often as any other."""
@@ -74,6 +76,7 @@ def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
     assert not torch.stack([draw_cohort(40, 3, t, 0) for t in (1, 2)]).diff(dim=0).eq(0).all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [n for n in COHORTS if n in MAKE])
 def test_who_is_never_drawn_changes_nothing(name: str, setting: Setting) -> None:
     """Two more clients: the same model and states of those who took part, bit for bit."""

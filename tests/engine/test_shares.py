@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_deadline import Once, asleep, killed
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
@@ -35,19 +33,17 @@ from fedshift.tree import Parts
 from support.comparing import apart
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_federation, one_job
-from support.odd_work import OddWork
-from support.routing import routed_model
+from support.odd_work import OddWork, Once, asleep, killed
+from support.rounds import different, last
 
 SINGLY = [(i,) for i in range(6)]
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
 
 
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedpac", "feddrm"])
 def test_packing_changes_nothing(name: str, setting: Setting) -> None:
     """Bit for bit the loop's result, also with messages and states of each client's own.
@@ -63,6 +59,7 @@ def test_packing_changes_nothing(name: str, setting: Setting) -> None:
     assert together.trained == alone.trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_stacked_shares_are_the_loop_but_for_rounding(
@@ -109,6 +106,7 @@ class Within:
         return loop(Once(update, self.flag, self.instead), jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shares", "lost"), [(1, (3, 4, 5)), (2, (2, 3)), (9, (3,))], ids=["two", "four", "one each"]
 )
@@ -126,6 +124,7 @@ def test_a_late_share_drops_out_whole(
     assert second.dropped == ()
 
 
+@pytest.mark.slow
 def test_a_share_whose_process_dies_is_trained_again(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +153,7 @@ def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -
         last(run(algorithm, federation, 1, backend=team.blocks(Stacked(dense=True))))
 
 
+@pytest.mark.slow
 def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six clients: how many travel together, with a share for this process and without."""
     sizes_seen: list[int] = []
@@ -233,6 +233,7 @@ def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
     return iter(given)
 
 
+@pytest.mark.slow
 def test_a_team_that_was_left_alone_starts_afresh(setting: Setting, tmp_path: Path) -> None:
     """After an error, and in the middle of a round: nobody's answers are taken for others'."""
     federation = make_federation(setting.model)
@@ -274,6 +275,7 @@ def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
     return sent | {"delta": sent["delta"] | {"odd": odd()}}, kept
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("sparse", "not dense"), ("float", "no tensor but float"), ("history", "its gradient")],

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_resume import config_of, results
 
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round, run
@@ -23,26 +22,17 @@ from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in
 from fedshift.experiments.progress import STATES, shelf_in
 from fedshift.experiments.task import prepare
-from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.testing.fuzz import different
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.tree import size_in_bytes
 from support.every_method import MAKE
 from support.federations import make_federation
-from support.routing import routed_model
+from support.rounds import everything
+from support.small_runs import Killed, config_of, results
+
+pytestmark = pytest.mark.routed
 
 ROUNDS = 3
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
-def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
 
 
 def on_disk(played: Round) -> list[int]:
@@ -57,6 +47,7 @@ def both(name: str, setting: Setting, shelf: Shelf) -> tuple[Round, Round]:
     return plain, list(run(algorithm, replace(federation, shelf=shelf), ROUNDS, cohort=4))[-1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["scaffold", "ditto", "feddyn", "fedrep", "fedala", "feddisk"])
 def test_the_rounds_are_the_same(name: str, setting: Setting, tmp_path: Path) -> None:
     plain, shelved = both(name, setting, Shelf(0, tmp_path))
@@ -87,6 +78,7 @@ def test_what_fits_stays_in_memory(setting: Setting, tmp_path: Path) -> None:
     assert max(in_memory(played.states) for played in rounds) == 2 * each
 
 
+@pytest.mark.slow
 def test_workers_and_stacked_clients(setting: Setting, tmp_path: Path) -> None:
     algorithm = MAKE["scaffold"](setting)
     federation = make_federation(setting.model)
@@ -100,6 +92,7 @@ def test_workers_and_stacked_clients(setting: Setting, tmp_path: Path) -> None:
     assert different(everything(plain), everything(stacked)) == []
 
 
+@pytest.mark.slow
 def test_files_go_with_the_last_round_that_holds_them(setting: Setting, tmp_path: Path) -> None:
     federation = replace(make_federation(setting.model), shelf=Shelf(0, tmp_path / "states"))
     rounds = list(run(MAKE["scaffold"](setting), federation, 2))
@@ -151,10 +144,6 @@ def test_any_tensor_comes_back(tmp_path: Path) -> None:
         write_tensors(tmp_path / "x", {"x": torch.zeros(1, dtype=torch.complex128)}.items)
 
 
-class Killed(BaseException):
-    """What nothing catches."""
-
-
 def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = None) -> list[str]:
     """Record a run with its states on a shelf, until round `at`; the folder's files before that."""
     config, seen = config_of(name), list[str]()
@@ -173,6 +162,7 @@ def recorded(folder: Path, name: str, mebibytes: float | None, at: int | None = 
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "ditto"])
 def test_killed_and_resumed_with_states_on_disk(name: str, tmp_path: Path) -> None:
     """The files of a run in memory, whose resumed half may also have another budget."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
-from fedshift.tree import Params, Parts, flatten
+from fedshift.tree import Parts
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import (
     CLASSES,
@@ -37,7 +36,9 @@ from support.federations import (
     make_federation,
     one_job,
 )
-from support.routing import routed_model
+from support.rounds import apart
+
+pytestmark = pytest.mark.routed
 
 # Rows that cannot be stacked, and the words of the reason.
 ALONE = {
@@ -53,12 +54,6 @@ ALONE = {
 
 
 @pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
-@pytest.fixture
 def setting(mlp: Model) -> Setting:
     """One local epoch with batches that do not divide the clients' sizes."""
     return Setting(mlp, TARGET, Local(lr=0.3, batch=12))
@@ -66,31 +61,6 @@ def setting(mlp: Model) -> Setting:
 
 def last(rounds: Iterable[Round]) -> Round:
     return list(rounds)[-1]
-
-
-def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
-
-
-def apart(one: Round, two: Round, before: Round) -> float:
-    """||a - b|| over ||a - what was before round 1||, the largest of all parts of all states."""
-    a, b, first = everything(one), everything(two), everything(before)
-    assert flatten(a).keys() == flatten(b).keys()
-    worst = 0.0
-    for part, tree in a.items():
-        for k, v in tree.items():
-            assert (v.dtype, v.shape) == (b[part][k].dtype, b[part][k].shape)
-        old = first.get(part.partition(" ")[2] or part, first.get(part, {}))
-        gap, way = distance(tree, b[part]), distance(tree, old)
-        worst = max(worst, gap / way if way else gap)
-    return worst
-
-
-def distance(a: Params, b: Params) -> float:
-    each = [v.double() - b[k].double() if k in b and b[k].shape == v.shape else v.double()
-            for k, v in a.items()]  # fmt: skip
-    return math.hypot(*(float(v.norm()) for v in each))
 
 
 def both(make: Make, setting: Setting, federation: Federation, **options: Any) -> float:
@@ -102,6 +72,7 @@ def both(make: Make, setting: Setting, federation: Federation, **options: Any) -
     return apart(plain, other, start(algorithm, federation))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", [pytest.param(m, id=k) for k, m in MAKE.items() if k not in ALONE])
 def test_the_loops_result_but_for_rounding(make: Make, setting: Setting) -> None:
     federation = make_federation(setting.model)

@@ -9,51 +9,32 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from test_workers import different, everything, last
 
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.run import Federation, Round, run
+from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.sums.running import Fold, Share
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from fedshift.tree import Params, Parts, flatten
+from fedshift.tree import Params, Parts
 from support.every_method import MAKE, ROUNDS
 from support.federations import make_clients, make_federation
-from support.odd_work import OddWork
-from support.routing import routed_model
+from support.odd_work import SIZES, OddWork, changed
+from support.rounds import different, far, last
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-
-# Examples of clients 0 to 7.
-SIZES = (12, 9, 7, 14, 10, 8, 11, 13)
-
-
-@pytest.fixture
-def mlp() -> Model:
-    return routed_model()
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
 
 
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
-
-
-def far(one: Round, other: Round) -> float:
-    """The largest difference of two states over the size of the first."""
-    a, b = flatten(everything(one)), flatten(everything(other))
-    assert a.keys() == b.keys()
-    size = max(float(v.double().abs().max()) for v in a.values() if v.numel())
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel()) / size
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
     """The loop's result but for the order of sums, the same each time."""
@@ -67,6 +48,7 @@ def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
     assert not different(one, two)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_who_is_summed_where(
     count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
@@ -101,6 +83,7 @@ def test_the_comparison_can_fail(
     assert far(alone, together) > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "gate"),
     [(recipes.fedavg, Gate(on_bad="drop")), (recipes.fedmedian, Gate())],
@@ -117,25 +100,6 @@ def test_where_nothing_is_summed(
     assert not different(alone, together)
 
 
-def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
-    """Something else in what a client sends or keeps."""
-    delta, report = sent["delta"], sent["report"]
-    name = next(iter(delta))
-    found: dict[str, Callable[[], Parts]] = {
-        "nan": lambda: {"delta": delta | {name: delta[name] * float("nan")}},
-        "inf": lambda: {"delta": delta | {name: delta[name] + float("inf")}},
-        "large": lambda: {"delta": delta | {name: delta[name] + 1e6}},
-        "form": lambda: {"delta": delta | {name: delta[name].flatten()}},
-        "type": lambda: {"delta": delta | {name: delta[name].double()}},
-        "names": lambda: {"delta": {"other": delta[name]}},
-        "another's": lambda: {"report": report | {"id": report["id"] - 1}},
-        "more": lambda: {"extra": {"w": torch.zeros(2)}},
-        "kept": dict,
-    }
-    own = {"kept": {"w": torch.tensor([float("inf")])}} if kind == "kept" else {}
-    return sent | found[kind](), {**kept, **own}
-
-
 @dataclass(frozen=True)
 class Oddly:
     kind: str
@@ -148,6 +112,7 @@ class Oddly:
 KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
 def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
@@ -166,6 +131,7 @@ def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> Non
 WHERE = [(2, []), (6, [(0, 1, 2, 3)])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_what_is_not_finite_is_not_summed(
@@ -181,6 +147,7 @@ def test_what_is_not_finite_is_not_summed(
     assert entered == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("client", "before"), WHERE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_bad_is_said_as_in_one_process(

@@ -10,7 +10,6 @@ from multiprocessing import Pipe
 from typing import Any
 
 import pytest
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.engine.backends import loop
@@ -22,6 +21,7 @@ from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
 from fedshift.recipes import Setting
 from support.federations import make_federation
+from support.rounds import different, last
 
 LONG = 30.0
 
@@ -83,6 +83,7 @@ def test_who_is_awake(set_plain: Callable[[bool], None]) -> None:
     assert awake() == Task(len, within=loop).patience == 0  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 def test_the_same_result_awake_and_asleep(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, yields: list[float]

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_blocks import OddReports, Together
-from test_sums_of_shares import SIZES, far
-from test_workers import different, last
 
 from fedshift import recipes
 from fedshift.client import plans
@@ -30,26 +27,18 @@ from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from support.federations import make_clients, make_federation
-from support.routing import routed_model
+from support.odd_work import OddReports, Together
+from support.rounds import different, far, last
+
+pytestmark = pytest.mark.routed
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 PROCESSES = [1, pytest.param(2, marks=linux), pytest.param(3, marks=linux)]
 
 
 @pytest.fixture
-def mlp() -> Model:
-    return routed_model()
-
-
-@pytest.fixture
 def setting(mlp: Model) -> Setting:
     return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=3)
-
-
-@pytest.fixture
-def federation(setting: Setting) -> Federation:
-    return make_federation(setting.model, make_clients(sizes=SIZES))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,48 +22,23 @@ from fedshift.engine.backends import Backend, loop
 from fedshift.engine.processes import pipe as wire
 from fedshift.engine.processes.pipe import inside, under
 from fedshift.engine.processes.pool import Team, workers
-from fedshift.engine.run import Round, run
+from fedshift.engine.run import run
 from fedshift.errors import InputError, TrainingError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
-from fedshift.tree import Parts, flatten
+from fedshift.tree import Parts
 from support.comparing import apart
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, hears_ctrl_c, make_federation
-from support.routing import routed_model
+from support.rounds import different, last
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
-pytestmark = linux
+pytestmark = [linux, pytest.mark.routed]
 
 
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
-
-
-def everything(played: Round) -> Parts:
-    kept = {f"{i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
-
-
-def different(a: Round, b: Round) -> list[str]:
-    """Names of the tensors that are not bit for bit the same."""
-    one, two = flatten(everything(a)), flatten(everything(b))
-    odd = one.keys() ^ two.keys()
-    both = one.keys() & two.keys()
-    return [
-        *odd,
-        *(k for k in both if one[k].dtype != two[k].dtype or not torch.equal(one[k], two[k])),
-    ]
-
-
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_gives_the_loops_result(make: Make, setting: Setting) -> None:
     algorithm, federation = make(setting), make_federation(setting.model)

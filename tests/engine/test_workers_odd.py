@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_workers import different, last
 from torch import Tensor
 
 from fedshift import recipes
@@ -31,6 +30,7 @@ from fedshift.recipes import Setting
 from fedshift.tree import Parts
 from support.federations import make_federation
 from support.odd_work import OddWork
+from support.rounds import different, last
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
@@ -62,6 +62,7 @@ def jobs(setting: Setting, federation: Federation) -> tuple[ClientUpdate, list[J
     return algorithm.client_update, list(jobs_of(opened, federation.clients, state, 0))
 
 
+@pytest.mark.slow
 def test_teams_end_in_any_order(setting: Setting, federation: Federation) -> None:
     """Also where one has a process younger than the other team: it was forked with its pipes."""
     algorithm = recipes.fedavg(setting)
@@ -139,6 +140,7 @@ def two_words(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
     raise TwoWordsError("gone", "astray")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_data import FILES, mnist
-from test_resume import config_of, record_until
 
 from fedshift.cli.app import main
 from fedshift.errors import DataError, InputError
@@ -25,7 +23,9 @@ from fedshift.experiments.folder import EventLog, kept_in
 from fedshift.experiments.task import prepare
 from fedshift.files import append, write
 from support.broken_inputs import COUNTS, GOOD, TARGET
+from support.dataset_fixtures import FILES, mnist
 from support.report_fixtures import write_run
+from support.small_runs import config_of, record_until
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 STATE = "o/checkpoints/run/round-00000002/state.safetensors"
@@ -220,6 +220,7 @@ def test_files_that_may_not_be_read(
     assert files_of(tmp_path) == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
 def test_a_full_disk(
     after: int, called: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

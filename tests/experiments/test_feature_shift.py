@@ -64,6 +64,7 @@ def origins(prepared: Prepared) -> list[set[int]]:
     return [{of[x.numpy().tobytes()] for x in client.x} for client in prepared.task.clients]
 
 
+@pytest.mark.slow
 def test_whole_writers_go_to_clients_and_the_test_file_is_the_test() -> None:
     found = ready()
     own = origins(found)
@@ -77,6 +78,7 @@ def test_whole_writers_go_to_clients_and_the_test_file_is_the_test() -> None:
     assert origins(by_seed) != own
 
 
+@pytest.mark.slow
 def test_noise_is_the_pools_and_grows_with_the_client() -> None:
     """As `noisy_writers` has it, client by client; the test set is clean unless asked."""
     clean, noisy = ready(), ready(noise=0.5)
@@ -210,6 +212,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, digits: None) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_run_says_what_its_weights_are_worth(folder: Path) -> None:
     data = json.loads((folder / "summary.json").read_text())
     shares = data["importance"]["share"]
@@ -220,6 +223,7 @@ def test_a_run_says_what_its_weights_are_worth(folder: Path) -> None:
     assert f"client {shares.index(min(shares))}: {min(shares):.0%}." in said
 
 
+@pytest.mark.slow
 def test_weights_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
     given = tables(DISK, noise=0.5, target="clients")
     given["training"] = {"rounds": 4, "batch": 20, "lr": 0.05}
@@ -244,6 +248,7 @@ def test_the_report_shows_both(folder: Path) -> None:
     assert f"{found.mean['domain_auc']:.3f}" in text
 
 
+@pytest.mark.slow
 def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
     direct = {"estimator": "direct", "temper": 1.0, "density_epochs": 20, "least_ess": 0.95}
     given = tables({k: v for k, v in DISK.items() if k != "ratio_epochs"} | direct, noise=0.5)
@@ -258,6 +263,7 @@ def test_degenerate_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- measures
 
 
+@pytest.mark.slow
 def test_measures_are_those_of_the_shifts_module() -> None:
     prepared = ready(noise=0.5, clients=8)
     counts = np.random.default_rng(0).integers(1, 30, (8, 10)).astype(np.float64)

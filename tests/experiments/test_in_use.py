@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_resume import config_of, record_until, results
 
 from fedshift.errors import InputError
 from fedshift.experiments.folder import check_unused, reserved
@@ -23,6 +22,7 @@ from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
 from fedshift.papers.reproduce.store import Store, run_of
 from fedshift.papers.reproduce.worker import perform
+from support.small_runs import config_of, record_until, results
 
 HOLD = """
 import os, sys, time
@@ -185,6 +185,7 @@ def test_a_run_that_was_completed_meanwhile_is_not_trained_again(tmp_path: Path)
         pass
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     config = config_of("fedavg")
     prepared = prepare(config)
@@ -203,6 +204,7 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path: Path) -> None:
     store, run = Store(tmp_path), run_of(config_of("fedavg"))
     record_until(store.path(run), run.config, 2)
@@ -221,6 +223,7 @@ def test_a_table_neither_clears_nor_trains_what_another_process_trains(tmp_path:
     assert results(store.path(run)) == done
 
 
+@pytest.mark.slow
 def test_the_command_line_says_so(tmp_path: Path) -> None:
     """`fedshift run --resume` of a run that is under way in another shell, and once it is over."""
     command = [Path(sys.executable).with_name("fedshift"), "run", "--resume", "run"]

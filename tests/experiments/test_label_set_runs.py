@@ -174,6 +174,7 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
     assert sentences(calm, ("cat",)) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
 @pytest.mark.parametrize("over", [None, "union", "all"])
 def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(

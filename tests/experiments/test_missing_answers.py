@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from test_resume import config_of
-
 from fedshift.engine.round import before_rounds
 from fedshift.engine.run import run
 from fedshift.experiments.experiment import record
 from fedshift.experiments.progress import Missed
 from fedshift.experiments.task import prepare
 from fedshift.testing.faults import Faulty, at
+from support.small_runs import config_of
 
 
 class FaultyEngine:

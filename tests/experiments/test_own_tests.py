@@ -103,6 +103,7 @@ def run(method: str, folder: Path, **changes: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_feddrm_is_measured_in_every_way_to_answer_a_query(tmp_path: Path) -> None:
     found = run("feddrm", tmp_path)
     last = found["last"]
@@ -120,6 +121,7 @@ def test_feddrm_is_measured_in_every_way_to_answer_a_query(tmp_path: Path) -> No
     ].decode(errors="ignore")
 
 
+@pytest.mark.slow
 def test_fedavg_has_one_model_for_all_ways(tmp_path: Path) -> None:
     last = run("fedavg", tmp_path)["last"]
     assert last["global_accuracy"] == last["vote_accuracy"] == last["oracle_routed"]
@@ -161,6 +163,7 @@ def test_the_page_says_when_the_global_model_wins() -> None:
     assert len(reasons(worse)) == 1
 
 
+@pytest.mark.slow
 def test_a_router_that_cannot_be_refitted_loses_no_run(tmp_path: Path, monkeypatch: Any) -> None:
     def stuck(*_: Any, **__: Any) -> None:
         raise TrainingError("the refit of the router stands at gradient 1 after 9 rounds")
@@ -205,6 +208,7 @@ def test_cifar_20_is_dealt_by_its_fine_labels(monkeypatch: pytest.MonkeyPatch) -
     assert len(prepare(validate(tables)).task.classes) == 100
 
 
+@pytest.mark.slow
 def test_nothing_is_routed_to_clients_that_never_took_part() -> None:
     """One round of 2 of 4 clients: the report's router is `Router.of`."""
     config = validate(made(training={"rounds": 1, "cohort": 2, "evaluate_last": 1}))

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_resume import CLIENTS, config_of, record_until
 
 from fedshift.engine.round import before_rounds
 from fedshift.experiments.experiment import record
@@ -26,6 +25,7 @@ from fedshift.record.folder import read_run
 from fedshift.record.rounds import Metrics
 from fedshift.report.page import page
 from fedshift.server.pals import effective_sample_size, pals_weights
+from support.small_runs import CLIENTS, config_of, record_until, recorded
 
 MOST = {"method": {"name": "fedpals", "ess": 0.8}}
 
@@ -33,16 +33,6 @@ METRICS = Metrics(
     **dict.fromkeys(Metrics.__dataclass_fields__, 0.5)  # type: ignore[arg-type]
     | {"round": 1, "clients_trained": 3, "ess": 17.0, "ess_fraction": 0.9, "gap": 0.1}
 )
-
-
-def recorded(folder: Path, config: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(summary, the events of its rounds) of a run."""
-    record_until(folder, config, None)
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    return json.loads((folder / "summary.json").read_text()), [
-        e for e in events if e["event"] == "round"
-    ]
 
 
 def by_hand(said: dict[str, Any], ids: list[int]) -> dict[str, float]:
@@ -99,6 +89,7 @@ def test_without_cohorts_weights_are_those_over_all_clients(tmp_path: Path) -> N
     assert recorded(tmp_path / "b", everybody)[0] == said
 
 
+@pytest.mark.slow
 def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
     """Through its messages, in memory; another seed is the control."""
     config = config_of("fedpals", **MOST)
@@ -125,6 +116,7 @@ def test_on_flower_the_same_is_said(tmp_path: Path) -> None:
     assert other["weights"] != said["weights"]
 
 
+@pytest.mark.slow
 def test_the_report_and_the_terminal_say_what_the_numbers_are(tmp_path: Path) -> None:
     recorded(tmp_path / "run", config_of("fedpals", **MOST))
     text = page([read_run(tmp_path / "run")])
@@ -133,6 +125,7 @@ def test_the_report_and_the_terminal_say_what_the_numbers_are(tmp_path: Path) ->
     assert "clients a round" not in page([read_run(tmp_path / "all")])
 
 
+@pytest.mark.slow
 def test_lambda_is_given_where_all_rounds_have_the_same(tmp_path: Path) -> None:
     fixed = {"method": {"name": "fedpals", "lam": 30.0}}
     assert recorded(tmp_path / "fixed", config_of("fedpals", **fixed))[0]["lam"] == 30.0
@@ -144,6 +137,7 @@ def test_lambda_is_given_where_all_rounds_have_the_same(tmp_path: Path) -> None:
     assert said["ess_fraction"] == pytest.approx(1.0)  # of the cohort's examples
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["ditto", "feddrm"])
 def test_another_methods_lam_is_not_called_fedpals_lambda(name: str, tmp_path: Path) -> None:
     """Their `lam` weighs losses; the weights are sample sizes."""
@@ -155,6 +149,7 @@ def test_another_methods_lam_is_not_called_fedpals_lambda(name: str, tmp_path: P
     assert (said["lam"], said["certified"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_an_ess_that_changes_nothing_is_said(tmp_path: Path) -> None:
     """What lambda = 0 has already cannot be asked for; more can."""
     training = {"rounds": 2, "steps": 1}
@@ -205,6 +200,7 @@ def test_what_a_checkpoint_keeps_is_all_of_it() -> None:
     assert older.played.rounds == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_says_the_same_of_its_rounds(tmp_path: Path) -> None:
     config = config_of("fedpals", **MOST)
     whole, rounds = recorded(tmp_path / "whole", config)
@@ -214,6 +210,7 @@ def test_a_run_that_was_killed_says_the_same_of_its_rounds(tmp_path: Path) -> No
     assert again[-1]["weights"] == rounds[-1]["weights"]
 
 
+@pytest.mark.slow
 def test_candidates_have_the_ess_of_their_rounds(tmp_path: Path) -> None:
     config = config_of("fedpals", method={"name": "fedpals", "ess": "auto"})
     said, rounds = recorded(tmp_path / "run", config)
@@ -225,6 +222,7 @@ def test_candidates_have_the_ess_of_their_rounds(tmp_path: Path) -> None:
     assert chosen["ess_fraction"] == said["ess_fraction"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cohort", [None, 10])
 def test_weight_of_a_client_without_examples_is_no_reason_to_fail(
     cohort: int | None, tmp_path: Path

@@ -23,7 +23,7 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import InProcess, processes
 from fedshift.experiments.experiment import record, run_experiment
 from fedshift.experiments.folder import kept_in
-from fedshift.experiments.load import load_config, validate
+from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import Missed, Progress, progress_of
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
@@ -32,70 +32,19 @@ from fedshift.record.rounds import Metrics
 from fedshift.record.summary import SetRound
 from support.broken_inputs import GOOD
 from support.federations import hears_ctrl_c
+from support.small_runs import (
+    METHODS,
+    ROUNDS,
+    config_of,
+    record_until,
+    results,
+)
 
 SCRIPT = Path(sys.executable).with_name("fedshift")
 ENV = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"OMP_NUM_THREADS": "1"}
-ROUNDS = 6
-CLIENTS = {"target": "clients", "kind": "dirichlet-per-client", "beta": 1.0, "clients": 4}
-UNION = {"target": "union", "kind": "label-sets", "clients": 5, "samples": 80}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {},
-    "scaffold": {},
-    "fedpals, one of three": {"method": {"name": "fedpals", "ess": "auto"}},
-    "ditto": {"shift": CLIENTS},
-    "feddrm": {"shift": CLIENTS, "model": {"name": "mlp-projected", "hidden": [8]}},
-    "feddisk": {
-        "method": {"name": "feddisk", "density_rounds": 2, "hidden": [6], "estimator": "direct"}
-    },
-    "labelset_fedavg": {"shift": UNION},
-}
 
 
-def config_of(name: str, **more: Any) -> Any:
-    """Six rounds over two thirds of small clients, measured every second round."""
-    tables = {
-        "name": "run",
-        "data": {"name": "fashion-mnist-mini"},
-        "shift": {"kind": "sparsity", "labels_per_client": 3, "clients": 6},
-        "model": {"name": "linear"},
-        "method": {"name": name.partition(",")[0]},
-        "training": {"rounds": ROUNDS, "steps": 2, "cohort": 3, "evaluate_every": 2, "lr": 0.05},
-    }
-    return validate(tables | METHODS.get(name, {}) | more)
-
-
-class Killed(BaseException):
-    """What nothing catches."""
-
-
-def record_until(folder: Path, config: Any, at: int | None, every: int = 1) -> list[int]:
-    """Record a run that dies when round `at` is told of; the rounds that were played."""
-    played: list[int] = []
-
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "round":
-            played.append(event["round"])
-            if len(played) == at:
-                raise Killed
-
-    prepared = prepare(config)
-    keeper = kept_in(folder, config, prepared, every)
-    folder.mkdir(exist_ok=True)
-    if at is None:
-        record(folder, config, prepared, listen, keeper=keeper)
-    else:
-        with pytest.raises(Killed):
-            record(folder, config, prepared, listen, keeper=keeper)
-    return played
-
-
-def results(folder: Path) -> dict[str, bytes]:
-    """What a run leaves, but for the times in its events."""
-    assert not (folder / CHECKPOINTS).exists()
-    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "events.jsonl")
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
-
-
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_in_any_round_and_resumed(name: str, tmp_path: Path) -> None:
     """Twice: the files are those of a run that went through, and one round is played again."""
@@ -111,6 +60,7 @@ def test_killed_in_any_round_and_resumed(name: str, tmp_path: Path) -> None:
     assert results(tmp_path / "other")["metrics.csv"] != results(tmp_path / "whole")["metrics.csv"]
 
 
+@pytest.mark.slow
 def test_killed_after_the_last_round(tmp_path: Path) -> None:
     """Nothing is trained again, the last evaluation is made again."""
     config = config_of("fedavg")
@@ -212,6 +162,7 @@ def start_run(folder: Path, *options: str, wait_for: str = CHECKPOINTS) -> subpr
 LONG = ("-c", "training.rounds=100000", "-c", "model.name=linear")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_finishes_the_round(number: int, code: int, tmp_path: Path) -> None:
     with start_run(tmp_path, *LONG) as job:
@@ -259,6 +210,7 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -300,6 +252,7 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
         assert "platform Plan9 mips then, " in moved
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -321,6 +274,7 @@ def test_options_that_do_not_go_together(
         run_asked(Asked(**{**plain, **given}), as_json=False)
 
 
+@pytest.mark.slow
 def test_workers_leave_the_same_files(tmp_path: Path) -> None:
     config = config_of("scaffold")
     prepared = prepare(config)

@@ -48,6 +48,7 @@ def of_run(made: Experiment) -> Router:
     return Router.of(made.algorithm, last.server, last.states)
 
 
+@pytest.mark.slow
 def test_a_run_folder_has_its_router(trained: tuple[Path, Experiment]) -> None:
     folder, made = trained
     x, own = made.prepared.task.test.x, of_run(made)
@@ -64,12 +65,14 @@ def test_a_run_folder_has_its_router(trained: tuple[Path, Experiment]) -> None:
     assert not torch.equal(refitted.scores(x), one.scores(x))
 
 
+@pytest.mark.slow
 def test_of_a_smaller_cohort_those_who_took_part_are_routed_to(tmp_path: Path) -> None:
     made = run(tmp_path / "run", rounds=1, cohort=2)
     router = load_router(tmp_path / "run", shape=SHAPE)
     assert router.clients == of_run(made).clients == made.outcome.last.cohort.tolist()
 
 
+@pytest.mark.slow
 def test_a_shared_head_is_served_by_all(tmp_path: Path) -> None:
     made = run(tmp_path / "run", "feddrm_shared_head", rounds=1)
     x, router = made.prepared.task.test.x, load_router(tmp_path / "run", shape=SHAPE)

@@ -99,6 +99,7 @@ def measured_again(folder: Path, kept: RunModels) -> tuple[dict[str, Any], dict[
     return clean(vars(metrics) | {"client_accuracy": own}), clean(details(served, taken, classes))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [*WAYS, *OTHERS])
 def test_a_summary_follows_from_its_files(method: str, tmp_path: Path) -> None:
     folder = made(tmp_path / "run", method)
@@ -121,6 +122,7 @@ def test_another_head_has_other_numbers(tmp_path: Path) -> None:
     assert final["average_accuracy"] != written["final"]["average_accuracy"]
 
 
+@pytest.mark.slow
 def test_routers_refitted_from_files_are_those_of_the_run(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "feddrm")
     written, router, kept = summary(folder)["final"], load_router(folder), load_models(folder)
@@ -137,6 +139,7 @@ def test_routers_refitted_from_files_are_those_of_the_run(tmp_path: Path) -> Non
         assert written[f"{name}_ece"] == calibration_error(believed, served.origin)
 
 
+@pytest.mark.slow
 def test_one_model_for_a_target_elsewhere(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "fedavg", target="uniform")
     for kept in (load_models(folder), load_models(str(folder), shape=SHAPE)):
@@ -182,6 +185,7 @@ def copied(parts: Parts) -> Parts:
     return {part: {k: v.clone() for k, v in tree.items()} for part, tree in parts.items()}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", [n for n in MAKE if n not in ROBUST])
 def test_models_of_every_method_come_back(name: str, setting: Setting) -> None:
     """Bit for bit, buffers as well, of clients that took part and of those that never did."""
@@ -237,6 +241,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         load_models(folder, shape=SHAPE)
 
 
+@pytest.mark.slow
 def test_a_folder_of_an_older_version_has_its_router(tmp_path: Path) -> None:
     """It has the heads of those that took part, and nothing of the others."""
     folder = made(tmp_path / "run", "feddrm")

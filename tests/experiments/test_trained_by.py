@@ -11,8 +11,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from test_reproduce import MINI, cell, results
-from test_resume import config_of
 
 from fedshift.cli.app import app
 from fedshift.cli.choices import How, HowAlone
@@ -31,6 +29,8 @@ from fedshift.papers.reproduce.plan import wanted
 from fedshift.papers.reproduce.reproduce import make_plan, reproduce
 from fedshift.papers.reproduce.store import Store
 from fedshift.testing.fuzz import different
+from support.small_runs import config_of
+from support.tables import MINI, cell, results
 
 Printed = pytest.CaptureFixture[str]
 ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_resume import config_of
 
 from fedshift.engine.run import start
 from fedshift.errors import DataError
@@ -19,6 +18,7 @@ from fedshift.experiments.load import validate
 from fedshift.experiments.progress import SECONDS, Keeper, Progress, Saver
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
+from support.small_runs import config_of
 
 ROUNDS = 9
 
@@ -29,11 +29,15 @@ def kept(
     """The rounds after which a checkpoint is written; round t ends at times[t - 1]."""
     now, written = [0.0], list[int]()
     monkeypatch.setattr("fedshift.experiments.progress.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(
-        Keeper, "keep", lambda self, label, progress: written.append(progress.after.t)
-    )
+
+    class Noting(Keeper):
+        """Notes the round in place of writing its checkpoint."""
+
+        def keep(self, label: str, progress: Progress) -> None:
+            written.append(progress.after.t)
+
     asks = lambda: 130 if now[0] == times[(stop or 0) - 1] and stop else None  # noqa: E731
-    saver = Saver(Keeper(Path("o"), "x", every, asks), "run", ROUNDS)
+    saver = Saver(Noting(Path("o"), "x", every, asks), "run", ROUNDS)
     for t, now[0] in enumerate(times, 1):
         after: Any = SimpleNamespace(t=t)
         saver.played(Progress(after))

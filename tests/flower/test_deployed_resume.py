@@ -19,6 +19,7 @@ import torch
 from fedshift.recipes import Setting
 from support.every_method import MAKE
 from support.federations import SIZES, make_federation
+from support.small_runs import text_of
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message
@@ -29,7 +30,7 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DataError, InputError
 from fedshift.experiments import deployed
 from fedshift.experiments.experiment import record
-from fedshift.experiments.load import dumps, validate
+from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
@@ -104,6 +105,7 @@ def _own(site: Any, keep: Path | None) -> Any:
     return lambda message, context: apps[partition(context)](message, context)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trained", [False, True], ids=["before", "after it was trained"])
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedpals", "feddyn", "scaffold", "ditto", "moon", "fedala", "fedpac"]
@@ -175,17 +177,6 @@ def test_other_counts_are_another_federation(setting: Setting) -> None:
         over(algorithm, fewer, 0, first)
 
 
-def text_of(method: str) -> str:
-    options = {"ess": 0.9} if method == "fedpals" else {}
-    config = validate({
-        "name": "run", "data": {"name": "fashion-mnist-mini"},
-        "shift": {"kind": "sparsity", "labels_per_client": 3, "clients": 3},
-        "model": {"name": "linear"}, "method": {"name": method, **options},
-        "training": {"rounds": ROUNDS, "steps": 2, "evaluate_every": 2, "lr": 0.05},
-    })  # fmt: skip
-    return dumps(config)
-
-
 def served(text: str, out: Path, last: int = 0) -> None:
     """The deployed app's server, over clients that have nothing of before but on disk."""
     grid = Mortal(_own(partial(configured_site, text), out.parent / "nodes"), 3, last, True)
@@ -205,6 +196,7 @@ def in_process(text: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedpals", "scaffold", "labelset_ditto"])
 def test_the_deployed_app_goes_on(method: str, tmp_path: Path) -> None:
     text = text_of(method)

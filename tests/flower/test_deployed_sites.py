@@ -14,8 +14,6 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-from test_deployed_resume import text_of
-
 from fedshift import pals_weights
 from fedshift.data import label_counts
 from fedshift.experiments import deployed
@@ -23,6 +21,7 @@ from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import configured_site
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, Site, client_app
+from support.small_runs import text_of
 
 
 def own(text: str, client: int) -> Site:
@@ -33,6 +32,7 @@ def own(text: str, client: int) -> Site:
     return replace(site, data=dealt._replace(x=x, y=dealt.y[:n], w=dealt.w[:n]))
 
 
+@pytest.mark.slow
 def test_gap_and_tables_are_of_the_data_that_clients_have(tmp_path: Path) -> None:
     text, out = text_of("fedpals"), tmp_path / "run"
     given = {"experiment": text, "out": str(out), "patience": 60.0, "timeout": 60.0}

@@ -29,13 +29,9 @@ from fedshift.flower.arriving import Headers, read_arrays
 from fedshift.flower.records import failure_of, to_record
 from support.flower_runs import apart, in_process, on_flower, sites, strategy_of
 
+pytestmark = pytest.mark.routed
+
 ROUNDS, COHORT = 3, 4
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
 
 
 @pytest.fixture
@@ -44,6 +40,7 @@ def setting(mlp: Model) -> Setting:
     return Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federated: Any) -> None:
     algorithm, federation = make(setting), federated()
@@ -65,6 +62,7 @@ class Noisy(torch.nn.Module):
         return self.inner(x + torch.randn_like(x) if self.training else x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
 def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
     """Clients there know nothing of what a look at the network showed here."""
@@ -183,6 +181,7 @@ def test_only_what_the_method_reads_is_registered(setting: Setting, federated: A
             assert torch.equal(column, federation.table[name])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("method", "own"), [("ditto", False), ("ditto", True), ("fedpac", True)])
 def test_clients_score_as_the_server_would(
     method: str, own: bool, setting: Setting, federated: Any

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Context, RecordDict
-from test_flower_dropin import EXAMPLE
 
 from fedshift.flower import LocalGrid
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_dropin"
 
 
 @pytest.fixture

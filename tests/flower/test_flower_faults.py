@@ -34,6 +34,7 @@ def setting(mlp: Model) -> Setting:
     return Setting(mlp, (0.4, 0.3, 0.2, 0.1, 0.0), Local(lr=0.1, epochs=None, steps=1, batch=4))
 
 
+@pytest.mark.slow
 def test_every_attack_on_messages(setting: Setting, mlp: Model) -> None:
     """Client 3 attacks in every round, each time in another way."""
     algorithm, federation = recipes.fedavg(setting), make_federation(mlp)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_contract import last
 
 from fedshift import recipes
 from fedshift.client.local import Local
@@ -25,6 +24,7 @@ from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from support.federations import SIZES, make_clients, make_federation
+from support.rounds import last
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
 from flwr.app import Message, RecordDict
@@ -96,6 +96,7 @@ TROUBLE: dict[str, tuple[Forge | None, str]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("forge", [pytest.param(v, id=k) for k, v in TROUBLE.items()])
 def test_a_client_that_sends_nothing_useful_drops_out(
     forge: tuple[Forge | None, str],

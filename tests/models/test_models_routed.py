@@ -149,6 +149,7 @@ def test_the_stages_are_the_layers_of_the_paper() -> None:
     assert torch.allclose(out["client_features"], F.relu(norm(theirs(trunk))), atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("make", "shape", "width"),
     [
@@ -195,6 +196,7 @@ def test_a_router_changes_no_other_first_weight(sharing: str) -> None:
     assert_same_without_router(lambda m: lenet_gn(3, 32, 10, m, sharing=sharing, widths=SMALL))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("init", ["kaiming", "torch"])
 def test_nor_does_it_in_the_resnet(init: str) -> None:
     assert_same_without_router(lambda m: resnet18_routed(10, m, init=init))

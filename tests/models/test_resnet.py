@@ -42,6 +42,7 @@ def small() -> ResNet:
 # ----------------------------------------------------------------------------------- architecture
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("depth", "parameters"), [(18, 11_689_512), (50, 25_557_032)])
 def test_sizes_are_those_of_the_published_networks(depth: int, parameters: int) -> None:
     net = ResNet(depth, 1000)
@@ -54,6 +55,7 @@ def test_sizes_are_those_of_the_published_networks(depth: int, parameters: int) 
     assert len(convolutions) - shortcuts + 1 == depth
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("depth", [18, 50])
 @pytest.mark.parametrize(("stem", "side"), [("imagenet", 64), ("cifar", 16)])
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -70,6 +72,7 @@ def test_outputs_have_features_and_logits(depth: int, stem: Any, side: int, norm
     assert torch.equal(out["logits"], net.head(out["features"]))
 
 
+@pytest.mark.slow
 def test_a_projection_and_other_channels() -> None:
     net = ResNet(18, 5, stem="cifar", channels=1, projection=32).eval()
     out = net(torch.zeros(2, 1, 16, 16))
@@ -241,6 +244,7 @@ def test_weights_are_copied_up_to_the_classifier(projection: int | None) -> None
     assert torch.equal(net.head.weight, head)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "other", [{"depth": 50}, {"norm": "group"}, {"stem": "cifar"}, {"channels": 1}]
 )
@@ -301,6 +305,7 @@ def run_with(folder: Path, init: str, before: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_operators_are_declared_where_the_plain_import_fails(tmp_path: Path) -> None:
     """In a process of its own, since declarations stay; the package fails as the real one does."""
     done = run_with(tmp_path, FAKE, "")

@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_reproduce import MINI, cell, results
 
 from fedshift.engine.run import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import engines
 from fedshift.papers.reproduce import worker
 from fedshift.papers.reproduce.diverged import diverged, parsed
+from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import mean_curve
 from fedshift.papers.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.record.folder import read_run
 from fedshift.record.rounds import Metrics
+from support.tables import MINI, cell, results
 
 HIGH = ("model.name=linear", "training.lr=3e38")
 
@@ -48,6 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced
     return out, reproduce(replace(MINI, out=out, methods=("fedpals",), seeds=(0,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_diverged_is_not_trained_again(jobs: int, tmp_path: Path) -> None:
     request = replace(
@@ -94,6 +96,7 @@ def diverge(out: Path, name: str, **more: Any) -> None:
     (folder / DIVERGED).write_text(json.dumps({"error": "client 0 diverged", **more}))
 
 
+@pytest.mark.slow
 def test_a_candidate_that_diverged_is_not_chosen(
     tmp_path: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -135,6 +138,7 @@ def test_without_the_first_candidate_the_seed_has_no_value(
     assert (here.values, here.failures) == ((), ("client 0 diverged",))
 
 
+@pytest.mark.slow
 def test_a_point_of_a_grid_that_diverged_cannot_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +181,7 @@ def measured(out: Path, name: str) -> list[dict[str, float]]:
         return [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 4])
 def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,6 +221,7 @@ def test_the_only_run_of_a_row_counts_at_its_best_round_before(
     assert results(tmp_path / "small") == results(tmp_path / "one") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_curves_are_those_of_whole_runs_where_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +239,8 @@ def test_curves_are_those_of_whole_runs_where_there_are_some(
         read_run(store.path(lost.values[0].run))
     # What is published draws the same.
     again = reproduce(replace(curves, out=tmp_path / "small", train=False))
-    assert mean_curve(again.outcome.cells[0], Store(tmp_path / "small/runs"), metric)
+    small = Store(tmp_path / "small" / "runs", recorded_in(tmp_path / "small"))
+    assert mean_curve(again.outcome.cells[0], small, metric) == mean_curve(whole, store, metric)
 
 
 def noted(t: int, validation: float, target: float) -> Metrics:
@@ -269,6 +276,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_note_is_one_message(text: str, tmp_path: Path) -> None:
     done = reproduce(replace(FEDAVG, out=tmp_path, seeds=(0,), rounds=1))
@@ -293,6 +301,7 @@ def test_where_the_last_round_counts_a_run_that_diverged_has_failed(
     assert here.failures == ("client 1 sent non-finite numbers",)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_remembers_what_was_measured_before_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

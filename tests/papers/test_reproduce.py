@@ -19,26 +19,15 @@ from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.execute import execute
 from fedshift.papers.reproduce.plan import Plan, wanted
+from fedshift.papers.reproduce.records import read_records
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
-    Request,
     reproduce,
 )
-from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.record.folder import read_run
-
-MINI = Request(
-    "fedpals/table1",
-    Path("unset"),
-    datasets=("fashion-mnist-mini",),
-    splits=("C=3",),
-    methods=("fedpals", "fedavg", "fedprox"),
-    seeds=(0, 1),
-    rounds=2,
-    overrides=("model.name=linear",),
-)
+from support.tables import MINI, cell, results
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +43,10 @@ def copied(finished: tuple[Path, Reproduced], tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def cell(done: Reproduced, label: str) -> Cell:
-    return next(c for c in done.outcome.cells if c.row.label == label)
-
-
-def results(out: Path, table: str = "table1") -> Any:
-    return json.loads((out / table / "results.json").read_text())
-
-
 # --------------------------------------------------------------------------- what is trained
 
 
+@pytest.mark.slow
 def test_running_again_trains_nothing(copied: Path, finished: tuple[Path, Reproduced]) -> None:
     out, first = finished
     assert len(first.report.trained) == len(list((out / "runs").iterdir())) >= 8
@@ -74,6 +56,7 @@ def test_running_again_trains_nothing(copied: Path, finished: tuple[Path, Reprod
         assert (copied / "table1" / name).read_bytes() == (out / "table1" / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False], ids=["folder deleted", "summary missing"])
 def test_one_run_that_is_not_complete_is_trained_alone(
     whole: bool, copied: Path, finished: tuple[Path, Reproduced]
@@ -91,6 +74,7 @@ def test_one_run_that_is_not_complete_is_trained_alone(
     assert [e["event"] for e in events].count("start") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_table_goes_on(tmp_path: Path, finished: tuple[Path, Reproduced]) -> None:
     request = replace(MINI, out=tmp_path, methods=("fedavg", "fedprox"), seeds=(0, 1))
 
@@ -109,6 +93,7 @@ def test_an_interrupted_table_goes_on(tmp_path: Path, finished: tuple[Path, Repr
     assert cell(second, "FedProx").by_seed == cell(finished[1], "FedProx").by_seed
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_same_numbers(tmp_path: Path, finished: tuple[Path, Reproduced]) -> None:
     done = reproduce(replace(MINI, out=tmp_path, methods=("fedavg", "fedprox"), seeds=(0,), jobs=2))
     assert len(done.report.trained) == 2
@@ -135,6 +120,7 @@ def test_stopping_leaves_no_process(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +131,7 @@ def test_a_process_that_dies_is_a_failed_run(
     assert list(report.failures.values()) == ["the process ended without a result, exit code 0"]
 
 
+@pytest.mark.slow
 def test_tables_share_runs_and_figures_are_drawn(copied: Path) -> None:
     for target, drawing in (
         ("fig2", "fashion-mnist-mini-C.svg"),
@@ -165,13 +152,13 @@ def test_nothing_is_trained_when_the_table_is_only_drawn(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("place", ["out", "publish"])
 def test_a_table_of_another_paper_is_not_replaced(tmp_path: Path, place: str) -> None:
-    lies = tmp_path / place / "table1" / "results.json"
+    lies = tmp_path / place / "table1" / "table.md"
     lies.parent.mkdir(parents=True)
-    lies.write_text('{"study": "made/table1"}')
+    lies.write_text("# made/table1: accuracy\n")
     asked = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
     with pytest.raises(InputError, match=f"holds made/table1, not fedpals/table1; .* --{place}"):
         reproduce(asked)
-    assert [p.name for p in lies.parent.iterdir()] == ["results.json"]
+    assert [p.name for p in lies.parent.iterdir()] == ["table.md"]
 
 
 # --------------------------------------------------------------------------- what is shown
@@ -251,6 +238,7 @@ def test_each_seed_takes_the_ess_of_best_validation(finished: tuple[Path, Reprod
         assert value.validation == accuracies[0]
 
 
+@pytest.mark.slow
 def test_tuning_keeps_the_best_of_the_grid_for_later(tmp_path: Path) -> None:
     request = replace(MINI, out=tmp_path, methods=("fedprox",), seeds=(0,), rounds=1, tune=True)
     first = reproduce(request)
@@ -292,6 +280,7 @@ def test_a_damaged_run_is_named(copied: Path, finished: tuple[Path, Reproduced])
         reproduce(replace(MINI, out=copied))
 
 
+@pytest.mark.slow
 def test_a_run_of_another_configuration_is_refused(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -306,6 +295,7 @@ def test_a_run_of_another_configuration_is_refused(
         reproduce(replace(MINI, out=copied))
 
 
+@pytest.mark.slow
 def test_runs_of_versions_that_measured_less_are_still_read(
     copied: Path, finished: tuple[Path, Reproduced]
 ) -> None:
@@ -332,17 +322,22 @@ def test_runs_of_versions_that_measured_less_are_still_read(
     assert values == [[s["value"] for s in c["seeds"]] for c in results(finished[0])["cells"]]
 
 
-def test_a_published_table_draws_itself_from_summaries(
+@pytest.mark.slow
+def test_a_published_table_draws_itself_from_records(
     copied: Path, finished: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:
     small = tmp_path / "published"
     done = reproduce(replace(MINI, out=copied, publish=small))
-    assert done.page == small / "table1" / "index.html"
-    assert not list(small.rglob("model.safetensors"))
-    again = reproduce(replace(MINI, out=small, train=False))
+    assert done.page == small / "table1" / "table.md"
+    written = {p.name for p in small.rglob("*") if p.is_file()}
+    assert written == {"plot.svg", "runs.jsonl.gz", "table.md", "tuned.json"}
+    page, records = (done.page.read_text(), (small / "table1" / "runs.jsonl.gz").read_bytes())
+    values = [v for c in done.outcome.cells for v in c.values]
+    assert all(f"{v.seed} `{v.run.id}`" in page for v in values)
+    assert len(records) / len(read_records(small / "table1" / "runs.jsonl.gz")) < 5_000
+    again = reproduce(replace(MINI, out=small))
     assert again.report.trained == ()
     assert results(small) == results(finished[0])
-    links = re.findall(r"\]\((\.\./runs/[^)]*)\)", (small / "table1" / "table.md").read_text())
-    assert all((small / "table1" / link).is_dir() for link in links)
-    sizes = [p.stat().st_size for p in (small / "runs").rglob("*") if p.is_file()]
-    assert sum(sizes) / len(links) < 60_000
+    reproduce(replace(MINI, out=small, train=False, publish=small))
+    assert done.page.read_text() == page
+    assert (small / "table1" / "runs.jsonl.gz").read_bytes() == records

@@ -43,6 +43,7 @@ def call(
     return run
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_through_a_link(
     call: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_run_does_not_go_on_through_a_link(
     assert call(*args)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_others(
     call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_wrong_names_are_refused_before_anything(
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_missing_data_are_named_and_the_rest_is_done(
     call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_place_that_cannot_be_written_to_is_met_first(
     assert Path("file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_options_that_some_run_cannot_take_are_met_first(
     call: Callable[..., tuple[int, str, str]], untrained: list[str]
 ) -> None:

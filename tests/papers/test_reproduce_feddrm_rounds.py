@@ -55,6 +55,7 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dataset", "split", "label"), CASES)
 def test_a_cell_can_be_run(name: str, dataset: str, split: str, label: str) -> None:
     found = study(f"feddrm/{name}")

@@ -141,6 +141,7 @@ def small(name: str, out: Path, **changes: Any) -> Reproduced:
     return reproduce(replace(request, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes", "runs"),
     [

@@ -126,6 +126,7 @@ def table(place: Path) -> Reproduced:
     return reproduce(asked(place, "made/table1", "sigma=0.5"))
 
 
+@pytest.mark.slow
 def test_table_1_in_small(place: Path, table: Reproduced) -> None:
     assert table.report.failures == {}
     fedavg, disk = table.outcome.cells
@@ -154,6 +155,7 @@ def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> 
     assert [c.by_seed for c in again.outcome.cells] == [c.by_seed for c in table.outcome.cells]
 
 
+@pytest.mark.slow
 def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Reproduced) -> None:
     done = reproduce(asked(place, "made/fig2", rounds=3))
     drawing = (place / "out" / "fig2" / "femnist-digits-sigma=0.5.svg").read_text()
@@ -166,6 +168,7 @@ def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Repr
     assert counts[-2:] == [3, 3]
 
 
+@pytest.mark.slow
 def test_fig_3_and_the_baselines_in_small(place: Path, table: Reproduced) -> None:
     third = reproduce(asked(place, "made/fig3", "beta=0.5", "beta=1"))
     assert third.report.failures == {}

@@ -179,6 +179,7 @@ def test_notes_call_default_only_what_nobody_set(tmp_path: Path) -> None:
     assert "PACS: FedProx with learning rate 1e-5 and mu = 1" in told
 
 
+@pytest.mark.slow
 def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Table 3 on a generated iWildCam of 100 cameras, by a small network: macro F1 by run."""
     pytest.importorskip("kornia", reason='needs kornia: pip install "fedshift[vision]"')
@@ -205,5 +206,5 @@ def test_the_wilds_metric_is_tabulated(tmp_path: Path, monkeypatch: pytest.Monke
     path = out / "runs" / value.run.name / "summary.json"
     del summary["best"]["target_macro_f1"]
     path.write_text(json.dumps(summary))
-    with pytest.raises(DataError, match="has no target_macro_f1; .* Delete the folder to train"):
+    with pytest.raises(DataError, match="has no target_macro_f1; .* Delete the folder .* to train"):
         reproduce(request)

@@ -58,6 +58,7 @@ TABLE1 = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("args", "code"), [(TABLE1, 0), (["fedpals/table3", "--no-train"], 3)])
 def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) -> None:
     """Whoever read stderr is gone: all else is as ever."""
@@ -77,6 +78,7 @@ def test_progress_that_nobody_reads(args: list[str], code: int, tmp_path: Path) 
 LONG = ["data.name=fashion-mnist-mini", "model.name=linear", "training.rounds=60"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="opens a terminal of its own")
 @pytest.mark.parametrize(
     ("args", "left"),

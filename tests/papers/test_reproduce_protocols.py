@@ -125,6 +125,7 @@ def test_one_seed_has_no_deviation_and_no_seed_is_refused() -> None:
 # --------------------------------------------------------------------------- the protocols
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shown", studies().values(), ids=lambda s: s.name)
 def test_protocols_are_valid_experiments(shown: Study) -> None:
     """Whether the data are there or not."""
@@ -165,6 +166,7 @@ def test_weights_of_the_synthetic_task_are_the_closed_form(delta: float, lam: fl
     assert solved.distance**2 == pytest.approx(0.375 * delta**2, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_fig9_runs(tmp_path: Path) -> None:
     request = Request("fedpals/fig9", tmp_path, splits=("delta=0", "delta=1"), seeds=(0,), rounds=1)
     done = reproduce(request)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import results
 
 from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.record.folder import CHECKPOINTS
 from support.federations import hears_ctrl_c
+from support.small_runs import results
 
 ROUNDS = 40
 REQUEST = Request(
@@ -45,6 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
     return {p.name: results(p) for p in (out / "runs").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_table_that_was_asked_to_stop_goes_on(
     jobs: int, whole: dict[str, dict[str, bytes]], tmp_path: Path
@@ -85,6 +86,7 @@ def test_asked_before_it_began_nothing_is_begun(tmp_path: Path) -> None:
     assert done.page.is_file()
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_from_outside_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +112,7 @@ def test_asked_while_the_table_is_written(whole: Any, tmp_path: Path) -> None:
     assert done.page.is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "jobs", "group"),
     [(signal.SIGINT, 130, "1", False), (signal.SIGTERM, 143, "2", False),

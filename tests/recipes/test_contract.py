@@ -23,19 +23,11 @@ from fedshift.recipes import Setting, one_model
 from fedshift.tree import Parts, flatten, sub
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import TARGET, double, make_clients, make_federation, one_job
-from support.routing import routed_model
+from support.rounds import everything, last
+
+pytestmark = pytest.mark.routed
 
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-
-
-@pytest.fixture
-def mlp() -> Model:
-    """The network of every row: most methods leave its client branch alone."""
-    return routed_model()
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -45,12 +37,6 @@ def leaves(value: Any) -> list[torch.Tensor]:
     children = value.values() if isinstance(value, dict) else value
     return [t for child in children if isinstance(child, dict | tuple | torch.Tensor)
             for t in leaves(child)]  # fmt: skip
-
-
-def everything(played: Round) -> Parts:
-    """The server's parts and every client's, by one name each."""
-    kept = {f"client {i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
 
 
 def floats(pair: tuple[Parts, Parts]) -> tuple[Parts, Parts]:
@@ -80,6 +66,7 @@ def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.few(4)
 @each
 def test_no_global_generator_is_used(make: Make, setting: Setting, federated: Any) -> None:
     state = torch.random.get_rng_state()
@@ -87,6 +74,7 @@ def test_no_global_generator_is_used(make: Make, setting: Setting, federated: An
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+@pytest.mark.few(4)
 @each
 def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated: Any) -> None:
     first = last(run(make(setting), federated(), ROUNDS, cohort=4))
@@ -116,6 +104,7 @@ def test_parts_are_two_levels_of_tensors_of_stable_shape(
     }
 
 
+@pytest.mark.few(4)
 @each
 def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated: Any) -> None:
     def backwards(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -126,6 +115,7 @@ def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated:
     assert equal(one, two)
 
 
+@pytest.mark.few(3)
 @each
 def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
     def padded(c: ClientData) -> ClientData:
@@ -147,6 +137,7 @@ def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any
     assert equal(plain, more)
 
 
+@pytest.mark.few(4)
 @each
 def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
     """Plans brought to equal shapes, as stacked clients need, against plans cut to size."""
@@ -176,6 +167,7 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
     assert apart(wrong) > 1e-4
 
 
+@pytest.mark.few(3)
 @each
 def test_saved_and_read_in_the_middle(
     make: Make, setting: Setting, federated: Any, tmp_path: Path
@@ -198,6 +190,7 @@ def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federate
     assert set(update["report"]) == {"id", "loss"}
 
 
+@pytest.mark.few(20)
 @each
 def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
     clients = list(make_clients())
@@ -220,6 +213,7 @@ def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated
 SINGLE = [k for k in MAKE if k.split()[0] in one_model.__all__ and k != "feddyn"]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("make", [pytest.param(MAKE[k], id=k) for k in SINGLE])
 def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: Model) -> None:
     """theta after each round is plain training on the same batches, then the server's step."""

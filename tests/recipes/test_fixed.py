@@ -16,7 +16,7 @@ from fedshift.client.local import Local, plan_all
 from fedshift.data import take
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.run import Round, run
+from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.model import Model, build
@@ -26,6 +26,7 @@ from fedshift.recipes import Setting
 from fedshift.tree import Params, Parts
 from support.every_method import MAKE, ROUNDS, Make
 from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
+from support.rounds import last
 from support.routing import routed_model
 
 FIXED = {"body.0.0.weight", "head.bias"}
@@ -49,10 +50,6 @@ def chain(names: Iterable[str] = CHAIN) -> Model:
     return fixing(build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1).net, names)
 
 
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
-
-
 def noting(sent: list[Parts]) -> Backend:
     """The loop, with a look at all that leaves the clients."""
 
@@ -68,6 +65,7 @@ def moved(after: Params, before: Params) -> set[str]:
     return {k for k, v in after.items() if not torch.equal(v, before[k])}
 
 
+@pytest.mark.few(3)
 @each
 def test_they_stay_and_are_not_sent(make: Make, setting: Setting, federated: Any) -> None:
     sent: list[Parts] = []
@@ -116,6 +114,7 @@ def test_it_is_what_a_torch_optimiser_does() -> None:
     assert max(float((got[k] - right[k]).abs().max()) for k in got) < 1e-14
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn", "fedadam"])
 @pytest.mark.parametrize("backend", [Stacked(), Stacked(dense=True)], ids=["stacked", "dense"])
 def test_stacked_clients_do_as_the_loop(name: str, backend: Backend) -> None:
@@ -140,6 +139,7 @@ def test_workers_do_as_the_loop() -> None:
     assert moved(after, federation.params) == after.keys() - CHAIN
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold I", "fedpac", "fedyogi", "labelset_ditto"])
 def test_flower_does_as_the_loop(name: str, setting: Setting, federated: Any) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")

@@ -10,28 +10,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift import recipes
-from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, client_data
-from fedshift.engine.run import Federation, Round, run
 from fedshift.errors import InputError, TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Sgd
 from fedshift.server.weights import BySize, Pals, Uniform
-from fedshift.tree import Params
+from support.by_hand import apart, final
 from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
-
-
-def final(algorithm: Algorithm, federation: Federation, rounds: int = 2, **options: Any) -> Round:
-    return list(run(algorithm, federation, rounds, **options))[-1]
-
-
-def apart(a: Params, b: Params) -> float:
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
 
 
 def pooled(clients: tuple[ClientData, ...]) -> ClientData:

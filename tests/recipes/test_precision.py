@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_levers import images
-from test_stacked import last
 from torch import Tensor, nn
 
 from fedshift import recipes
@@ -43,6 +41,8 @@ from fedshift.tree import Params, sub
 from support.broken_inputs import GOOD
 from support.every_method import MAKE
 from support.federations import CLASSES, FEATURES, double, make_clients, make_federation
+from support.photographs import images
+from support.rounds import last
 from support.routing import routed_model
 
 UNIT = 2.0**-8  # of bfloat16: rounding moves a number by half of it at most, relative to itself
@@ -174,6 +174,7 @@ def ended(setting: Setting, federation: Federation, backend: Backend = loop) -> 
     return sub(params, federation.params)
 
 
+@pytest.mark.slow
 def test_backends() -> None:
     """Workers bit for bit, images in the other layout as well, stacked clients but for rounding."""
     federation, setting = images(3, torch.float32)
@@ -212,6 +213,7 @@ def test_unknown_names_are_refused() -> None:
         Local(precision=wrong)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedsam", "moon", "scaffold I", "fedrep", "fedala", "fedas"])
 def test_methods_train_in_it(name: str) -> None:
     setting = Setting(routed_model(), (0.2,) * CLASSES, Local(lr=0.1, batch=12))
@@ -247,6 +249,7 @@ def test_folders_of_float32_keep_their_names() -> None:
     assert run_of(Config(training=Training(precision="bfloat16"))).name != plain
 
 
+@pytest.mark.slow
 def test_a_configured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the command line, with and without workers; the run's own file says it to all engines."""
     (tmp_path / "f.toml").write_text(GOOD)

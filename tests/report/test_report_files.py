@@ -187,6 +187,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_counts(tmp_path / "b.csv")
 
 
+@pytest.mark.slow
 def test_figures_are_written_twice_the_same(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra `report`")
     runs = [read_run(write_run(tmp_path / name)) for name in ("a", "b")]

@@ -292,6 +292,7 @@ def test_a_comparison_says_whether_routing_pays(tmp_path: Path) -> None:
     assert verdict([routed], ["routed"]) == verdict([routed, routed], ["a", "b"]) == ""
 
 
+@pytest.mark.slow
 def test_figures_of_serving_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra `report`")
     runs = [
@@ -306,6 +307,7 @@ def test_figures_of_serving_runs(tmp_path: Path) -> None:
     assert {p.stem for p in alone} == names - {"risk-coverage"}
 
 
+@pytest.mark.slow
 def test_names_in_figures_are_no_formulas(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra `report`")
     run = serving_run(tmp_path / "a", classes=("$x_{$", "\x1b[31mdog", "\u202eowl"))

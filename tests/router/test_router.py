@@ -28,22 +28,11 @@ from support.routing import (
     routed_federation,
     routed_model,
     routed_setting,
-    trained_router,
 )
 
 N = len(SIZES)
 MODEL = routed_model()
 ALGORITHM = recipes.feddrm(routed_setting(MODEL))
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
-
-
-@pytest.fixture(scope="module")
-def queries() -> Tensor:
-    return torch.cat([c.x for c in make_clients(seed=9)])
 
 
 def answers(router: Router, x: Tensor) -> Tensor:
@@ -244,6 +233,7 @@ def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
     assert not torch.equal(known.novelty(x), orders[0].novelty(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", ["refitted", "from_moments"])
 def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
     """Nor does it change the odds of an earlier one."""

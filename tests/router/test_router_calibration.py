@@ -25,15 +25,10 @@ from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
 from fedshift.router.score import posterior
 from support.federations import SIZES, make_clients
-from support.routing import drawn, routed_model, trained_router
+from support.routing import drawn, routed_model
 
 SAMPLES = [drawn((n, 3), seed=n) + torch.tensor([m, 0.0, -m]) for n, m in
            ((40, 0.0), (25, 1.0), (60, -0.7), (1, 0.4))]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
 
 
 def of(router: Router, inputs: list[Tensor]) -> tuple[float, float]:
@@ -103,6 +98,7 @@ def gaussian_clients(sizes: tuple[int, ...], seed: int, gap: float = 0.5) -> lis
     ]
 
 
+@pytest.mark.slow
 def test_a_refit_tells_what_fresh_examples_would_show(router: Router) -> None:
     """Features that were never trained on these clients, so that what is held out is fair."""
     clients = gaussian_clients((300, 80, 150, 200, 60, 120), 0)
@@ -121,6 +117,7 @@ def test_a_refit_tells_what_fresh_examples_would_show(router: Router) -> None:
         assert said.before.loss > said.after.loss + 0.2
 
 
+@pytest.mark.slow
 def test_the_choice_beats_the_first_of_the_grid_on_fresh_examples(router: Router) -> None:
     """Few examples of much overlap: a small penalty fits their noise."""
     clients = gaussian_clients((12, 9, 14, 10, 8, 11), 0, gap=0.2)
@@ -147,6 +144,7 @@ def test_inputs_that_are_held_apart_are_used_and_nothing_else(router: Router) ->
     assert torch.equal(made.head.xi, plain.xi)
 
 
+@pytest.mark.slow
 def test_what_makes_the_error_worse_is_not_recommended(router: Router) -> None:
     """Held-out examples that agree with the router: it stays as it was."""
     other = gaussian_clients((300, 80, 150, 200, 60, 120), 0)

@@ -28,26 +28,17 @@ from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from support.by_hand import apart, final
 from support.federations import CLASSES, FEATURES, SIZES, TARGET, make_clients, make_federation
-from support.routing import routed_federation, routed_model, routed_setting, trained_router
+from support.routing import routed_federation, routed_model, routed_setting
 
 N = len(SIZES)
 MODEL = routed_model()
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
-
-
-@pytest.fixture(scope="module")
-def queries() -> Tensor:
-    return torch.cat([c.x for c in make_clients(seed=9)])
-
-
 # ------------------------------------------------------------------------------ who the clients are
 
 
+@pytest.mark.slow
 def test_clients_out_of_order_are_refused(router: Router) -> None:
     """Not taken for one another: the order is not the identity."""
     clients = make_clients()
@@ -65,6 +56,7 @@ def test_clients_out_of_order_are_refused(router: Router) -> None:
 # ----------------------------------------------------------------------------------- queries of NaN
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_queries_that_are_not_finite_are_refused(
     router: Router, queries: Tensor, value: float
@@ -361,6 +353,7 @@ def test_a_lam_that_is_no_number_is_refused(lam: Any, message: str) -> None:
 # ------------------------------------------------------------------------------------------ refits
 
 
+@pytest.mark.slow
 def test_the_advice_on_rounds_can_be_followed(router: Router) -> None:
     clients = make_clients()
     with pytest.raises(TrainingError, match="after 6 rounds; give more than rounds=5, or a larger"):

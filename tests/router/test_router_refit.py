@@ -18,13 +18,7 @@ from fedshift.router.moments import moments, pooled
 from fedshift.router.refit import origin_sums, refit_locally
 from fedshift.router.route import Router
 from support.federations import SIZES, make_clients
-from support.routing import drawn, trained_router
-
-
-@pytest.fixture(scope="module")
-def router() -> Router:
-    return trained_router()
-
+from support.routing import drawn
 
 # ------------------------------------------------------------------------------------------- refits
 
@@ -141,6 +135,7 @@ def test_a_refit_that_does_not_end_says_so() -> None:
         refit_locally(SAMPLES, penalty=-1.0)
 
 
+@pytest.mark.slow
 def test_a_refit_lowers_the_loss_of_the_origin(router: Router) -> None:
     """At penalty 0 it is the smallest that any head on these features has."""
     clients = make_clients()
@@ -155,6 +150,7 @@ def test_a_refit_lowers_the_loss_of_the_origin(router: Router) -> None:
     assert loss(router.from_moments(clients)) != loss(router)
 
 
+@pytest.mark.slow
 def test_padding_is_not_part_of_a_refit(router: Router) -> None:
     clients = make_clients()
     long = tuple(

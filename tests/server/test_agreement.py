@@ -9,14 +9,10 @@ import torch
 from torch import Tensor
 
 from fedshift.server.agreement import disagreement, mse, pairwise, seen_by
+from support.normals import drawn
 
 LABELS = torch.tensor([[0, 3, -1], [4, 1, 2], [2, -1, -1]])
 WEIGHTS = torch.tensor([0.5, 0.3, 0.2]).double()
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    source = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=source, dtype=torch.float64)
 
 
 def opinions(seed: int = 1) -> Tensor:

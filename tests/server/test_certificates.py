@@ -39,6 +39,7 @@ def best_found(counts: np.ndarray, target: np.ndarray, lam: float) -> float:
     return min(found)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("lam", [1.0, 12.0, 42.0, 93.0, 1e4])
 @pytest.mark.parametrize(
     ("counts", "target"),
@@ -145,6 +146,7 @@ def distance_to_exact(
     return float(exact_weights.l1(weights, best))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", range(4))
 def test_clients_that_hardly_differ_are_certified_rightly(kind: int) -> None:
     """A sample of `benchmarks/certificates.py`, which `make test-slow` runs whole."""

@@ -10,21 +10,10 @@ import pytest
 
 from fedshift.errors import InputError
 from fedshift.server.pals import PalsWeights, effective_sample_size, ess_curve, pals_weights
+from support.label_counts import task
 
 COUNTS = np.array([[40, 0, 10], [0, 300, 20], [5, 5, 0], [1000, 900, 100], [0, 0, 7]])
 TARGET = np.array([0.2, 0.5, 0.3])
-
-
-def task(seed: int, clients: int = 30, classes: int = 6, inside: bool = False):
-    rng = np.random.default_rng(seed)
-    sizes = np.round(10 ** rng.uniform(0, 4, clients)).astype(int)
-    shares = rng.dirichlet(np.full(classes, 0.3), size=clients)
-    counts = np.stack([rng.multinomial(n, p) for n, p in zip(sizes, shares, strict=True)])
-    if inside:
-        target = rng.dirichlet(np.ones(clients)) @ (counts / sizes[:, None])
-    else:
-        target = rng.dirichlet(np.full(classes, 0.3))
-    return counts, target / target.sum()
 
 
 # ---------------------------------------------------------------- closed forms and laws
@@ -101,6 +90,7 @@ def test_order_of_clients_and_of_classes_does_not_matter(lam: float, cap: float 
     np.testing.assert_allclose(renamed.residual, plain.residual[classes], atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])
@@ -177,6 +167,7 @@ def test_effective_sample_size_at_its_ends() -> None:
 # ---------------------------------------------------------------- ESS and cap
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])

@@ -75,6 +75,7 @@ def satisfies_kkt(case: Case, a: np.ndarray, tolerance: float = 1e-10) -> bool:
     return bool(feasible and highest_used - lowest_used <= tolerance)
 
 
+@pytest.mark.slow
 def test_kkt_conditions_hold_on_1000_random_problems() -> None:
     rng = np.random.default_rng(0)
     uncertified = 0
@@ -230,6 +231,7 @@ def clarabel_weights(case: Case, quadratic: np.ndarray, fixed: np.ndarray | None
     return np.array(solver.solve().x[:clients])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("capped", [False, True])
 def test_agrees_with_clarabel(capped: bool) -> None:
     rng = np.random.default_rng(5)
@@ -297,6 +299,7 @@ def test_linear_minimiser_fills_the_cheapest_first() -> None:
     assert linear_gap(np.array([3.0, 1.0, 2.0]), np.full(3, 1 / 3), np.full(3, 0.4)) > 0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("clients", [10, 100, 1000])
 @pytest.mark.parametrize("classes", [10, 182])
 @pytest.mark.parametrize("inside", [False, True])

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
-from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.seeds import generator
 from fedshift.shifts import (
     Brightness,
     Compose,
@@ -27,6 +25,7 @@ from fedshift.shifts import (
     Transform,
 )
 from fedshift.shifts.colour import hsv_to_rgb, rgb_to_hsv
+from support.colours import close, images, pixels
 
 STEPS: list[Transform] = [
     Gamma(0.6),
@@ -42,26 +41,12 @@ STEPS: list[Transform] = [
 ]
 
 
-def images(n: int = 4, channels: int = 3, side: int = 9, key: int = 0) -> Tensor:
-    return torch.rand(n, channels, side, side, generator=generator("covariate", key))
-
-
-def pixels() -> Tensor:
-    """Every colour with channels in quarters (all ties, greys, black, white), then random ones."""
-    grid = torch.tensor(list(product((0, 0.25, 0.5, 0.75, 1), repeat=3)))
-    return torch.cat((grid, images(1, 3, 30)[0].reshape(3, -1).T)).T.reshape(1, 3, 1, -1)
-
-
 def greys() -> Tensor:
     return images(channels=1).expand(-1, 3, -1, -1)
 
 
 def bytes_256() -> Tensor:
     return torch.arange(256).float().div(255).view(1, 1, 16, 16)
-
-
-def close(a: Tensor, b: Tensor, atol: float = 1e-6) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=atol)
 
 
 # --------------------------------------------------------------------------------- closed forms

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from fedshift.shifts import (
     transform_of,
     wide_pool,
 )
+from support.colours import close, images, pixels
 
 POOLS = {
     "low": bit_pool("low"),
@@ -36,20 +36,6 @@ POOLS = {
     "wide": wide_pool(),
     "fashion": fashion_pool(),
 }
-
-
-def images(n: int = 4, channels: int = 3, side: int = 9, key: int = 0) -> Tensor:
-    return torch.rand(n, channels, side, side, generator=generator("covariate", key))
-
-
-def pixels() -> Tensor:
-    """Every colour with channels in quarters (all ties, greys, black, white), then random ones."""
-    grid = torch.tensor(list(product((0, 0.25, 0.5, 0.75, 1), repeat=3)))
-    return torch.cat((grid, images(1, 3, 30)[0].reshape(3, -1).T)).T.reshape(1, 3, 1, -1)
-
-
-def close(a: Tensor, b: Tensor, atol: float = 1e-6) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=atol)
 
 
 # ------------------------------------------------------------------------------ order and pools

@@ -16,7 +16,6 @@ from fedshift.shifts import (
     Iid,
     QuantitySkew,
     Shards,
-    Shift,
     Sparsity,
     check_partition,
     dirichlet_marginal,
@@ -28,16 +27,9 @@ from fedshift.shifts import (
 from fedshift.shifts.base import largest_remainder, round_within
 from fedshift.shifts.label import _cut, _cut_with_capacity, fill
 from fedshift.shifts.target import check_marginal
+from support.partitions import rng, table
 
 EVEN = np.repeat(np.arange(10), 500)
-
-
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def table(shift: Shift, labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
-    return label_counts(labels, shift(labels, 10, clients, rng(seed)), 10)
 
 
 # --- Iid, QuantitySkew, Shards -------------------------------------------------------------------
@@ -128,6 +120,7 @@ def test_exact_dirichlet_follows_p_at_the_largest_size(beta: float, clients: int
         assert (abs(deviation(shift, labels, clients, seed)) < 1).all()
 
 
+@pytest.mark.slow
 def test_table_1_split_has_sensible_sizes() -> None:
     labels = np.repeat(np.arange(10), 5000)
     sizes = [DirichletPerClient(0.1)(labels, 10, 10, rng(s))[9].size for s in range(100)]
@@ -209,6 +202,7 @@ def test_minimum_size_is_drawn_again_until_reached() -> None:
 # --- rounding ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 8), st.integers(0, 40))
 def test_rounding_within_capacity(seed: int, rows: int, columns: int, size: int) -> None:
@@ -236,6 +230,7 @@ def test_plain_rounding_would_overfill() -> None:
 # --- target --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0.05, 50))
 def test_resampling_follows_the_marginal_and_is_maximal(

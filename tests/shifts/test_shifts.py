@@ -25,6 +25,7 @@ from fedshift.shifts import (
     resample_to,
     sparse_marginal,
 )
+from support.partitions import rng, table
 
 ALL: list[Shift] = [
     Iid(),
@@ -39,16 +40,8 @@ ALL: list[Shift] = [
 EVEN = np.repeat(np.arange(10), 500)
 
 
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
 def same(a: tuple[np.ndarray, ...], b: tuple[np.ndarray, ...]) -> bool:
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def table(shift: Shift, labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
-    return label_counts(labels, shift(labels, 10, clients, rng(seed)), 10)
 
 
 # --- 10,000 random cases -------------------------------------------------------------------------
@@ -95,6 +88,7 @@ def dealt(shift: Shift, labels: np.ndarray, classes: int, clients: int, seed: in
     return outcome, time.process_time() - start
 
 
+@pytest.mark.slow
 def test_ten_thousand_random_cases() -> None:
     draw, succeeded = rng(0), np.zeros(7, int)
     for seed in range(10_000):

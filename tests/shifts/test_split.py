@@ -17,14 +17,11 @@ from fedshift.shifts import (
     check_partition,
     label_counts,
 )
+from support.partitions import rng
 
 # Training and test images together, as the paper deals them.
 CIFAR_10 = np.repeat(np.arange(10), 6000)
 CIFAR_100 = np.repeat(np.arange(100), 600)
-
-
-def rng(seed: int) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 # ------------------------------------------------------------------------------------------ 70/30
@@ -92,6 +89,7 @@ def fedlab(labels: np.ndarray, classes: int, clients: int, beta: float, seed: in
             return np.array([np.bincount(labels[h], minlength=classes) for h in held])
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("labels", "classes", "clients"), [(CIFAR_10, 10, 8), (CIFAR_100, 100, 8), (CIFAR_10, 10, 32)]

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.client.local import plan_all
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import Term, View
 from fedshift.data import client_data, register
 from fedshift.engine.run import Federation, Round, run
 from fedshift.model import Model, build
 from fedshift.seeds import Seeds
+from fedshift.server.combine import Mean
+from fedshift.server.weights import Uniform
 from fedshift.tree import Params
 from support.federations import CLASSES, FEATURES, double, make_clients, make_federation
 
@@ -124,3 +127,7 @@ class Hand:
         p /= p.sum(1, keepdims=True)
         p[np.arange(len(y)), y] -= 1
         return p.T @ x / len(y)
+
+
+def uniform_fedavg(model: Model, local: Local) -> FedAvg:
+    return FedAvg(model, local=local, combine=Mean(Uniform()))

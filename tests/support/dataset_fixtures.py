@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,3 +92,32 @@ def refuses(path: Path, message: str) -> Iterator[Any]:
     assert message in text
     assert re.search("(Replace|Run|Rename) .*$", text)
     assert "\n" not in text
+
+
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
+         "t10k-labels-idx1-ubyte")  # fmt: skip
+
+
+def idx(*shape: int) -> bytes:
+    """A small valid idx file of zeros."""
+    size = 1
+    for n in shape:
+        size *= n
+    return struct.pack(f">I{len(shape)}I", 0x0800 + len(shape), *shape) + bytes(size)
+
+
+def mnist(folder: Path, broken: str, content: bytes) -> None:
+    (folder / "mnist").mkdir()
+    for name in FILES:
+        good = idx(4, 28, 28) if "images" in name else idx(4)
+        (folder / "mnist" / name).write_bytes(content if name == broken else good)
+
+
+class Touch:
+    """A pickle of this creates a file when it is loaded without restriction."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)

@@ -9,8 +9,9 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round, run
 from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
-from fedshift.tree import Parts, flatten
+from fedshift.tree import flatten
 from support.federations import CLASSES
+from support.rounds import everything
 
 
 def sites(algorithm: Algorithm, federation: Federation) -> Any:
@@ -49,12 +50,6 @@ def in_process(
     algorithm: Algorithm, federation: Federation, rounds: int, cohort: int | None = None
 ) -> Round:
     return list(run(algorithm, federation, rounds, cohort=cohort))[-1]
-
-
-def everything(played: Round) -> Parts:
-    """The server's parts and every client's, by one name each."""
-    kept = {f"client {i} {part}": t for i, s in played.states.items() for part, t in s.items()}
-    return played.server | kept
 
 
 def apart(a: Round, b: Round) -> list[str]:

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.errors import DataError
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
-from fedshift.papers.reproduce.chart import Chart
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Run, Store
 from fedshift.record.summary import RouterDetails, Serving, parsed
@@ -26,6 +24,14 @@ from fedshift.report.svg import PALETTE, Series
 Floats = NDArray[np.float64]
 # Coverages at which curves of several seeds are averaged.
 COVERAGES = tuple(np.linspace(LEAST_COVERAGE, 1.0, 39).tolist())
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of a table: SVG text, and what it shows in one line."""
+
+    svg: str
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,6 @@ def _details(run: Run, store: Store) -> Serving | None:
     """A run's "serving"; None for a run of a version that kept none."""
     summary = store.read(run).summary
     return None if "serving" not in summary else parsed(json.dumps(summary)).serving
-
-
-def _damaged(run: Run, store: Store, what: str) -> DataError:
-    path = store.path(run)
-    return DataError(f"{path}: {what}. Delete the folder {path} to train this run again.")
 
 
 def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
