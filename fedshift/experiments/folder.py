@@ -181,7 +181,9 @@ def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
 def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str, Any]:
     """What is needed to get the same numbers again: versions, backend, checksums, seeds."""
     return {
-        "packages": {n: package_version(n) for n in (*PACKAGES, *extra_packages(config))},
+        "packages": {
+            n: package_version(n) for n in (*PACKAGES, *extra_packages(config.data, config.model))
+        },
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "backend": backend,
