@@ -25,6 +25,8 @@ COLUMNS = 1 << 18
 # Columns and rows of what is summed by a running sum: 200 numbers of 50 clients take 26 us so, and
 # 126 row by row. Of more rows it would hold too many numbers at a time.
 FEW, MANY = 256, range(32, 513)
+# Bytes of memory that are not worth a copy of the part that is kept.
+LITTLE = 1 << 12
 
 
 def map_(f: Callable[..., Tensor], *trees: Params) -> Params:
@@ -170,6 +172,11 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
         product = scratch[: len(sums)]
         for blocks, w in zip(cut, weights, strict=True):
             sums.add_(product.copy_(blocks[i]).mul_(w))
+
+
+def compact(v: Tensor) -> Tensor:
+    """The tensor in memory of its own: a view would keep all that it came with alive."""
+    return v if v.untyped_storage().nbytes() <= max(LITTLE, v.nbytes) else v.clone()
 
 
 def flatten(parts: Parts) -> Params:

@@ -189,12 +189,3 @@ class Forgiving:
             check_forked(e)
             said = (str(e) or type(e).__name__).encode()
             return {FAILED: {"reason": torch.frombuffer(bytearray(said), dtype=torch.uint8)}}, {}
-
-
-def failure(update: Parts) -> str | None:
-    """Why a client failed, in one line of at most 500 letters; None where it did not say so."""
-    if FAILED not in update:
-        return None
-    reason = update[FAILED].get("reason", torch.zeros(0, dtype=torch.uint8))
-    said = bytes(reason.flatten().to(torch.uint8).tolist()[:2000]).decode(errors="replace")
-    return " ".join(said.split())[:500] or "no reason given"

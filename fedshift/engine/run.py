@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import cast
 
@@ -122,17 +122,9 @@ def _play_round(
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
-        def take(replies: Sequence[Reply]) -> Iterable[Reply]:
-            for reply in replies:
-                keep(reply.client, reply.changed)
-            return [Reply(r.client, r.update, {}, r.t) for r in fold.take(replies)]
-
         trained = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
         came = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
-        admitted = in_turn(gate, came, asked, take, fold)
-        if admitted.whole is not None:
-            for client in admitted.clients:
-                keep(client, admitted.whole.changed)
+        admitted = in_turn(gate, came, asked, fold, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
     single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)

@@ -15,7 +15,8 @@ from fedshift.client import winograd as form
 from fedshift.client.local import Local
 from fedshift.client.winograd import Winograd
 from fedshift.data import client_data, register
-from fedshift.engine.backends import Forgiving, failure, loop
+from fedshift.engine.backends import Forgiving, loop
+from fedshift.engine.checks.replies import failure
 from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, run

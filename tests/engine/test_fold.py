@@ -164,7 +164,8 @@ def replies(*clients: int, shape: int = 3) -> list[Reply]:
 
 def let(came: list[Reply], asked: tuple[int, ...]) -> tuple[Reply, ...]:
     question = Asked(1, asked, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
-    return in_turn(Gate(), came, question, lambda good: good, some=2).good
+    nothing = Fold(torch.tensor(question.clients), {})
+    return in_turn(Gate(), came, question, nothing, some=2).good
 
 
 def test_replies_pass_in_ascending_order() -> None:

@@ -88,7 +88,7 @@ def bare(client: int) -> Reply:
 def test_who_does_not_answer_is_missed_whoever_summed() -> None:
     fold = Fold(torch.arange(3), {"delta": torch.full((3,), 0.5)})
     fold.enter(share_of((0, 1, 2), (1.0, 1.0, 1.0)))
-    taken = partial(in_turn, Gate(), asked=asked_of(range(3)), take=fold.take, fold=fold)
+    taken = partial(in_turn, Gate(), asked=asked_of(range(3)), fold=fold)
     with pytest.raises(TrainingError, match="no answer in time"):
         taken([bare(0), bare(1)])
     assert [r.client for r in taken([bare(2), bare(0), bare(1)]).good] == [0, 1, 2]

@@ -40,7 +40,7 @@ def let(came: list[Reply], weights: Tensor | None = None) -> Fold:
     by = torch.full((CLIENTS,), 0.25, dtype=torch.float64) if weights is None else weights
     fold = Fold(torch.arange(CLIENTS), {"delta": by, "own": by})
     asked = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
-    in_turn(Gate(), came, asked, fold.take, fold, some=3)
+    in_turn(Gate(), came, asked, fold, some=3)
     return fold
 
 

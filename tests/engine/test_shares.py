@@ -17,10 +17,9 @@ from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.levers import channels_last
-from fedshift.engine.processes import messages as parcels
+from fedshift.engine.processes import messages
 from fedshift.engine.processes import pool as module
 from fedshift.engine.processes.messages import packed, unpacked
-from fedshift.engine.processes.pipe import inside
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import Federation, first_state, run, start
@@ -188,17 +187,16 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
     for sent in (jobs, tuple(with_channels_last(jobs))):
-        about, trees = packed(sent, {})
-        held = [set(inside("plan", tree)) for tree in trees]
-        back = unpacked(about, trees, {}, federation.clients)
+        some = packed(sent, {})
+        back = unpacked(some, {}, federation.clients)
         for job, again in zip(sent, back, strict=True):
             assert job.plans.keys() == again.plans.keys()
             for k, plan in job.plans.items():
                 assert torch.equal(plan.rows, again.plans[k].rows)
                 assert plan[1].equal(again.plans[k][1])
                 assert plan[2:] == again.plans[k][2:]
-        assert [one[0] for one in about] == ([tuple(range(6))] if sent is jobs else SINGLY)
-        assert held == ([set()] if sent is jobs else [set(jobs[0].plans)] * 6)
+        whole = [isinstance(one.plans, dict) for one in some]
+        assert whole == [sent is not jobs] * 6
         assert [job.client for job in back] == list(range(6))
         assert len({id(job.message) for job in back}) == 6
         assert len({id(job.state) for job in back}) == 6
@@ -206,7 +204,7 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
         assert all(a.data is b.data and a.t == b.t for a, b in zip(sent, back, strict=True))
 
 
-def test_messages_of_ones_own_are_not_packed_as_one(setting: Setting) -> None:
+def test_messages_of_ones_own_arrive(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     own = [{"w": torch.tensor(float(k))} for k in (0, 1)]
@@ -216,9 +214,7 @@ def test_messages_of_ones_own_are_not_packed_as_one(setting: Setting) -> None:
             jobs_of(opened, federation.clients, lambda i: {}, 7), (0, 0, 1, 1, 0, 1), strict=True
         )
     )
-    about, trees = packed(jobs, {})
-    assert [one[0] for one in about] == [(0, 1), (2, 3), (4,), (5,)]
-    back = unpacked(about, trees, {}, federation.clients)
+    back = unpacked(packed(jobs, {}), {}, federation.clients)
     assert [float(job.message["own"]["w"]) for job in back] == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
 
 
@@ -305,7 +301,7 @@ def test_large_models_travel_in_small_shares(
     monkeypatch.setattr(
         module, "packed", lambda jobs, held: (seen.append(len(jobs)), plain(jobs, held))[1]
     )
-    monkeypatch.setattr(parcels, "ROOM", 1)
+    monkeypatch.setattr(messages, "ROOM", 1)
     federation = make_federation(setting.model)
     with workers(federation.clients, 1) as team:
         last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(loop)))
@@ -316,11 +312,11 @@ def test_states_count_for_the_size_of_a_share(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What all are sent is one tree, and counts for each."""
-    monkeypatch.setattr(parcels, "ROOM", 96)
+    monkeypatch.setattr(messages, "ROOM", 96)
     one = one_job(recipes.fedavg(setting), make_federation(setting.model))
     sent, kept = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
     assert [
-        len(share) for share in parcels.cut((one._replace(message=sent, state={}),) * 12, 1)
+        len(share) for share in messages.cut((one._replace(message=sent, state={}),) * 12, 1)
     ] == [12]
     both = (one._replace(message=sent, state=kept),) * 12
-    assert [len(share) for share in parcels.cut(both, 1)] == [4, 4, 4]
+    assert [len(share) for share in messages.cut(both, 1)] == [4, 4, 4]

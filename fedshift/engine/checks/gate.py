@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields
-from fedshift.engine.backends import Block, Reply, failure
+from fedshift.engine.backends import Block, Reply
 from fedshift.engine.checks.replies import (
     Came,
     alike,
     check_reply,
     expected_update,
+    failure,
     finite,
     misshapen,
     odd_kind,

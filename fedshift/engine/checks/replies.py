@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.engine.backends import Reply
+from fedshift.engine.backends import FAILED, Reply
 from fedshift.errors import DivergedError, TrainingError
-from fedshift.model import split_buffers
 from fedshift.tree import Params, Parts, flatten, same_form, same_parts
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
@@ -80,12 +79,23 @@ def _form(update: Parts) -> Form:
 def _mirrors(message: Callable[[int], Parts], reply: Reply, fixed: Collection[str]) -> Parts:
     """What was sent to a client, for the parts of its update that have the same form."""
     sent = message(reply.client)
-    floats, counters = split_buffers(sent.get("buffers", {}))
+    buffers = sent.get("buffers", {})
+    floats = {k: v for k, v in buffers.items() if v.is_floating_point() or v.is_complex()}
+    counters = {k: v for k, v in buffers.items() if k not in floats}
     # What goes out and comes back by one name has one form, as SCAFFOLD's controls.
     others = {k: v for k, v in sent.items() if k not in ("params", "buffers")}
     delta = {k: v for k, v in sent.get("params", {}).items() if k not in fixed}
     mirrors = others | {"delta": delta, "buffers": floats, "counters": counters}
     return {part: tree for part, tree in mirrors.items() if part in reply.update}
+
+
+def failure(update: Parts) -> str | None:
+    """Why a client failed, in one line of at most 500 letters; None where it did not say so."""
+    if FAILED not in update:
+        return None
+    reason = update[FAILED].get("reason", torch.zeros(0, dtype=torch.uint8))
+    text = bytes(reason.flatten().to(torch.uint8).tolist()[:2000]).decode(errors="replace")
+    return " ".join(text.split())[:500] or "no reason given"
 
 
 def alike(update: Parts, plain: Parts) -> bool:

@@ -1,25 +1,37 @@
-"""Jobs and replies as trees, for pipes between processes of one machine."""
+"""Jobs as they travel to other processes of this machine, which have the clients already."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fedshift.client.local import Local
 from fedshift.client.plans import Drawn, Draws
-from fedshift.data import ClientData, Plan, Surveyed
-from fedshift.engine.backends import FAILED, Block, Job, Reply
-from fedshift.engine.checks.replies import odd_kind
-from fedshift.engine.processes.pipe import in_a_row, inside, under
-from fedshift.engine.sums.partial import apart
-from fedshift.engine.sums.running import Share
+from fedshift.data import ClientData, Surveyed
+from fedshift.engine.backends import Job
 from fedshift.errors import InputError
-from fedshift.tree import Params, Parts, size_in_bytes
+from fedshift.tree import Parts, size_in_bytes
 
 Jobs = tuple[Job, ...]
+
+
+class PackedJob(NamedTuple):
+    """A job without its client's examples, which every process has.
+
+    names: the parts of its message, of which `new` has those that the receiver has not. plans: as
+    in a job, or (phases, seed), by which they are drawn.
+    """
+
+    client: int
+    t: int
+    names: tuple[str, ...]
+    new: Parts
+    state: Parts
+    plans: Any
+
+
 # Bytes that the answers of a share may take.
 ROOM = 1 << 28
 
@@ -95,101 +107,31 @@ def _together(
     return Drawn(found, client)
 
 
-def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
-    """Jobs for a pipe, but for what the message before each, first this one, holds already.
+def packed(jobs: Jobs, message: Parts) -> list[PackedJob]:
+    """Jobs for a pipe, without what the message before each, first this one, has already.
 
-    Of plans that are not drawn yet, how to draw them. Jobs that differ by their client alone are
-    packed as one.
+    Of plans that are not drawn yet, how to draw them.
     """
-    about, trees = [], []
-    for job, *others in in_a_row(jobs, _alike):
+    packed = []
+    for job in jobs:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
-        tree = under("message", new) | under("state", job.state)
-        if isinstance(job.plans, Drawn):
-            how: Any = job.plans.draws.phases, job.plans.draws.seed
-        else:
-            how = {k: p[3:] for k, p in job.plans.items()}
-            tree |= under("plan", {k: _tensors(p) for k, p in job.plans.items()})
-        about.append(((job.client, *(o.client for o in others)), job.t, tuple(job.message), how))
-        trees.append(tree)
+        plans = job.plans
+        how = (plans.draws.phases, plans.draws.seed) if isinstance(plans, Drawn) else plans
+        packed.append(PackedJob(job.client, job.t, (*job.message,), new, job.state, how))
         message = job.message
-    return about, trees
+    return packed
 
 
-def _alike(one: Job, other: Job) -> bool:
-    """Whether jobs differ by their client, and its examples, alone."""
-    a, b = one.plans, other.plans
-    if not (isinstance(a, Drawn) and isinstance(b, Drawn)) or any(other.state.values()):
-        return False
-    alike = one.t == other.t and a.draws.seed == b.draws.seed
-    alike = alike and a.draws.phases is b.draws.phases
-    for x, y in ((one.message, other.message), (one.state, other.state)):
-        alike = alike and [*x] == [*y]
-    told = map(is_, one.message.values(), other.message.values())
-    return alike and all(told) and not any(one.state.values())
-
-
-def _tensors(plan: Plan) -> Params:
-    return {"rows": plan.rows, "weight": plan.weight, "lr": plan.lr}
-
-
-def unpacked(
-    about: list[Any], trees: Sequence[Parts], message: Parts, clients: Sequence[ClientData]
-) -> list[Job]:
+def unpacked(packed: Sequence[PackedJob], message: Parts, clients: Sequence[ClientData]) -> Jobs:
     """What `packed` packed."""
     jobs, draws = [], dict[tuple[int, int, int], Draws]()
-    for (alike, t, names, how), tree in zip(about, trees, strict=True):
-        held = message | inside("message", tree)
-        message = {name: held[name] for name in names}
-        state, plans = inside("state", tree), inside("plan", tree)
-        drawn: Mapping[str, Plan]
-        if not isinstance(how, tuple):
-            drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
-        for client in alike:
-            data = clients[client]
-            if isinstance(how, tuple):
-                drawn = _together(draws, (how[0], t, how[1]), client, data)
-            # Dictionaries of its own: one that is written to is no other client's.
-            own = {part: dict(tree) for part, tree in state.items()}
-            jobs.append(Job(client, dict(message), own, data, drawn, t))
-    return jobs
-
-
-def packed_replies(came: Sequence[Reply | Block], share: Share | None) -> tuple[Any, list[Parts]]:
-    """Replies for a pipe, and the sums over them that were made here."""
-    plain = [one for whole in came for one in _plain(whole)]
-    trees = [under("update", one[1]) | under("changed", one[2]) for one in plain]
-    summed = None if share is None else (share.clients, share.kinds)
-    trees += [] if share is None else [share.totals]
-    return ([(one[0], one.t) for one in plain], summed), trees
-
-
-def unpacked_replies(
-    about: Any, trees: Sequence[Parts]
-) -> tuple[list[Reply | Block], Share | None]:
-    """What `packed_replies` packed, `apart`."""
-    plain, summed = about
-    came: list[Reply | Block] = []
-    for (who, t), tree in zip(plain, trees[: len(plain)], strict=True):
-        if isinstance(who, tuple):
-            came.append(Block(who, inside("update", tree), inside("changed", tree), t))
-        else:
-            came.append(_reply_of(who, t, tree))
-    share = None if summed is None else Share(summed[0], trees[-1], summed[1])
-    return list(apart(came, share)), share
-
-
-def _reply_of(client: int, t: int, parts: Parts) -> Reply:
-    # What a client keeps outlives the round; as views it would keep the update alive, too.
-    changed = {k: {n: v.clone() for n, v in t.items()} for k, t in inside("changed", parts).items()}
-    return Reply(client, inside("update", parts), changed, t)
-
-
-def _plain(came: Reply | Block) -> Sequence[Reply | Block]:
-    """What came, or as each client's failure what cannot travel or would arrive as another kind."""
-    for parts, did in ((came[1], "sent"), (came[2], "would keep")):
-        if odd := odd_kind(parts):
-            clients = came.clients if isinstance(came, Block) else (came.client,)
-            reason = torch.frombuffer(bytearray(f"{did} {odd}".encode()), dtype=torch.uint8)
-            return [Reply(client, {FAILED: {"reason": reason}}, {}, came.t) for client in clients]
-    return [came]
+    for client, t, names, new, state, how in packed:
+        complete = message | new
+        message = {name: complete[name] for name in names}
+        data, plans = clients[client], how
+        if isinstance(how, tuple):
+            plans = _together(draws, (how[0], t, how[1]), client, data)
+        # Trees of its own: jobs that were made of one tree must not see what the other writes.
+        kept = {part: dict(tree) for part, tree in state.items()}
+        jobs.append(Job(client, message, kept, data, plans, t))
+    return tuple(jobs)

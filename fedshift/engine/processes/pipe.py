@@ -1,7 +1,9 @@
-"""Trees of tensors as one block of bytes, for pipes between processes of one machine.
+"""Objects through a pipe between processes of one machine: a pickle, and its tensors beside it.
 
-What fits lies in memory that both processes see, and only its layout takes the pipe: through that
-all would go piece by piece, one end writing what it holds and waiting for the other to read.
+Where the tensors fit they lie in memory that both processes see, and only the pickle takes the
+pipe: through that, large messages would go piece by piece, each end waiting for the other. Pickle's
+own buffers (protocol 5) do not fit: tensors have to arrive as views of one block, so that a view
+tells how much memory it keeps alive.
 """
 
 from __future__ import annotations
@@ -12,73 +14,36 @@ import os
 import pickle
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from functools import partial
+from math import prod
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedshift.randomness import one_at_a_time
-from fedshift.tree import Params, Parts, same_parts
-
-T = TypeVar("T")
-
-# Bytes of that memory. Those that were never used take no room; others do, as long as it lives.
+# Bytes of the shared memory. Pages take room once they are used, and as long as it lives.
 SHARED = 1 << 24
 NOWHERE = memoryview(b"")
 # Tensors start where torch's own allocator would put them: elsewhere kernels may round otherwise.
 ALIGN = 64
 # Pieces to a call; the system takes no more than 1,024.
 MANY = 512
-# Bytes that say how long is what is said about trees.
-LENGTH = 8
-# Bytes of a tree that is copied to those beside it before they are sent, where its tensors are of
-# these types: a call for each would cost more.
-LITTLE = 1 << 12
-COPIED = {torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8}
-
-SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+GAP = memoryview(bytes(ALIGN))
+# A message begins with so many numbers: bytes of its pickle, of its tensors, and whether these lie
+# in the shared memory.
+HEAD = 3
 
 
 class UnsentError(Exception):
-    """What cannot be sent, for it cannot be pickled; nothing went out."""
-
-
-class Piece(NamedTuple):
-    """Where a tensor lies in a record, and what it is."""
-
-    part: str
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-class Layout(NamedTuple):
-    """What a tree's record looks like: its parts, their tensors, bytes from one to the next."""
-
-    parts: tuple[str, ...]
-    pieces: tuple[Piece, ...]
-    size: int
-
-
-def under(prefix: str, parts: Mapping[str, Params]) -> Parts:
-    """The parts with a prefix before their names, so that several trees travel together."""
-    return {f"{prefix}/{part}": tree for part, tree in parts.items()}
-
-
-def inside(prefix: str, parts: Mapping[str, Params]) -> Parts:
-    """The parts whose names have the prefix, without it."""
-    start = f"{prefix}/"
-    return {k.removeprefix(start): tree for k, tree in parts.items() if k.startswith(start)}
+    """The object cannot be pickled; nothing was sent."""
 
 
 def shared() -> memoryview:
     """Memory that this process has in common with those that are forked from it later.
 
-    None of it where the system refuses; then all takes the pipe.
+    Empty where the system refuses; then everything takes the pipe.
     """
     try:
         return memoryview(mmap.mmap(-1, SHARED))
@@ -87,167 +52,94 @@ def shared() -> memoryview:
 
 
 def send(
-    connection: Connection, about: Any, trees: Sequence[Parts], room: memoryview = NOWHERE,
-    end: float | None = None,
-) -> None:  # fmt: skip
-    """Send trees, one after the other, and something small about them that can be pickled.
+    connection: Connection, thing: Any, room: memoryview = NOWHERE, end: float | None = None
+) -> None:
+    """Send an object.
 
     room: what `shared` gave, if both ends have it; they take turns, each waiting for the other's
     answer before it sends again. end: TimeoutError where the other end has not taken all by then,
     on the clock of `time.monotonic`. Raises UnsentError, and OSError where the other end is gone.
     """
-    runs: list[tuple[Layout, int]] = []  # trees of one layout in a row, and how many
-    views: list[memoryview] = []
-    for alike in in_a_row(trees, _same):
-        layout = _layout(alike[0])
-        runs.append((layout, len(alike)))
-        kinds = {piece.dtype for piece in layout.pieces}
-        if len(alike) > 1 and layout.size <= LITTLE and kinds <= COPIED:
-            views.append(_bytes(_records(layout, alike)))
-        else:
-            views += _pieces(layout, alike)
-    views = [view for view in views if len(view)]
-    near = sum(map(len, views)) <= len(room)
-    said = _pickled((about, runs, near))
+    pickled, size, views = _pickled(thing)
+    near = size <= len(room)
     if near:
-        _put(views, room)
-    said = len(said).to_bytes(LENGTH) + said
-    _write(connection.fileno(), [memoryview(said), *([] if near else views)], end)
+        end_of_last = 0
+        for view in views:
+            room[end_of_last : end_of_last + len(view)] = view
+            end_of_last += len(view)
+    head = memoryview(array("q", [len(pickled), size, near]).tobytes() + pickled)
+    _write(connection.fileno(), [head, *([] if near else views)], end)
 
 
-def receive(
-    connection: Connection, room: memoryview = NOWHERE, end: float | None = None
-) -> tuple[Any, list[Parts]]:
-    """(what was said about them, the trees). Raises EOFError where the other end is gone.
+def receive(connection: Connection, room: memoryview = NOWHERE, end: float | None = None) -> Any:
+    """The object that was sent; its tensors are views of one block of memory.
 
-    end: TimeoutError where not all has come by then.
+    Raises EOFError where the other end is gone, TimeoutError where not all has come by `end`.
     """
-    length = int.from_bytes(_taken(connection, LENGTH, end))
-    # Written by `send`, of this very program.
-    about, runs, near = pickle.loads(_taken(connection, length, end))  # noqa: S301
-    block = torch.empty(sum(layout.size * count for layout, count in runs), dtype=torch.uint8)
+    descriptor = connection.fileno()
+    head = memoryview(bytearray(8 * HEAD))
+    _read(descriptor, head, end)
+    length, size, near = head.cast("q")
+    pickled = bytearray(length)
+    _read(descriptor, memoryview(pickled), end)
+    block = torch.empty(size, dtype=torch.uint8)
     if near:
-        block.numpy().data[:] = room[: len(block)]
+        block.numpy().data[:] = room[:size]
     else:
-        _read(connection.fileno(), block.numpy().data, end)
-    trees: list[Parts] = []
-    for layout, count in runs:
-        size = layout.size * count
-        trees += _trees(layout, block[:size].view(count, layout.size))
-        block = block[size:]
-    return about, trees
-
-
-def _taken(connection: Connection, count: int, end: float | None) -> bytearray:
-    found = bytearray(count)
-    _read(connection.fileno(), memoryview(found), end)
-    return found
-
-
-def _pickled(said: Any) -> bytes:
-    """Not as processes of one machine usually do it: they hand over tensors by a thread of their
-    own, which has errors to print where the other process ends meanwhile.
-    """
-    buffer = io.BytesIO()
-    try:
-        with one_at_a_time():  # a pass has other tensors in a network's places
-            _Pickler(buffer, protocol=-1).dump(said)
-        return buffer.getvalue()
-    except Exception as e:  # pickle has a kind of error for each kind of object
-        raise UnsentError(str(e) or type(e).__name__) from e
+        _read(descriptor, block.numpy().data, end)
+    # Written by `send`, of this very program.
+    return _Unpickler(io.BytesIO(pickled), block).load()
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors of whole numbers without a sign, too, which torch could not read again."""
+    """Collects the bytes of plain tensors; others, as those with a gradient, go as torch has it.
+
+    Not as processes usually hand over tensors: that takes a thread, which has errors to print where
+    the other process ends meanwhile.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.size, self.views = 0, list[memoryview]()
 
     def reducer_override(self, given: Any) -> Any:
-        if type(given) is Tensor and given.dtype in SIGNED:
-            return Tensor.view, (given.detach().view(SIGNED[given.dtype]), given.dtype)
-        return NotImplemented
+        if type(given) is not Tensor or given.requires_grad or given.layout != torch.strided:
+            return NotImplemented
+        plain = given.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        start, gap = self.size, -plain.nbytes % ALIGN
+        if plain.nbytes:
+            self.views.append(plain.reshape(-1).view(torch.uint8).numpy().data)
+        if gap:
+            self.views.append(GAP[:gap])
+        self.size += plain.nbytes + gap
+        return _tensor, (start, given.dtype, tuple(given.shape))
 
 
-def in_a_row(many: Sequence[T], alike: Callable[[T, T], bool]) -> Iterator[Sequence[T]]:
-    """Cut where one is not like the first since the cut before."""
-    first = 0
-    for i in range(1, len(many) + 1):
-        if i == len(many) or not alike(many[first], many[i]):
-            yield many[first:i]
-            first = i
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, block: Tensor) -> None:
+        super().__init__(file)
+        self._tensor = partial(_tensor, block=block)
+
+    def find_class(self, module: str, name: str) -> Any:
+        own = module == __name__ and name == "_tensor"
+        return self._tensor if own else super().find_class(module, name)
 
 
-def _same(one: Parts, other: Parts) -> bool:
-    """Whether trees have one layout."""
-    ordered = tuple(one) == tuple(other)
-    ordered = ordered and all(tuple(one[part]) == tuple(other[part]) for part in one)
-    return ordered and same_parts(one, other)
+def _tensor(start: int, dtype: torch.dtype, shape: tuple[int, ...], block: Tensor) -> Tensor:
+    """A tensor of the block. Torch refuses a view of no bytes as another type."""
+    data = block[start : start + prod(shape) * dtype.itemsize]
+    return (data.view(dtype) if len(data) else data.new_empty(0, dtype=dtype)).view(shape)
 
 
-def _layout(tree: Parts) -> Layout:
-    pieces, end = [], 0
-    for part, leaves in tree.items():
-        for name, v in leaves.items():
-            start = _aligned(end)
-            end = start + v.numel() * v.element_size()
-            pieces.append(Piece(part, name, v.dtype, tuple(v.shape), start, end))
-    return Layout(tuple(tree), tuple(pieces), _aligned(end))
-
-
-def _aligned(end: int) -> int:
-    return -(-end // ALIGN) * ALIGN
-
-
-def _trees(layout: Layout, records: Tensor) -> list[Parts]:
-    """The trees of records [n, size], views of them."""
-    found: list[Parts] = [{part: {} for part in layout.parts} for _ in records]
-    for piece, leaves in _stacked(layout, records):
-        for tree, leaf in zip(found, leaves.unbind(), strict=True):
-            tree[piece.part][piece.name] = leaf
-    return found
-
-
-def _stacked(layout: Layout, records: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-    """Each piece as it lies in records [n, size]: a view [n, ...]."""
-    for piece in layout.pieces:
-        v = records[:, piece.start : piece.stop]
-        # A view of nothing in another type is refused.
-        v = v.view(piece.dtype) if v.numel() else v.new_empty(0, dtype=piece.dtype)
-        yield piece, v.view(len(records), *piece.shape)
-
-
-def _pieces(layout: Layout, trees: Sequence[Parts]) -> Iterator[memoryview]:
-    """The records of trees, from where their tensors lie."""
-    for tree in trees:
-        end = 0
-        for piece in layout.pieces:
-            yield _gap(piece.start - end)
-            yield _bytes(tree[piece.part][piece.name])
-            end = piece.stop
-        yield _gap(layout.size - end)
-
-
-def _records(layout: Layout, trees: Sequence[Parts]) -> Tensor:
-    """The records of trees, copied; [n, size]."""
-    records = torch.zeros(len(trees), layout.size, dtype=torch.uint8)
-    for piece, v in _stacked(layout, records):
-        v.copy_(torch.stack([tree[piece.part][piece.name].detach() for tree in trees]))
-    return records
-
-
-def _gap(count: int) -> memoryview:
-    return memoryview(bytes(count))
-
-
-def _bytes(v: Tensor) -> memoryview:
-    plain = v.detach().cpu().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _put(views: Sequence[memoryview], room: memoryview) -> None:
-    """Copy one after the other."""
-    end = 0
-    for view in views:
-        room[end : end + len(view)] = view
-        end += len(view)
+def _pickled(thing: Any) -> tuple[bytes, int, list[memoryview]]:
+    """(the pickle, how many bytes its tensors take, and these)."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump(thing)
+    except Exception as e:  # pickle has a kind of error for each kind of object
+        raise UnsentError(str(e) or type(e).__name__) from e
+    return file.getvalue(), pickler.size, pickler.views
 
 
 def _read(descriptor: int, left: memoryview, end: float | None) -> None:

@@ -34,14 +34,14 @@ from fedshift.engine.processes.messages import (
     cut,
     named,
     packed,
-    unpacked_replies,
 )
 from fedshift.engine.processes.pipe import UnsentError, receive, send, shared
 from fedshift.engine.processes.waiting import heard
 from fedshift.engine.processes.worker import Task, serve
-from fedshift.engine.sums.partial import Books
+from fedshift.engine.sums.partial import Books, apart
 from fedshift.errors import InputError, TrainingError
 from fedshift.kernels.products import faster
+from fedshift.randomness import one_at_a_time
 from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
@@ -279,13 +279,14 @@ def _assign(
     team: Team, worker: _Worker, task: Task, jobs: Jobs, end: float | None, attempt: int = 0
 ) -> None:
     check_clients(team.clients, jobs)
-    about, trees = packed(jobs, worker.message)
+    about = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     terms = None if task.books is None else task.books.terms([job.client for job in jobs])
     told = task._replace(books=None)
     try:
         news = None if _knows(worker, told) else told
-        send(worker.connection, (news, about, terms), trees, worker.room, end)
+        with one_at_a_time():  # elsewhere a pass may have other tensors in the network's places
+            send(worker.connection, (news, about, terms), worker.room, end)
     except TimeoutError:
         team.replace(worker)
     except OSError:
@@ -314,7 +315,7 @@ def _answer(
     """What came back; None where the process is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
-        (failure, about), trees = receive(worker.connection, worker.room, end)
+        answer = receive(worker.connection, worker.room, end)
     except TimeoutError:  # it began to answer in time, and did not end
         team.replace(worker)
         return None
@@ -322,12 +323,12 @@ def _answer(
         _died(team, worker, task, end)
         return None
     worker.jobs = ()
-    if failure is not None:
-        raise failure
-    replies, share = unpacked_replies(about, trees)
+    if isinstance(answer, Exception):
+        raise answer
+    came, share = answer
     if share is not None and task.books is not None:
         task.books.fold.enter(share)
-    return replies
+    return came if share is None else list(apart(came, share))
 
 
 def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:

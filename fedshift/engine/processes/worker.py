@@ -12,15 +12,20 @@ from typing import Any, NamedTuple
 import torch
 
 from fedshift.data import ClientData
-from fedshift.engine.backends import Backend, ClientUpdate, Job, loop
-from fedshift.engine.processes.messages import packed_replies, unpacked
+from fedshift.engine.backends import FAILED, Backend, Block, ClientUpdate, Job, Reply, work
+from fedshift.engine.checks.replies import odd_kind
+from fedshift.engine.processes.messages import unpacked
 from fedshift.engine.processes.pipe import UnsentError, receive, send
 from fedshift.engine.processes.waiting import awake, heard
 from fedshift.engine.sums.partial import Books, Terms, summed
+from fedshift.engine.sums.running import Share
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.tree import Parts
+
+# Replies without what was summed here, and the sums.
+Answer = tuple[Sequence[Reply | Block], Share | None]
 
 
 class Task(NamedTuple):
@@ -60,33 +65,42 @@ def serve(
         while True:
             if task is not None:
                 heard((connection,), None, task.patience)
-            (fresh, about, terms), trees = receive(connection, room)
-            task = task if fresh is None else fresh
-            jobs = tuple(unpacked(about, trees, message, clients))
+            new, about, terms = receive(connection, room)
+            task = task if new is None else new
+            jobs = unpacked(about, message, clients)
             message = jobs[-1].message
-            answer, replies = _reply(task, jobs, terms)
+            answer = _answer(task, jobs, terms)
             try:
-                send(connection, answer, replies, room)
-            except UnsentError as e:  # most often what failed cannot be pickled
-                send(connection, (_plain(answer[0] or e), ()), (), room)
+                send(connection, answer, room)
+            except UnsentError as e:  # most often an error that cannot be pickled
+                send(connection, _plain(answer if isinstance(answer, Exception) else e), room)
 
 
-def _reply(
-    task: Task, jobs: Sequence[Job], terms: Terms | None
-) -> tuple[tuple[Exception | None, Any], Sequence[Parts]]:
-    """((what failed, what is said of the replies), the replies), to be sent."""
-    within = task.within or loop
+def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> Answer | Exception:
+    """What is sent back: replies and sums, or the error that training raised."""
 
-    def train() -> tuple[Any, Sequence[Parts]]:
+    def train() -> Answer:
+        if task.within is None:
+            return [work(task.update, job) for job in jobs], None
         if terms is None:
-            return packed_replies(list(within(task.update, jobs)), None)
-        return packed_replies(*summed(within, task.update, jobs, terms))
+            return list(task.within(task.update, jobs)), None
+        return summed(task.within, task.update, jobs, terms)
 
     try:
-        about, trees = repeatable(train)
+        came, share = repeatable(train)
     except Exception as e:
-        return (e if _arrives(e) else _plain(e), ()), ()
-    return (None, about), trees
+        return e if _arrives(e) else _plain(e)
+    return [one for whole in came for one in _that_arrive(whole)], share
+
+
+def _that_arrive(came: Reply | Block) -> Sequence[Reply | Block]:
+    """What came; as each client's failure what would not arrive as it is."""
+    for parts, did in ((came[1], "sent"), (came[2], "would keep")):
+        if odd := odd_kind(parts):
+            clients = came.clients if isinstance(came, Block) else (came.client,)
+            reason = torch.frombuffer(bytearray(f"{did} {odd}".encode()), dtype=torch.uint8)
+            return [Reply(client, {FAILED: {"reason": reason}}, {}, came.t) for client in clients]
+    return [came]
 
 
 def _plain(e: Exception) -> TrainingError:

@@ -21,7 +21,7 @@ from fedshift.engine.round import States
 from fedshift.engine.storage.tensor_file import Place, map_tensors, write_tensors
 from fedshift.errors import InputError
 from fedshift.sketch import sketched
-from fedshift.tree import Parts, flatten, size_in_bytes, unflatten
+from fedshift.tree import Parts, compact, flatten, size_in_bytes, unflatten
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Draft:
     def put(self, client: int, state: Parts) -> None:
         """Put down a client's state. Raises InputError where its file cannot be written."""
         if math.isinf(self.shelf.memory):
-            self._new[client] = state
+            # It outlives the round: a view of a message would keep all of that alive.
+            self._new[client] = {p: {k: compact(v) for k, v in t.items()} for p, t in state.items()}
             return
         size = size_in_bytes(state)
         if size and self._taken + size > self.shelf.memory:

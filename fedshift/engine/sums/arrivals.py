@@ -9,21 +9,23 @@ from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate
 from fedshift.engine.checks.replies import check_finite
 from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, InputError, TrainingError
-from fedshift.tree import same_parts, size_in_bytes
+from fedshift.tree import Parts, same_parts, size_in_bytes
 
 # Replies that pass the gate together: their majority says what a reply looks like, and their sums
 # are read from and written to memory once.
 SOME = 8
+# Given a client and what it keeps of the round.
+Keep = Callable[[int, Parts], object]
 
 
 def _as_one(
-    came: Iterable[Reply | Block], asked: Asked, fold: Fold | None
+    came: Iterable[Reply | Block], asked: Asked, fold: Fold
 ) -> tuple[Block | None, Iterator[Reply]]:
     """(what came of all that were asked, as one block, no reply) where nothing but blocks came of
     clients that were summed, which have passed the gate, all of one form; else (None, the replies
     of each).
     """
-    summed = {} if fold is None else fold.elsewhere
+    summed = fold.elsewhere
     rest, blocks = iter(came), list[Block]()
     for one in rest:
         if not (isinstance(one, Block) and summed.keys() >= set(one.clients)):
@@ -43,25 +45,24 @@ def _singly(ahead: list[Reply | Block], rest: Iterator[Reply | Block]) -> Iterat
 
 
 def in_turn(
-    gate: Gate,
-    came: Iterable[Reply | Block],
-    asked: Asked,
-    take: Callable[[Sequence[Reply]], Iterable[Reply]],
-    fold: Fold | None = None,
-    some: int = SOME,
-) -> Admitted:
+    gate: Gate, came: Iterable[Reply | Block], asked: Asked, fold: Fold,
+    keep: Keep | None = None, some: int = SOME,
+) -> Admitted:  # fmt: skip
     """Let replies, in any order, through the gate in ascending client id, `some` at a time.
 
-    `take` is given those let through, and returns what is to be kept of them. Replies wait only for
-    clients of smaller id. Where nothing but blocks came, of clients that were summed, they are let
-    through as one, and not given to `take`. fold: where `take` adds them; one look at its sums is
-    then a look at all that went into them, and only where it finds something are replies gone
-    through one by one.
+    Those let through are added to `fold`, and what their clients keep is given to `keep` and let
+    go; without it, it stays in the replies. Replies wait only for clients of smaller id. Where
+    nothing but blocks came, of clients that were summed, they are let through as one. One look at
+    the sums is a look at all that went into them, and only where it finds something are replies
+    gone through one by one.
     Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
     numbers are not finite.
     """
     whole, replies = _as_one(came, asked, fold)
     if whole is not None:
+        if keep:
+            for client in whole.clients:
+                keep(client, whole.changed)
         return Admitted((), (), whole)
     waiting: dict[int, Reply] = {}
     kept: list[Reply] = []
@@ -70,7 +71,12 @@ def in_turn(
 
     def let(clients: Sequence[int]) -> None:
         came = [waiting.pop(i) for i in clients if i in waiting]
-        kept.extend(_taken(gate, came, asked._replace(clients=tuple(clients)), take, fold))
+        left = _taken(gate, came, asked._replace(clients=tuple(clients)), fold)
+        if keep:
+            for reply in left:
+                keep(reply.client, reply.changed)
+            left = [reply._replace(changed={}) for reply in left]
+        kept.extend(left)
 
     silent = set(asked.clients)
     for reply in replies:
@@ -100,17 +106,16 @@ def _taken(
     gate: Gate,
     came: Sequence[Reply],
     asked: Asked,
-    take: Callable[[Sequence[Reply]], Iterable[Reply]],
-    fold: Fold | None,
-) -> list[Reply]:
-    """What `take` leaves of replies that pass the gate together.
+    fold: Fold,
+) -> Sequence[Reply]:
+    """Replies that pass the gate together, without what was summed of them.
 
     Those that one process summed (`engine.sums.partial`) have passed it there; among others, it
     sees the form of what was summed.
     """
-    if fold is not None and fold.elsewhere:
+    if fold.elsewhere:
         if len(came) == len(asked.clients) and fold.together(asked.clients):
-            return list(take(came))
+            return fold.take(came)
         came = [_whole(reply, fold) for reply in came]
 
     def look(bad: Sequence[Dropped] = ()) -> None:
@@ -118,15 +123,15 @@ def _taken(
         if bad := gate.admit(came, asked).bad or bad:
             raise _refusal(gate, bad[0], came, asked)
 
-    admitted = gate.admit(came, asked, () if fold is None else fold.telling(asked.clients))
+    admitted = gate.admit(came, asked, fold.telling(asked.clients))
     if admitted.bad:
         look(admitted.bad)
     try:
-        left = list(take(admitted.good))
+        left = fold.take(admitted.good)
     except TrainingError:
         look()
         raise
-    if fold is not None and not fold.finite():
+    if not fold.finite():
         look()
     return left
 

@@ -88,7 +88,7 @@ class Books:
             yield from apart(itertools.chain(left, blocks), share)
         else:
             fold, asked = _fold(clients, terms), self.asked._replace(clients=clients)
-            good = in_turn(self.gate, backend(update, jobs), asked, fold.take, fold).good
+            good = in_turn(self.gate, backend(update, jobs), asked, fold).good
             self.fold.enter(fold.share())
             yield from good
 

@@ -14,10 +14,8 @@ from fedshift.engine.backends import Block, Reply
 from fedshift.engine.checks.replies import finite
 from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
-from fedshift.tree import Params, Parts, accumulate, same_form, sum_type
+from fedshift.tree import Params, Parts, accumulate, compact, same_form, sum_type
 
-# Bytes that are not worth a copy of the part that is kept: numbers of a block of stacked clients.
-LITTLE = 1 << 12
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -173,7 +171,7 @@ class Fold:
 
     def _rest(self, update: Parts) -> Parts:
         return {
-            part: {k: _own(v) for k, v in tree.items()}
+            part: {k: compact(v) for k, v in tree.items()}
             for part, tree in update.items()
             if part not in self.weights
         }
@@ -226,8 +224,3 @@ def _blank(v: Tensor, kind: torch.dtype | None = None) -> Tensor:
 def _likes(share: Share, part: str) -> Params:
     """The form of what was summed."""
     return {k: _blank(v, share.kinds[part][k]) for k, v in share.totals[part].items()}
-
-
-def _own(v: Tensor) -> Tensor:
-    """The tensor in memory of its own: a view would keep all that it came with alive."""
-    return v if v.untyped_storage().nbytes() <= max(LITTLE, v.nbytes) else v.clone()
