@@ -27,10 +27,13 @@ demo: $(VENV)/.core
 	$(BIN)/fedshift demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
+# The federations of real processes count on deadlines: they run alone.
+LOOPBACK := tests/deploy/test_loopback.py
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow -n 2 --ignore $(LOOPBACK)
+	$(BIN)/python -m pytest -q -m slow $(LOOPBACK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from fedshift import Federation, Local, Router, run
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.allocator import keep_memory
 from fedshift.experiments.experiment import method_of
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
+from fedshift.kernels.allocator import keep_memory
 from fedshift.model import build
 from fedshift.models.dense import routed_mlp
 from fedshift.papers.protocols.routing import studies

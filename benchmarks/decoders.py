@@ -37,17 +37,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedshift.datasets import cifar, heart, idx, images, iwildcam, sheet, store, writers
+from fedshift.datasets import cifar, idx, images, store, writers
 from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
-from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import kept_in, record
+from fedshift.experiments.experiment import record, run_experiment
+from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import dumps, load_config, validate
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.stored import read_parts
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.files import read_object
+from fedshift.papers.datasets import heart, iwildcam, sheet
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.run_folder import read_run
 from fedshift.testing.damage import Reader, fuzz_file

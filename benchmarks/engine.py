@@ -34,13 +34,13 @@ from workloads import TARGET, WORKLOADS, Workload, drawn, plain_round
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.levers import channels_last, winograd
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import UnfitError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
 from fedshift.tree import Params

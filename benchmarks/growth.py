@@ -76,7 +76,7 @@ def measured(point: Point) -> dict[str, float]:
     watch, times, cohort = Stopwatch(), list[float](), min(point.cohort, point.clients)
     memory.forget_peak()
     began = time.perf_counter()
-    played = run(algorithm, federation, point.rounds, cohort=cohort, backend=Meter(clock=watch))
+    played = run(algorithm, federation, point.rounds, cohort=cohort, meter=Meter(watch))
     for _ in watch.each("round", played):
         times.append(time.perf_counter() - began)
         began = time.perf_counter()

@@ -28,8 +28,8 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.client.oracles import Sam
 from fedshift.data import client_data, register
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.run import Federation, play_round, start
+from fedshift.kernels.allocator import keep_memory
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.recipes import Setting

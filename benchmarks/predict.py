@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.engine.allocator import keep_memory
+from fedshift.kernels.allocator import keep_memory
 from fedshift.model import Model, build
 from fedshift.models.dense import routed_mlp
 from fedshift.models.lenet_gn import SMALL, lenet_gn

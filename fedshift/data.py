@@ -16,7 +16,7 @@ from fedshift.arguments import check_fields, check_listed, check_whole
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.examples import check_finite, check_importance, check_labels, check_plain
 from fedshift.examples import first_not_finite as first_not_finite
-from fedshift.layout import channels_last
+from fedshift.kernels.layout import channels_last
 from fedshift.real import is_whole
 from fedshift.sketch import sketched
 
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     tensors: steps are then cut to size and behave as in plain training, which BatchNorm needs.
     Without it (clients stacked to equal shapes) padding stays and is masked. `stacked` is for those
     who work within `torch.func.vmap` over clients. `dense` asks a phase to train without autograd,
-    by `fedshift.client.dense`; `channels_last` to lay out its batches by `fedshift.layout`.
+    by `fedshift.client.dense`; `channels_last` to lay out its batches by `fedshift.kernels.layout`.
     Clients' plans may share `weight` and `lr`: nobody writes to them.
     """
 

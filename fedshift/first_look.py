@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
+from fedshift.kernels.passes import check_own
 from fedshift.model import Model
 from fedshift.randomness import one_at_a_time
 from fedshift.repeating import watched
-from fedshift.stateless import check_own
 from fedshift.tree import Params
 
 

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 
 from fedshift.arguments import check_fields
 from fedshift.errors import InputError
-from fedshift.modules import check_network, fixed_in, is_batch_norm, is_random
-from fedshift.pooling import pooled, with_pools
-from fedshift.randomness import SOURCES, Source, one_at_a_time, own_generators, seeded
-from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
-from fedshift.seeds import key
-from fedshift.sketch import sketched
-from fedshift.stateless import (
+from fedshift.kernels.passes import (
     Modules,
     Places,
     alike,
@@ -32,6 +26,13 @@ from fedshift.stateless import (
     places,
     retied,
 )
+from fedshift.kernels.pools import pooled, with_pools
+from fedshift.kernels.torch_private import is_batch_norm, supported, version, within_vmap
+from fedshift.modules import check_network, fixed_in, is_random
+from fedshift.randomness import SOURCES, Source, one_at_a_time, own_generators, seeded
+from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
+from fedshift.seeds import key
+from fedshift.sketch import sketched
 from fedshift.tree import Params
 
 NOTHING = contextlib.nullcontext()
@@ -53,7 +54,7 @@ class Model:
     (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
 
     In an `nn.Sequential` called as one, max-pools take the way that costs less, and a rectifier
-    right before one is computed after it (`fedshift.pooling`).
+    right before one is computed after it (`fedshift.kernels.pools`).
 
     mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
     fixed: names of the parameters whose `requires_grad` is False, as a run begins. They stay as
@@ -281,29 +282,24 @@ class Model:
         That is seen in its first pass. One that writes only now and then is refused when it does.
         """
         writes = self._writes.get(training)
-        if writes is False and not x.is_inference():
-            before, out = x._version, run(x)
-            if x._version != before:
+        if writes is False and (before := version(x)) is not None:
+            out = run(x)
+            if version(x) != before:
                 raise InputError(
                     "the network writes into its inputs, and did not when it was tried first; let "
                     "its forward begin with x = x.clone()"
                 )
             return out
         own = x.clone()
-        counts = not own.is_inference()  # how often it is written to
-        before = own._version if counts else 0
+        before = version(own)
         out = run(own)
-        # Within vmap neither versions nor values can be looked at.
-        if writes is None and not within_vmap(own):
-            written = counts and own._version != before
+        # Within vmap neither versions nor values can be looked at. Where there are no versions, it
+        # always gets a copy.
+        if writes is None and supported("version") and not within_vmap(own):
+            written = before != version(own)
             # A tensor of the device "meta" has no values at all.
             self._writes[training] = written or not (own.is_meta or torch.equal(own, x))
         return out
-
-
-def within_vmap(v: Tensor) -> bool:
-    """Whether a tensor stands for those of several clients, and has no values to look at."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(v))
 
 
 def build(make: Callable[[], nn.Module], seed: int, *, freeze_norm: bool = False) -> Model:

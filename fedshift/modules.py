@@ -1,13 +1,13 @@
-"""What a module is: which tensors it holds, whether its layers draw, normalise, or are trained."""
+"""What a module is: which tensors it holds, whether its layers draw, or are trained."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
+from fedshift.kernels.torch_private import is_dropout
 
 # Types of tensors that can be averaged, sent and kept; not float8, nor those of quantised layers.
 KINDS = {
@@ -23,7 +23,7 @@ def check_network(net: object) -> None:
         cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
         raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
     for name, v in (*net.named_parameters(), *net.named_buffers()):
-        if is_lazy(v):
+        if isinstance(v, (nn.UninitializedParameter, nn.UninitializedBuffer)):
             raise InputError(
                 f'the network\'s "{name}" has no shape yet (lazy layers): call net(x[:2]) once, '
                 "before Model(net)"
@@ -41,14 +41,9 @@ def is_random(module: nn.Module) -> bool:
     """Torch's dropout layers, and those of its layers that drop by a number (RNNs, attention)."""
     rate = getattr(module, "dropout", 0.0)
     drops = isinstance(rate, float) and rate > 0
-    return drops or isinstance(module, nn.modules.dropout._DropoutNd)
+    return drops or is_dropout(module)
 
 
 def fixed_in(net: nn.Module) -> frozenset[str]:
     """Names of the parameters that are not to be trained."""
     return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """Whether it is one of torch's layers of batch normalisation."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)

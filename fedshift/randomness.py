@@ -1,10 +1,10 @@
 """Random numbers that a network draws while it computes: they too follow from the run's seeds.
 
 Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
-from `torch.Generator`s that modules of the network hold as attributes. A pass that is known to draw
-is therefore computed within `seeded`: its generators start at the pass's own seed, and are put back
-afterwards. Two steps find out which passes draw: a network is tried once, before round 1
-(`fedshift.first_look`), and what is computed is computed again if it drew unforeseen
+from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
+that is known to draw is therefore computed within `seeded`: its generators start at the pass's own
+seed, and are put back afterwards. Two steps find out which passes draw: a network is tried once,
+before round 1 (`fedshift.first_look`), and what is computed is computed again if it drew unforeseen
 (`fedshift.repeating`).
 
 Threads share the process's generators, and may share a network. Passes are therefore computed one
@@ -28,10 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedshift.kernels.torch_private import HOLDERS
+
 Source = Literal["torch", "numpy", "python"]
 SOURCES: frozenset[Source] = frozenset(("torch", "numpy", "python"))
-# Where modules hold what is no generator.
-TENSORS = {"_parameters", "_buffers", "_modules"}
+# How many containers within one another are looked through for generators.
+DEEP = 4
 
 
 class _Shared:
@@ -116,19 +118,20 @@ def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
-    """The `torch.Generator`s that the network's modules hold, also in lists and dictionaries."""
+    """The `torch.Generator`s that the network's modules hold, also `DEEP` containers deep."""
     seen: dict[int, torch.Generator] = {}
-    for module in net.modules():
-        for name, value in vars(module).items():
-            # Most of a module's attributes are these; torch takes its time to say what is its own.
-            if name in TENSORS or type(value) in (bool, int, float, str, NoneType):
+    values = [v for m in net.modules() for name, v in vars(m).items() if name not in HOLDERS]
+    for _ in range(1 + DEEP):
+        inside: list[Any] = []
+        for value in values:
+            # Most values are these; torch takes its time to say what is its own.
+            if type(value) in (bool, int, float, str, NoneType):
                 continue
-            inside: Collection[Any] = (value,)
             if isinstance(value, (dict, list, tuple)):
-                inside = value.values() if isinstance(value, dict) else value
-            for g in inside:
-                if isinstance(g, torch.Generator):
-                    seen[id(g)] = g
+                inside += value.values() if isinstance(value, dict) else value
+            elif isinstance(value, torch.Generator):
+                seen[id(value)] = value
+        values = inside
     return tuple(seen.values())
 
 

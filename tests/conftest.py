@@ -1,90 +1,47 @@
-"""Tiny federations and models that the tests share."""
+"""Fixtures of every room, and what must be in place before torch computes."""
 
 from __future__ import annotations
 
-import signal
+import support.poison  # before anything can import an unpickler
+import support.processor  # noqa: F401 - before anything is computed
+
+# isort: split
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from zlib import crc32
 
-import poison  # noqa: F401 - first, see there
-import processor  # noqa: F401 - before anything is computed
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
-from fedshift.client import products, winograd
-from fedshift.client.local import Local, plan_all
-from fedshift.data import ClientData, client_data, register
-from fedshift.engine.backends import Job
+from fedshift.client import winograd
+from fedshift.client.local import Local
 from fedshift.engine.run import Federation
 from fedshift.engine.sums.running import Fold, Share
+from fedshift.kernels import products
+from fedshift.kernels.torch_private import SWITCH, plain, private
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
-from fedshift.seeds import Seeds, generator
-
-CLASSES, FEATURES = 5, 8
-SIZES = (9, 23, 16, 40, 7, 30)
-TARGET = (0.4, 0.3, 0.2, 0.1, 0.0)
+from support.federations import CLASSES, FEATURES, TARGET, Normed, make_federation
+from support.routing import routed_model
 
 
-class Normed(nn.Module):
-    """A small network with BatchNorm, for everything that concerns buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(FEATURES, 12), nn.BatchNorm1d(12), nn.ReLU())
-        self.head = nn.Linear(12, CLASSES)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        z = self.body(x)
-        return {"features": z, "logits": self.head(z)}
-
-
-def hears_ctrl_c() -> None:
-    """For a new process: Ctrl-C as on a terminal, also where the tests run in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def make_clients(seed: int = 0, sizes: tuple[int, ...] = SIZES) -> tuple[ClientData, ...]:
-    """Gaussian classes; client i holds labels i, i+1 and i+2 (mod K)."""
-    source = generator(seed, "test clients")
-    centres = 2 * torch.randn(CLASSES, FEATURES, generator=source)
-    clients = []
-    for i, n in enumerate(sizes):
-        y = (i + torch.randint(3, (n,), generator=source)) % CLASSES
-        x = centres[y] + torch.randn(n, FEATURES, generator=source)
-        clients.append(client_data(x, y, i))
-    return tuple(clients)
-
-
-def make_federation(
-    model: Model, clients: tuple[ClientData, ...] | None = None, seed: int = 0
-) -> Federation:
-    """A federation over the clients with the model's first weights."""
-    chosen = make_clients() if clients is None else clients
-    return Federation(chosen, *model.init(), register(chosen, CLASSES), Seeds.of(seed))
-
-
-def double(federation: Federation) -> Federation:
-    """The federation in float64."""
-    clients = tuple(c._replace(x=c.x.double(), w=c.w.double()) for c in federation.clients)
-    params = {k: v.double() for k, v in federation.params.items()}
-    return Federation(clients, params, federation.buffers, federation.table, federation.seeds)
-
-
-def one_job(algorithm: Algorithm, federation: Federation, client: int = 1) -> Job:
-    """What `client` gets to do in round 1."""
-    data = federation.clients[client]
-    server = algorithm.init(federation.params, federation.buffers, federation.table)
-    state = algorithm.init_client(federation.params, federation.buffers, data)
-    stage = algorithm.at(1)
-    plans = plan_all(stage.phases(), data, 1, 0, client)
-    everyone = torch.arange(len(federation.clients))
-    cohort = {"id": everyone, "weight": stage.weigh(server, everyone)}
-    message = stage.broadcast(server | {"cohort": cohort}, client)
-    return Job(client, message, state, data, plans)
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`few(n)`: n cases of a test, other ones for each test, stay quick; the rest are slow."""
+    families: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            families.setdefault((str(item.path), item.name.partition("[")[0]), []).append(item)
+    for (_, name), cases in families.items():
+        few = cases[0].get_closest_marker("few")
+        assert few is not None
+        n, first = few.args[0], crc32(name.encode())
+        quick = {(first + i * len(cases) // n) % len(cases) for i in range(n)}
+        for i, case in enumerate(cases):
+            if i not in quick:
+                case.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +53,10 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def mlp() -> Model:
-    """FEATURES-10-CLASSES, from a fixed seed."""
+def mlp(request: pytest.FixtureRequest) -> Model:
+    """FEATURES-10-CLASSES, from a fixed seed; in files marked `routed`, with a client branch."""
+    if request.node.get_closest_marker("routed"):
+        return routed_model()
     return build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
 
 
@@ -137,6 +96,22 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(Fold, "enter", noted)
     return seen
+
+
+@pytest.fixture
+def set_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Turns FEDSHIFT_PLAIN on or off in this process, which else reads it once."""
+
+    def forget() -> None:
+        plain.cache_clear()
+        private.cache_clear()
+
+    def turn(on: bool) -> None:
+        monkeypatch.setenv(SWITCH, str(int(on)))
+        forget()
+
+    yield turn
+    forget()
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_resume import config_of
-from toy_claims import CLASSES, federation, lie
 
 from fedshift.audit import audit_marginals
 from fedshift.cli.app import app
@@ -18,6 +16,8 @@ from fedshift.experiments.claims import audit_task, claimed
 from fedshift.experiments.task import prepare
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
+from support.small_runs import config_of
+from support.toy_claims import CLASSES, federation, lie
 
 
 def adversarial(source: np.random.Generator) -> np.ndarray:
@@ -55,6 +55,7 @@ def largest_over_cap(claims: int, seed: int) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_no_claim_buys_more_than_the_cap() -> None:
     assert largest_over_cap(250, seed=0) <= 1e-9
 
@@ -83,6 +84,7 @@ def alarms(n: int, distance: float, draws: int, offset: float = 0.0) -> tuple[fl
     return found / draws, false / (draws * (len(told) - 1))
 
 
+@pytest.mark.slow
 def test_power_on_the_toy_table() -> None:
     """Spec: at least 0.9 for a lie of 0.1 with 500 examples, at 1 % false alarms."""
     power, false = alarms(500, 0.1, 30)

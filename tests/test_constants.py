@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, Normed, make_clients, make_federation
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
@@ -20,18 +19,16 @@ from fedshift.client.local import Local
 from fedshift.client.sharing import Share
 from fedshift.engine.backends import loop
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.run import Round, run
+from fedshift.engine.run import run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model, build
 from fedshift.tree import flatten
+from support.federations import CLASSES, FEATURES, Normed, make_clients, make_federation
+from support.rounds import last
 
 LOCAL = Local(epochs=1, batch=8)
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 MASK = torch.triu(torch.full((4, 4), -torch.inf), 1)
@@ -92,6 +89,7 @@ def test_constants_pass(name: str, tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in pairs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["stacked", "workers", "shares", "flower"])
 def test_constants_pass_everywhere(kind: str) -> None:
     own = CONSTANTS
@@ -101,7 +99,7 @@ def test_constants_pass_everywhere(kind: str) -> None:
     algorithm, federation = METHODS["fedavg"](model), make_federation(model)
     if kind == "flower":
         pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
-        from flower_runs import on_flower
+        from support.flower_runs import on_flower
 
         played = on_flower(algorithm, federation, 2)
     elif kind == "stacked":

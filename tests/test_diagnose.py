@@ -100,6 +100,7 @@ def test_rounded_targets_stay_covered() -> None:
     assert not diagnose(CORNERS[:2], [0.5, 0.49999, 0.00001]).covered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["inside", "face", "outside", "sparse"])
 def test_the_case_is_right_on_random_constructions(case: str) -> None:
     rng = numpy_generator("test", case)
@@ -241,6 +242,7 @@ def test_one_client_has_nobody_to_fall_back_on() -> None:
     assert d.largest_weight == 1.0
 
 
+@pytest.mark.slow
 def test_numbers_in_the_sentences_are_the_numbers_of_the_diagnosis() -> None:
     for seed in range(10):
         d = diagnose(*random_problem(seed))
@@ -252,6 +254,7 @@ def test_numbers_in_the_sentences_are_the_numbers_of_the_diagnosis() -> None:
         assert ("third or more" in text) == (d.largest_weight >= 1 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"lam": 20.0}, {"ess": 0.4}, {"lam": math.inf}])
 def test_what_a_lie_brings_is_what_the_sentence_says(given: Any) -> None:
     """A client plays it: its claim in the place of its counts, the same setting, then the cap."""
@@ -304,6 +307,7 @@ def test_an_ess_below_that_of_the_closest_mixture_is_said() -> None:
 # --------------------------------------------------------------------------- interval
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_true_distance() -> None:
     rng = numpy_generator("test", "interval")
     P = rng.dirichlet(np.ones(5) * 0.5, 8)
@@ -372,6 +376,7 @@ def test_a_thousand_clients_take_less_than_a_second() -> None:
     assert time.process_time() - start < 3.0
 
 
+@pytest.mark.slow
 def test_a_diagnosis_does_not_load_torch() -> None:
     code = (
         "import sys; from fedshift.diagnose import diagnose; diagnose([[1, 2]], [0.5, 0.5]);"

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSES, make_clients
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,6 +16,7 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import LARGEST, Score, score
 from fedshift.model import Model
 from fedshift.seeds import numpy_generator
+from support.federations import CLASSES, make_clients
 
 
 def test_scores_add_to_the_score_of_the_union(mlp: Model) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 from torch import Tensor, nn
 
 import fedshift
@@ -27,6 +26,7 @@ from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
 from fedshift.sketch import sketch
+from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
 
 
 def test_the_doors_show_their_names() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, TARGET, make_federation
 from torch import Tensor, nn
 
 from fedshift import recipes
@@ -15,6 +14,7 @@ from fedshift.engine.run import Round, run
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.recipes import Setting
+from support.federations import CLASSES, FEATURES, TARGET, make_federation
 
 
 class Drifting(nn.Linear):

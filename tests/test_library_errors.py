@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, make_clients, make_federation
 from torch import Tensor, nn
 
 from fedshift import recipes
@@ -28,6 +27,7 @@ from fedshift.model import Model
 from fedshift.outputs import dry_logits
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.seeds import Seeds
+from support.federations import CLASSES, FEATURES, make_clients, make_federation
 
 ROOT = Path(__file__).parents[1]
 X, Y = torch.zeros(6, 4), torch.tensor([0, 1, 2, 1, 1, 0])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
-from routing import routed_federation, routed_model, routed_setting, trained_router
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -31,12 +29,11 @@ from fedshift.outputs import dry_logits
 from fedshift.recipes import Setting
 from fedshift.router.route import Router
 from fedshift.tree import Parts, flatten
+from support.federations import CLASSES, FEATURES, TARGET, Normed, make_clients, make_federation
+from support.rounds import last
+from support.routing import routed_federation, routed_model, routed_setting, trained_router
 
 LOCAL = Local(epochs=1, batch=8)
-
-
-def last(rounds: Iterable[Round]) -> Round:
-    return list(rounds)[-1]
 
 
 def equal(a: Parts, b: Parts) -> bool:
@@ -67,6 +64,7 @@ def centring(in_place: bool, hidden: str = "") -> Model:
     return build(lambda: Centring(in_place, hidden), seed=3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("backend", "hidden"),  # torch itself refuses `x.data` of stacked clients
     [(loop, ""), (loop, "data"), (loop, "numpy"), (Stacked(), "")],
@@ -128,6 +126,7 @@ def ungraded() -> Any:
         torch.set_grad_enabled(True)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", [torch.no_grad, torch.inference_mode, ungraded])
 @pytest.mark.parametrize("kind", ["loop", "stacked", "dense", "workers"])
 def test_it_trains_wherever_it_is_called(where: Callable[[], Any], kind: str) -> None:
@@ -155,6 +154,7 @@ def test_it_trains_wherever_it_is_called(where: Callable[[], Any], kind: str) ->
     assert not any(v.is_inference() or v.requires_grad for v in made)
 
 
+@pytest.mark.slow
 def test_routers_are_refitted_wherever_it_is_called() -> None:
     plain = trained_router()
     with torch.inference_mode():

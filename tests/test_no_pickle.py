@@ -13,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import poison
 import pytest
-from poison import Guarded, PoisonedError
+
+from support import poison
+from support.poison import Guarded, PoisonedError
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(p for d in ("fedshift", "benchmarks", "examples") for p in (ROOT / d).rglob("*.py"))
@@ -117,8 +118,12 @@ def test_the_poison_refuses_and_lets_own_uses_through() -> None:
             assert read(Guarded, data) == {"x": 1}
 
 
-FED = ("tests/test_checkpoint.py", "tests/test_report_files.py", "tests/test_datasets_cifar.py",
-       "tests/test_bad_files.py")  # fmt: skip
+FED = (
+    "tests/engine/test_checkpoint.py",
+    "tests/report/test_report_files.py",
+    "tests/datasets/test_datasets_cifar.py",
+    "tests/experiments/test_bad_files.py",
+)
 
 
 @pytest.mark.slow

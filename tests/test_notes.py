@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_played import config_of, recorded
 from torch import nn
 
 from fedshift import FedAvg, Federation, Model, pals_weights, run
@@ -19,6 +18,7 @@ from fedshift.experiments.played import Played, Reach, played_of
 from fedshift.seeds import Seeds
 from fedshift.server.combine import Mean
 from fedshift.server.weights import Pals
+from support.small_runs import config_of, recorded
 
 COUNTS = [[8, 2], [2, 8]]
 MODEL = Model(nn.Linear(3, 2))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from conftest import CLASSES, SIZES, Setting, make_clients, make_federation
 
 from fedshift import recipes
 from fedshift.data import register
@@ -13,8 +14,10 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.pooled import Pooled
+from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
 from fedshift.testing.fuzz import different
+from support.federations import CLASSES, SIZES, make_clients, make_federation
 
 STARTS = torch.tensor([0, *torch.tensor(SIZES).cumsum(0)[:-1].tolist()])
 
@@ -51,17 +54,20 @@ def test_the_table_is_counted_at_once() -> None:
 
 
 @pytest.mark.parametrize("stacks", [False, True])
-def test_a_run_is_the_same(stacks: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_the_same(stacks: bool, setting: Setting) -> None:
     """And nobody goes through all clients: only those of the cohort are made, and one to try."""
     made: list[int] = []
 
-    def spy(self: Pooled, client: int) -> object:
-        made.append(client)
-        return real(self, client)
+    class Noting(Pooled):
+        """Notes the clients that are made."""
 
-    clients, real = pooled(), Pooled.__getitem__
+        def __getitem__(self, client: Any) -> Any:
+            made.append(client)
+            return super().__getitem__(client)
+
+    data = pooled()
+    clients = Noting(data.x, data.y, data.starts, data.sizes)
     federation = make_federation(setting.model)
-    monkeypatch.setattr(Pooled, "__getitem__", spy)
     lazy = Federation(
         clients, federation.params, federation.buffers, register(clients, CLASSES), Seeds.of(0)
     )

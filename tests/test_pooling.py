@@ -9,22 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Setting
-from test_levers import CLASSES, TARGET, last
 from torch import Tensor, nn
 
 from fedshift import model as module
-from fedshift import pooling, recipes
+from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.levers import channels_last
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacked import Stacked
+from fedshift.kernels import pools as pooling
+from fedshift.kernels.pools import halved, pooled, with_pools
 from fedshift.model import build
 from fedshift.models.routed import Routed
-from fedshift.pooling import halved, pooled, with_pools
+from fedshift.recipes import Setting
 from fedshift.seeds import Seeds
+from support.federations import CLASSES, TARGET
+from support.rounds import last
 
 
 class Net(nn.Module):
@@ -164,6 +166,7 @@ def test_a_rectifier_may_come_after(kind: torch.dtype, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.slow
 def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "LARGE", 0)
     used = counted(monkeypatch)

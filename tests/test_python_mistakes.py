@@ -47,6 +47,7 @@ from fedshift.errors import InputError
 from fedshift.evaluation.scores import score
 from fedshift.experiments.routers import load_router
 from fedshift.experiments.run_models import load_models
+from fedshift.papers.datasets.fedpals_clients import Imbalanced
 from fedshift.recipes import Setting
 from fedshift.router.quality import risk_coverage, threshold
 from fedshift.seeds import Seeds
@@ -56,7 +57,6 @@ from fedshift.server.weights import BySize, Pals
 from fedshift.shifts.covariate import Compose
 from fedshift.shifts.crop import RandomResizedCrop
 from fedshift.shifts.noise import GaussianNoise
-from fedshift.shifts.pacs import Imbalanced
 from fedshift.tree import flatten, unflatten
 
 SHARES = (0.2, 0.3, 0.5)
@@ -129,11 +129,12 @@ def task(**given: Any) -> Task:
 
 CASES = [
     tuple(part.strip() for part in line.split(" -> "))
-    for line in Path(__file__).with_name("python_mistakes.txt").read_text().splitlines()
+    for line in (Path(__file__).parent / "support" / "python_mistakes.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
 
 
+@pytest.mark.few(181)
 @pytest.mark.parametrize(("typed", "words"), CASES, ids=[typed for typed, _ in CASES])
 def test_mistakes_are_refused_in_one_sentence_with_the_cure(typed: str, words: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fedshift import FedAvg, Federation, Local, Model, run
+from fedshift import Model, run
 from fedshift.client.objectives import CrossEntropy
-from fedshift.data import ClientData, Examples, client_data, register
+from fedshift.data import Examples
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round
 from fedshift.engine.stacked import Stacked
@@ -24,38 +22,19 @@ from fedshift.evaluation.scores import score
 from fedshift.first_look import look
 from fedshift.model import build
 from fedshift.randomness import states
-from fedshift.seeds import Seeds, generator
-
-CLASSES = 3
-
-
-class Drawing(nn.Module):
-    """A small network with something between its layers."""
-
-    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, CLASSES)
-        self.between = between
-        self.source = torch.Generator().manual_seed(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self, torch.relu(self.first(x))))
-
-
-def dropout(net: nn.Module, h: Tensor) -> Tensor:
-    return F.dropout(h, 0.5, net.training)
-
-
-def leaky(net: nn.Module, h: Tensor) -> Tensor:
-    return F.rrelu(h - 0.5, training=net.training)
-
-
-def torch_noise(net: nn.Module, h: Tensor) -> Tensor:
-    return h + torch.randn_like(h) if net.training else h
-
-
-def numpy_noise(net: nn.Module, h: Tensor) -> Tensor:
-    return h * float(np.random.normal(1.0)) if net.training else h
+from fedshift.seeds import generator
+from support.drawing import (
+    Drawing,
+    always,
+    dropout,
+    ended,
+    federated,
+    leaky,
+    numpy_noise,
+    same,
+    torch_noise,
+    unforeseen,
+)
 
 
 def depth(net: nn.Module, h: Tensor) -> Tensor:
@@ -66,6 +45,13 @@ def own_source(net: nn.Module, h: Tensor) -> Tensor:
     if not net.training:
         return h
     return h * torch.rand(h.shape, generator=net.source)  # type: ignore[arg-type]
+
+
+def deep_source(net: nn.Module, h: Tensor) -> Tensor:
+    """Its generator lies in containers within containers."""
+    if not net.training:
+        return h
+    return h * torch.rand(h.shape, generator=net.kept["by name"][0][0])  # type: ignore[arg-type,index]
 
 
 def lazy_source(net: nn.Module, h: Tensor) -> Tensor:
@@ -79,49 +65,17 @@ def unforeseen_source(net: nn.Module, h: Tensor) -> Tensor:
     return lazy_source(net, h) if len(h) > 2 else h
 
 
-def always(net: nn.Module, h: Tensor) -> Tensor:
-    return F.dropout(h, 0.5, True)
-
-
-def unforeseen(net: nn.Module, h: Tensor) -> Tensor:
-    """Draws for full batches alone, so that a look at two examples sees nothing."""
-    return F.dropout(h, 0.5, net.training and len(h) > 2)
-
-
 def unforeseen_numpy(net: nn.Module, h: Tensor) -> Tensor:
     return numpy_noise(net, h) if len(h) > 2 else h
 
 
 DRAWS = [
-    dropout, leaky, torch_noise, numpy_noise, depth, own_source, lazy_source, always, unforeseen,
-    unforeseen_numpy, unforeseen_source,
+    dropout, leaky, torch_noise, numpy_noise, depth, own_source, deep_source, lazy_source,
+    always, unforeseen, unforeseen_numpy, unforeseen_source,
 ]  # fmt: skip
 
 
-def clients(count: int = 3) -> list[ClientData]:
-    source = generator(0, "randomness")
-    return [
-        client_data(torch.randn(30, 4, generator=source), torch.arange(30) % CLASSES, i)
-        for i in range(count)
-    ]
-
-
-def federated(between: Any, seed: int = 0, objective: Any = None) -> tuple[FedAvg, Federation]:
-    model, data = build(lambda: Drawing(between), 0), clients()
-    federation = Federation(data, *model.init(), register(data, CLASSES), Seeds.of(seed))
-    local = Local(lr=0.1, batch=10)
-    return FedAvg(model, objective=objective or CrossEntropy(), local=local), federation
-
-
-def ended(between: Any, seed: int = 0, **how: Any) -> dict[str, Tensor]:
-    *_, last = run(*federated(between, seed), 3, **how)
-    return last.server["params"]
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return all(torch.equal(v, b[k]) for k, v in a.items())
-
-
+@pytest.mark.few(1)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_draws_are_part_of_the_run(between: Any) -> None:
     """Equal seeds, equal bits; resumed = whole; workers = loop; the process's state stays."""
@@ -147,6 +101,7 @@ def test_the_process_keeps_its_state(between: Any) -> None:
     assert not before.moved(states())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_draws_differ_from_step_to_step(between: Any) -> None:
     """A control: the numbers that are drawn do move the model, and not the same way each time."""

@@ -89,6 +89,7 @@ CALLS = (
 GIVEN = [x for x in (*NOT_NUMBERS, math.nan, -1.0, -math.inf) if x is not None]
 
 
+@pytest.mark.few(64)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", ["lam", "ess", "cap"])
 @pytest.mark.parametrize("call", CALLS)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_randomness import CLASSES, always, clients, dropout, ended, federated, same, unforeseen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +24,7 @@ from fedshift.first_look import look
 from fedshift.randomness import states
 from fedshift.repeating import repeatable
 from fedshift.seeds import generator
+from support.drawing import CLASSES, always, clients, dropout, ended, federated, same, unforeseen
 
 
 def nothing(net: nn.Module, h: Tensor) -> Tensor:

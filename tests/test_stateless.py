@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedshift.kernels.passes import call, places
 from fedshift.model import Model, build
-from fedshift.stateless import call, places
 
 
 class Tied(nn.Module):

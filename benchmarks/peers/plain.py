@@ -1,6 +1,6 @@
 """W1 to W4 and the plain loop, for processes in which fedshift is not installed.
 
-The workloads are those of benchmarks/workloads.py; tests/test_benchmarks.py compares the two.
+The workloads are those of benchmarks/workloads.py; tests/docs/test_benchmarks.py compares the two.
 """
 
 # ruff: noqa: E402

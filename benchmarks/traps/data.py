@@ -17,11 +17,11 @@ from PIL import Image
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.datasets import pacs, retina, writers
+from fedshift.datasets import Wanted, writers
 from fedshift.datasets.images import Folder, Images, decode, decode_once, read_table
 from fedshift.errors import FedshiftError
-from fedshift.experiments import image_sets
 from fedshift.experiments.load import load_config
+from fedshift.papers.datasets import fedpals_clients, pacs, retina
 from fedshift.report.csv_counts import read_counts, read_target
 
 
@@ -186,7 +186,7 @@ def trap_incomplete_wildcam() -> str:
     def use(place: Path) -> str:
         wildcam(place / "iwildcam_v2.0")
         with searched(place):
-            data = image_sets.iwildcam_task(2, 4)[0]
+            data = fedpals_clients.iwildcam_clients(Wanted(2, 0, size=4)).data
         return f"silent: a task of {len(data.train)} images, the set has 144,770"
 
     return answer(use)

@@ -81,7 +81,7 @@ def page(rows: Sequence[tuple[Trap, str, str]]) -> str:
         "",
         "Uses that were once answered in silence with something else than what was meant. Made by",
         "`python benchmarks/traps/run.py --before CHECKOUT --write`, CHECKOUT being of f00c906;",
-        "`tests/test_traps.py` tries all of them again.",
+        "`tests/docs/test_traps.py` tries all of them again.",
         "",
         "| | right | refused in a sentence | other error | silent |",
         "| --- | ---: | ---: | ---: | ---: |",

@@ -15,10 +15,9 @@ import torch
 
 from fedshift.diagnose import diagnose
 from fedshift.errors import FedshiftError
-from fedshift.experiments.experiment import in_process, run_experiment
-from fedshift.experiments.folder import record
+from fedshift.experiments.engines import InProcess, backend_of
+from fedshift.experiments.experiment import record, run_experiment
 from fedshift.experiments.load import load_config, validate
-from fedshift.experiments.side_by_side import backend_of
 from fedshift.experiments.task import prepare
 from fedshift.server.combine import check_weights
 from fedshift.server.pals import pals_weights
@@ -137,7 +136,7 @@ def trap_retries_in_one_process() -> str:
     """I set training.retries for a run without workers."""
     config = validate({**SMALL, "training": SMALL["training"] | {"retries": 3}})
     try:
-        run_experiment(config, engine=in_process)
+        run_experiment(config, engine=InProcess())
     except FedshiftError as e:
         return f"refused: {e}"
     return "silent: nobody is ever asked again"

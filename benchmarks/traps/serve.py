@@ -20,7 +20,7 @@ from fedshift.client.objectives import CrossEntropy
 from fedshift.client.origin import ClientEntropy
 from fedshift.data import ClientData, client_data, register
 from fedshift.errors import FedshiftError, InputError
-from fedshift.experiments.folder import record
+from fedshift.experiments.experiment import record
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent

@@ -33,7 +33,7 @@ from fedshift.server.weights import BySize
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
-# Rows per pass when losses are measured; large, because no gradient is kept.
+# Rows per pass when losses are measured; many, because no gradients are kept.
 RISK = Local(epochs=1, batch=1000)
 
 
@@ -100,10 +100,10 @@ class Afl:
     fair_flearn does the same from uniform lambda, FedTorch takes the last batch's loss. We keep
     the last iterate. With a sampled cohort S, weights are lambda restricted to S and renormalised,
     and P acts within S, whose sum of lambda stays: losses are positive, so that M/|S| F_i for the
-    sampled and 0 for the others would favour whoever was drawn.
+    sampled and 0 for the others would favour the clients that were drawn.
 
-    A client with lambda_i = 0 has to report its loss, or it could never come back. Its message
-    has the (empty) part "idle", and then it measures without training.
+    A client with lambda_i = 0 still reports its loss; otherwise its weight could never grow again.
+    Its message has the (empty) part "idle": it then measures the loss without training.
     """
 
     model: Model
@@ -118,9 +118,9 @@ class Afl:
         check_fields(self)
         if not 0.0 <= self.gamma < math.inf:
             raise InputError(f"gamma must be 0 or more, got {self.gamma}")
-        held = set(self.domains or (0,))
-        if held != set(range(len(held))):
-            raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(held)}")
+        numbers = set(self.domains or (0,))
+        if numbers != set(range(len(numbers))):
+            raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(numbers)}")
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         return {
@@ -145,10 +145,11 @@ class Afl:
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         mass = self._client_mass(server)[ids]
-        # A cohort of idle clients moves nothing, whatever it is weighed by.
+        # With idle clients only, nothing moves and any weights will do.
         return BySize()({"n": mass} if bool(mass.any()) else rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
+        # Idle clients too: they report their loss.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
@@ -160,17 +161,17 @@ class Afl:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         params, buffers = message["params"], message["buffers"]
-        known = heard(message, state)
-        context = context_of(params, buffers, known, data)
+        memory = heard(message, state)
+        context = context_of(params, buffers, memory, data)
         risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
         if "idle" in message:
             idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
             return idle | {"risk": {"loss": risk}}, {}
-        end, after, loss = train_locally(
-            self.model, self.objective, numbered(self.local), params, buffers, known, data, plans
+        end, end_buffers, loss = train_locally(
+            self.model, self.objective, numbered(self.local), params, buffers, memory, data, plans
         )
-        update = update_of(self.model, params, end, after, loss, data)
-        return update | {"risk": {"loss": risk}}, self.objective.remember(end, after, data)
+        update = update_of(self.model, params, end, end_buffers, loss, data)
+        return update | {"risk": {"loss": risk}}, self.objective.remember(end, end_buffers, data)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers."""
@@ -214,11 +215,11 @@ class Afl:
         return values.new_zeros(int(index.max()) + 1).index_add(0, index[ids], values)
 
     def _client_mass(self, server: Parts) -> Tensor:
-        """n lambda_i: what a domain has, by the sizes of its clients, [M]."""
+        """n lambda_i: each domain's mass, divided among its clients by their sizes, [M]."""
         table = server["table"]
         n, index = table["n"], self._index(len(table["n"]))
         sizes = self._by_domain(n, torch.arange(len(n)), table)
-        # Multiplied first: n_d n_i / n_d is exactly n_i, and the weights exactly FedAvg's.
+        # Multiply first: n_d n_i / n_d is then exactly n_i, so that gamma = 0 is exactly FedAvg.
         return server["mixture"]["mass"][index] * n / sizes[index].clamp(min=1.0)
 
     def _ascend(self, server: Parts, updates: Parts) -> Tensor:
@@ -226,12 +227,12 @@ class Afl:
         mass, table, ids = server["mixture"]["mass"], server["table"], updates["cohort"]["id"]
         n = table["n"][ids]
         sizes = self._by_domain(n, ids, table)
-        held = sizes > 0
-        total = float(mass[held].sum())
+        present = sizes > 0
+        total = float(mass[present].sum())
         if not self.gamma or not total:
             return mass
-        losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[held] / sizes[held]
-        moved = mass.clone()
+        losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]
+        new_mass = mass.clone()
         step = self.gamma * float(table["n"].sum())
-        moved[held] = project_simplex(mass[held] + step * losses, total)
-        return moved
+        new_mass[present] = project_simplex(mass[present] + step * losses, total)
+        return new_mass

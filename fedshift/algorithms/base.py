@@ -15,7 +15,7 @@ from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
 Update = TypeVar("Update", bound=Callable[..., tuple[Parts, Parts]])
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
 
@@ -32,8 +32,8 @@ class Algorithm(Protocol):
     5. `updates` arrive stacked, leaves [C, ...], in ascending client id, with the server's own part
        "cohort": id [C] and weight [C] (float64, on the simplex); see `Capabilities.sums`.
     6. Branch on hyper-parameters; do not multiply by zero.
-    7. What else a method can do it says by the methods of `Capabilities`, each with a default.
-    8. A change, "delta", has the names of the "params" that were sent but those of `model.fixed`.
+    7. Everything optional is declared by the methods of `Capabilities`, each with a default.
+    8. "delta" has the names of the "params" that were sent, without those of `model.fixed`.
 
     `server` and `state` are always `Parts`; the server's part "table" holds what clients registered
     before round 1 (n [N], labels [N, K]), and weights come from it, never from a reply.
@@ -53,7 +53,7 @@ class Algorithm(Protocol):
         """The local phases to draw plans for, by name."""
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        """Weights [C] of a cohort, before anybody trains; ids [C] ascending."""
+        """Weights [C] of a cohort, before any client trains; ids [C] ascending."""
 
     def trains(self, weights: Tensor) -> Tensor:
         """Which of the cohort must be contacted, [C] bool; the others change nothing."""
@@ -91,71 +91,72 @@ class LabelRules(TypedDict):
 
 
 class Capabilities(Protocol):
-    """What a method may say besides; the bodies here stand for what it does not say.
+    """What a method may declare in addition; the bodies here are the defaults.
 
-    A method that wraps another says of each what holds for both, most often what `inner` says:
-    `ask(self.inner, Capabilities.sums, server, cohort)`. `at(t)` says what holds in round t.
+    A method that wraps another answers for both, most often with the answer of `inner`:
+    `ask(self.inner, Capabilities.sums, server, cohort)`. The object from `at(t)` answers for
+    round t.
     """
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Parts of the update that the server needs no more of than their sums.
+        """Parts of the update of which the server needs only the sum over clients.
 
         Part -> weights w [C]; `server` as before the round, cohort id, weight [C]. Such a part may
-        reach `server_update` as sum_i w_i v_i, leaves [...], summed while replies came in;
+        reach `server_update` as sum_i w_i v_i, leaves [...], summed as replies arrive;
         `fedshift.server.combine.total` reads both forms. By default every reply is kept.
         """
         return {}
 
     def trains_router(self) -> bool:
-        """Whether the server's model learns the clients' ids: by default not.
+        """Whether the server's model learns to predict client ids; False by default.
 
-        Then the network's "client_logits" need a column per client.
+        If so, the network's "client_logits" need a column per client.
         """
         return False
 
     def moves_server(self) -> bool:
-        """Whether clients are sent the server's model and answer with its change: by default so."""
+        """Whether clients receive the server's model and reply with its change; True by default."""
         return True
 
     def trained_model(self: Any) -> Model | None:
-        """The network that the round trains, None where its messages hold none: by default `model`.
+        """The network trained this round, None where no model is sent; `model` by default.
 
-        A stage that trains another, as FedDisk's density, says so.
+        A stage that trains another network, such as FedDisk's density, returns that one.
         """
         model: Model = self.model
         return model
 
     def label_rules(self) -> LabelRules | None:
-        """How label sets are treated; by default there are none."""
+        """How label sets are treated; None, the default, means that there are none."""
         return None
 
 
 def ask(
     method: object,
-    about: Callable[Concatenate[Any, Given], Answer],
-    *args: Given.args,
-    **kwargs: Given.kwargs,
+    capability: Callable[Concatenate[Any, Arguments], Answer],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
 ) -> Answer:
-    """What a method says about one of `Capabilities`, or the default where it says nothing.
+    """A method's answer for one of `Capabilities`, or the default if it does not define it.
 
-    `ask(algorithm, Capabilities.trains_router)`: methods need not inherit from anything.
+    Example: `ask(algorithm, Capabilities.trains_router)`. Methods need not inherit from anything.
     """
-    own: Callable[Given, Answer] | None = getattr(method, about.__name__, None)
-    return about(method, *args, **kwargs) if own is None else own(*args, **kwargs)
+    defined: Callable[Arguments, Answer] | None = getattr(method, capability.__name__, None)
+    return capability(method, *args, **kwargs) if defined is None else defined(*args, **kwargs)
 
 
 def check_method(algorithm: Any) -> None:
-    """Raise InputError unless it has what a method must have, and a `Model`."""
-    lacking = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
+    """Raise InputError unless the object has every member of `Algorithm`, and a `Model`."""
+    missing = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
     if isinstance(algorithm, type):
         raise InputError(
             f"algorithm is {called(algorithm)}; give an object of it, {algorithm.__name__}(model)"
         )
-    if isinstance(algorithm, Model) or len(lacking) > 2:
+    if isinstance(algorithm, Model) or len(missing) > 2:
         raise InputError(f"algorithm is {called(algorithm)}; give a method, as FedAvg(model)")
-    if lacking:
+    if missing:
         raise InputError(
-            f"algorithm is {called(algorithm)}, which lacks {lacking[0]}; a method has all that "
+            f"algorithm is {called(algorithm)}, which lacks {missing[0]}; a method has all that "
             "fedshift.algorithms.base.Algorithm names"
         )
     check_kind("the algorithm's model", algorithm.model, Model, "give Model(net)")
@@ -178,10 +179,10 @@ def rows(server: Parts, ids: Tensor) -> Params:
 
 
 def numbered(local: Local | tuple[Local, ...], name: str = "train") -> dict[str, Local]:
-    """Phase names `train0`, `train1`, ...; names are part of the random streams, so one helper.
+    """Phase names `train0`, `train1`, ... for all methods: names are keys of the random streams.
 
-    Phases that train a model which stays on the client are called `personal0`, ... in all methods:
-    the same client in the same round then sees the same batches, whichever method it is.
+    In every method a phase that trains a model which stays on the client is called `personal0`, ...
+    The same client then sees the same batches in the same round, whichever method it is.
     """
     phases = local if isinstance(local, tuple) else (local,)
     return {f"{name}{i}": phase for i, phase in enumerate(phases)}

@@ -26,7 +26,7 @@ class Ditto:
 
     Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
     personalization", arXiv 2012.04221, Equation 2 and Algorithm 1. w_t is the model received, for
-    all steps of the round. `inner` neither sees v_i nor lam, so w moves as it would alone. A
+    all steps of the round. `inner` sees neither v_i nor lam, so w moves as it would alone. A
     client that is not drawn keeps v_i. v_i starts at the common first model and never leaves.
 
     inner     the method that trains w: FedAvg, or another one whose clients receive a whole model
@@ -35,9 +35,9 @@ class Ditto:
     objective F_i in the personal phase
 
     With one plain step the pull moves v_i to w_t at eta lam = 1, and diverges from 2 on. In rounds
-    of `inner` that do not move w (FedDisk's first) v_i rests. Raises InputError for lam < 0, an
-    `inner` that moves no model or has private label sets, and (before round 1) for one whose
-    clients keep parameters.
+    of `inner` that do not move w (FedDisk's first ones) v_i stays as it is. Raises InputError for
+    lam < 0, an `inner` that moves no model or has private label sets, and (before round 1) for one
+    whose clients keep parameters.
     """
 
     inner: Algorithm
@@ -78,11 +78,11 @@ class Ditto:
         return server
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        own = {"personal": params, "personal_buffers": buffers}
-        return self.inner.init_client(params, buffers, data) | own
+        personal = {"personal": params, "personal_buffers": buffers}
+        return self.inner.init_client(params, buffers, data) | personal
 
     def phases(self) -> Mapping[str, Local]:
-        return {**self.inner.phases(), **self._own()}
+        return {**self.inner.phases(), **self._personal_phases()}
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return self.inner.weigh(server, ids)
@@ -100,9 +100,11 @@ class Ditto:
         update, changed = self.inner.client_update(message, state, data, plans)
         objective = self.objective + Proximal(self.lam) if self.lam else self.objective
         context = context_of(message["params"], message["buffers"], state, data)
-        own = state["personal"], state["personal_buffers"]
-        end, after, _ = train_phases(self.model, objective, self._own(), *own, context, data, plans)
-        return update, {**changed, "personal": end, "personal_buffers": after}
+        personal = state["personal"], state["personal_buffers"]
+        end, end_buffers, _ = train_phases(
+            self.model, objective, self._personal_phases(), *personal, context, data, plans
+        )
+        return update, {**changed, "personal": end, "personal_buffers": end_buffers}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Those of `inner`."""
@@ -136,8 +138,8 @@ class Ditto:
     def at(self, t: int) -> Algorithm:
         stage = self.inner.at(t)
         if not ask(stage, Capabilities.moves_server):
-            return stage  # a round that sends no w has nothing to be pulled to
+            return stage  # this round sends no w that v_i could be pulled to
         return self if stage is self.inner else replace(self, inner=stage)
 
-    def _own(self) -> dict[str, Local]:
+    def _personal_phases(self) -> dict[str, Local]:
         return numbered(self.personal, "personal")

@@ -46,7 +46,7 @@ class FedAla:
     head  name prefixes of the classifier's parameters: the layer that `mix.layers` counts from
 
     How many epochs W_i takes at first depends on its losses, so `client_update` loops in Python
-    over values of tensors, as no other method here: it cannot be vectorised over clients. Unlike
+    over values of tensors. No other method here does; it cannot be vectorised over clients. Unlike
     in the authors' code, a client that does not take part does not mix, and keeps serving v_i.
     Raises InputError (before round 1) for more layers than the model has.
     """
@@ -100,15 +100,15 @@ class FedAla:
     ) -> tuple[Parts, Parts]:
         received, buffers = message["params"], message["buffers"]
         start, learned = self._start(message, state, data, plans)
-        known = heard(message, state)
-        end, after, loss = train_locally(
-            self.model, self.objective, numbered(self.local), start, buffers, known, data, plans
+        memory = heard(message, state)
+        end, end_buffers, loss = train_locally(
+            self.model, self.objective, numbered(self.local), start, buffers, memory, data, plans
         )
-        return update_of(self.model, received, end, after, loss, data), {
+        return update_of(self.model, received, end, end_buffers, loss, data), {
             "personal": end,
-            "personal_buffers": after,
+            "personal_buffers": end_buffers,
             **learned,
-            **self.objective.remember(end, after, data),
+            **self.objective.remember(end, end_buffers, data),
         }
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
@@ -141,18 +141,18 @@ class FedAla:
     def _start(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Params, Parts]:
-        """(theta^_i, the changed parts of the state)."""
-        received, buffers, mine = message["params"], message["buffers"], state["personal"]
-        if self.mix is None or all(torch.equal(mine[k], v) for k, v in received.items()):
+        """theta^_i, the model to train from, and the changed parts of the state."""
+        received, buffers, personal = message["params"], message["buffers"], state["personal"]
+        if self.mix is None or all(torch.equal(personal[k], v) for k, v in received.items()):
             return received, {}
-        mixing, once = state["mixing"], bool(state["history"]["mixed"])
-        old, new = ({k: whole[k] for k in mixing} for whole in (mine, received))
-        below = {k: v for k, v in received.items() if k not in mixing}
+        mixing, has_mixed = state["mixing"], bool(state["history"]["mixed"])
+        old, new = ({k: model[k] for k in mixing} for model in (personal, received))
+        lower = {k: v for k, v in received.items() if k not in mixing}
         context = context_of(received, buffers, heard(message, state), data)
-        drawn = leading(plans["mix"], self.mix.share)
+        plan = leading(plans["mix"], self.mix.share)
         mixing = self.mix(
-            self.model, self.objective, old, new, below, mixing, buffers, context, data, drawn,
-            1 if once else self.mix.cap,
+            self.model, self.objective, old, new, lower, mixing, buffers, context, data, plan,
+            1 if has_mixed else self.mix.cap,
         )  # fmt: skip
         learned = {"mixing": mixing, "history": {"mixed": torch.ones((), dtype=torch.bool)}}
         return received | mixed(old, new, mixing), learned

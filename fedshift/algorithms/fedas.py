@@ -1,4 +1,4 @@
-"""FedAS: the body received is led back to old features; clients count by Fisher information."""
+"""FedAS: align the received body with old features; weigh clients by Fisher information."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Match = Literal["classes", "examples"]
 
 @dataclass(frozen=True)
 class FedAs:
-    """FedAvg on the body with F_i in the place of n_i, heads at home, and features held in place.
+    """FedAvg on the body, F_i in place of n_i, with local heads and features kept in place.
 
         align   theta' by SGD from theta on sum_k ||f_theta'(x) - p_ik||^2 / d, p_ik the class means
                 of the features of the client's own last body
@@ -49,7 +49,8 @@ class FedAs:
     same model object, one after the other; here, as in PFLlib, each its own copy.
 
     A client aligns from its second participation on (ours): its first old body is the common first
-    model, which has learned nothing. Shapes and steps are the same then; the result is not used.
+    model, which has learned nothing. The steps are taken in the first round too, but their result
+    is not used.
 
     head   name prefixes of the head's parameters
     align  the alignment phase, of the body alone; None leaves it out
@@ -106,7 +107,7 @@ class FedAs:
         }
 
     def phases(self) -> Mapping[str, Local]:
-        # One pass in the batches of training, where the trace and the class means are taken.
+        # One pass in the batches of training, for the trace and the class means.
         passes = {"pass": replace(self.local, epochs=1, steps=None)}
         return {**numbered(self.local), **self._align(), **passes}
 
@@ -125,27 +126,29 @@ class FedAs:
     ) -> tuple[Parts, Parts]:
         received = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
-        start, first = self._aligned(received, buffers, state, data, plans)
-        phases, known = numbered(self.local), heard(message, state)
-        end, after, loss = train_locally(
-            self.model, self.objective, phases, start, first, known, data, plans
+        start, start_buffers = self._aligned(received, buffers, state, data, plans)
+        phases, memory = numbered(self.local), heard(message, state)
+        end, end_buffers, loss = train_locally(
+            self.model, self.objective, phases, start, start_buffers, memory, data, plans
         )
         shared = self._share.shared
-        update = update_of(self.model, shared(received), shared(end), shared(after), loss, data)
+        update = update_of(
+            self.model, shared(received), shared(end), shared(end_buffers), loss, data
+        )
         if self.fisher:
-            context = context_of(end, after, state, data)
-            frame = (end, after, context, data, plans["pass"])
+            context = context_of(end, end_buffers, state, data)
+            frame = (end, end_buffers, context, data, plans["pass"])
             trace = gradient_trace(self.model, CrossEntropy(), *frame)
             update["fisher"] = {"trace": trace}
         done = {"history": {"trained": torch.ones((), dtype=torch.bool)}}
-        return update, self._memory(end, after, data) | done
+        return update, self._memory(end, end_buffers, data) | done
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         if self.fisher:
-            # A sum of squares, by the client's word; a weight is not negative.
+            # A client could claim anything: a sum of squares is not negative, nor may a weight be.
             traces = updates["fisher"]["trace"].double().clamp(min=0)
-            # Clients that nothing can be learned from: as if there were no Fisher information.
+            # All traces are 0: fall back to the weights of `combine`.
             weight = traces / traces.sum() if bool(traces.any()) else cohort["weight"]
             updates = updates | {"cohort": {**cohort, "weight": weight}}
         delta = self.combine(updates["cohort"]["weight"], updates["delta"], seed)
@@ -196,17 +199,18 @@ class FedAs:
         shape = head_shape(self.model, self.head)
         last = state["body"] | state["private"]
         buffers_then = state["body_buffers"] | state["private_buffers"]
-        own = class_moments(self.model, last, buffers_then, data, plans["pass"], shape)
-        like = next(iter(received.values()))
-        goal = {"mean": own.mean.to(like.dtype), "held": (own.n > 0).to(like.dtype)}
-        past = {"prototypes": goal, "previous": last, "previous_buffers": buffers_then}
-        context = context_of(received, buffers, state, data) | past
+        moments = class_moments(self.model, last, buffers_then, data, plans["pass"], shape)
+        leaf = next(iter(received.values()))
+        goal = {"mean": moments.mean.to(leaf.dtype), "held": (moments.n > 0).to(leaf.dtype)}
+        targets = {"prototypes": goal, "previous": last, "previous_buffers": buffers_then}
+        context = context_of(received, buffers, state, data) | targets
         term = ToClassMeans() if self.match == "classes" else ToPrevious()
         phase = self._align()["align"]
         done = phase(self.model, term, received, buffers, context, data, plans["align"])
-        known = state["history"]["trained"]
+        has_trained = state["history"]["trained"]
 
+        # Select by a tensor, not by `if`: `client_update` must not branch on tensor values.
         def chosen(new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(known, new, old)
+            return torch.where(has_trained, new, old)
 
         return map_(chosen, done.params, received), map_(chosen, done.buffers, buffers)

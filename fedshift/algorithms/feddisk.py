@@ -1,4 +1,4 @@
-"""FedDisk: densities first, then any method on examples weighted towards everybody's density."""
+"""FedDisk: fit densities, then run any method on examples weighted towards the global density."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
-# Chosen: lets outliers of a range that fits through, and no range that does not: of standardised
-# inputs, a third is outside [-1, 1].
+# Our choice: a suitable range has fewer outliers than this, a wrong one more. Of standardised
+# inputs, for example, a third lies outside [-1, 1].
 MOST_OUTSIDE = 0.05
 LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
 
@@ -28,21 +28,22 @@ LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
 class FedDisk:
     """min sum_i (n_i / N) (1/n_i) sum_j a_i(x_ij) loss(x_ij, y_ij),  a_i(x) = p(x) / q_i(x).
 
-    Rounds 1 to `rounds` fit p, the density of everybody's data, by FedAvg with weights n_i / n over
-    the cohort, and on each client q_i, from scratch: same network, first weights and batches as p,
-    and nothing of it is sent. In the next `weighing` rounds clients weigh their examples. All later
-    ones are rounds of `inner` in which a client's `w` is multiplied by a_i: importance weights are
-    data, so any method can be the inner one. Rates are those of the round of the whole run.
+    Rounds 1 to `rounds` fit p, the density of all clients' data, by FedAvg with weights n_i / n
+    over the cohort, and on each client q_i, from scratch: same network, first weights and batches
+    as p, and nothing of it is sent. In the next `weighing` rounds clients weigh their examples. All
+    later ones are rounds of `inner` in which a client's `w` is multiplied by a_i: importance
+    weights are data, so any method can be the inner one. Rates are those of the round of the whole
+    run.
 
     density   network with outputs "log_density" [B] and "logits" [B, D], without buffers
     ratio     how log p - log q_i is estimated, `fedshift.client.importance`
     local     one phase of training for p, and the same one for q_i
     most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
     least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is let through
-    span      (low, high) that the density takes, which clips what lies outside; None: not looked at
+    span      (low, high) of the density's inputs; values outside are clipped. None: not checked
 
     A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
-    weighing rounds as it takes, or a cohort of everybody. The server's part "importance" has each
+    weighing rounds as it takes, or a cohort of all clients. The server's part "importance" has each
     client's ess [N], 0 for those.
 
     Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using sample
@@ -98,8 +99,8 @@ class FedDisk:
         return self.density
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        known = {"n": table["n"].clone(), "ess": torch.zeros_like(table["n"])}
-        rest = {"density": self._first(params), "importance": known}
+        sizes = {"n": table["n"].clone(), "ess": torch.zeros_like(table["n"])}
+        rest = {"density": self._first(params), "importance": sizes}
         return self.inner.init(params, buffers, table) | rest
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
@@ -132,11 +133,11 @@ class FedDisk:
         return self.inner.model_for(server, state)
 
     def reveals(self) -> Mapping[str, str]:
-        told = self.inner.reveals()
+        inner = self.inner.reveals()
         density = f"; of a density of inputs in rounds 1 to {self.rounds}"
         ess = "; the effective sample size of its importance weights, when it makes them"
-        delta = told.get("delta", "the change of shared parameters")
-        return {**told, "delta": delta + density, "report": told["report"] + ess}
+        delta = inner.get("delta", "the change of shared parameters")
+        return {**inner, "delta": delta + density, "report": inner["report"] + ess}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Those of `inner`."""
@@ -168,14 +169,14 @@ class FedDisk:
         return self if inner is self.inner else replace(self, inner=inner)
 
     def _check_span(self, data: ClientData) -> None:
-        """InputError where so much of a client's data is clipped that the density is of no data."""
+        """Raise InputError if too much is clipped for the density to describe the client's data."""
         x = data.x[live(data)]
         if self.span is None or not x.numel():
             return
         low, high = self.span
         outside = int(((x < low) | (x > high)).sum()) / x.numel()
         if outside > MOST_OUTSIDE:
-            # Without the extremes, which are examples' own: on Flower this goes to the server.
+            # No minimum or maximum: they are private data, and on Flower the server gets this text.
             raise InputError(
                 f"client {int(data.id)}: {100 * outside:.0f} % of its inputs' values lie outside "
                 f"[low, high] = [{low:g}, {high:g}], where the density clips them; give low "
@@ -183,6 +184,6 @@ class FedDisk:
             )
 
     def _first(self, like: Params) -> Params:
-        """The density's first weights, in the type of the model's; the same for everybody."""
+        """The density's first weights, in the dtype of the model's; the same for all clients."""
         kind = next(iter(like.values())).dtype
         return {k: v.to(kind) for k, v in self.network().init()[0].items()}

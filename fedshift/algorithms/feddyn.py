@@ -35,9 +35,9 @@ class FedDyn:
             theta <- (1/C) sum_{i in P} theta_i - h / alpha
 
     so that h = (1/N) sum_i m_i always, and where the clients agree m_i = grad F_i and h = 0: a
-    minimiser of (1/N) sum_i F_i, however inexact local training is, by SGD or by Adam: either stays
-    where the local objective's gradient is 0. The step to the new theta goes
-    through `server`, whose default Sgd(1) is the paper's. The authors' code divides alpha by n_i
+    minimiser of (1/N) sum_i F_i, however inexact local training is. That holds for SGD and Adam:
+    both stay where the local objective's gradient is 0. The step to the new theta goes through
+    `server`, whose default Sgd(1) is the paper's. The authors' code divides alpha by n_i
     over the mean size, clips gradients at norm 10 and reports the mean of the clients' models; we
     follow the paper and serve theta. Raises InputError unless alpha > 0 (alpha -> 0 is not FedAvg).
     """
@@ -85,14 +85,14 @@ class FedDyn:
         start, buffers = message["params"], message["buffers"]
         objective = self.objective + Proximal(self.alpha)
         pull = Shift(map_(torch.neg, state["memory"]))
-        known = heard(message, state)
-        end, after, loss = train_locally(
-            self.model, objective, self.phases(), start, buffers, known, data, plans, pull
+        memory_terms = heard(message, state)
+        end, end_buffers, loss = train_locally(
+            self.model, objective, self.phases(), start, buffers, memory_terms, data, plans, pull
         )
-        update = update_of(self.model, start, end, after, loss, data)
+        update = update_of(self.model, start, end, end_buffers, loss, data)
         ends, starts = self.model.trainable(end), self.model.trainable(start)
         memory = add(state["memory"], sub(ends, starts), -self.alpha)
-        return update, {"memory": memory, **self.objective.remember(end, after, data)}
+        return update, {"memory": memory, **self.objective.remember(end, end_buffers, data)}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers."""

@@ -1,4 +1,4 @@
-"""FedNova: clients that took more steps do not count for more."""
+"""FedNova: clients that take more local steps do not get more influence."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def normaliser(steps: Tensor, momentum: float) -> Tensor:
     """
     if not momentum:
         return steps
-    kept = 1.0 - momentum
-    return (steps - momentum * (1.0 - momentum**steps) / kept) / kept
+    rest = 1.0 - momentum
+    return (steps - momentum * (1.0 - momentum**steps) / rest) / rest
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,21 @@ class FedNova:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"], message["buffers"]
-        known = heard(message, state)
-        end, after, loss = train_locally(
-            self.model, self.objective, self.phases(), start, buffers, known, data, plans
+        memory = heard(message, state)
+        end, end_buffers, loss = train_locally(
+            self.model, self.objective, self.phases(), start, buffers, memory, data, plans
         )
         norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
-        update = update_of(self.model, start, end, after, loss, data) | {"normaliser": {"a": norm}}
-        return update, self.objective.remember(end, after, data)
+        update = update_of(self.model, start, end, end_buffers, loss, data) | {
+            "normaliser": {"a": norm}
+        }
+        return update, self.objective.remember(end, end_buffers, data)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         weights = updates["cohort"]["weight"]
-        # A claim of the client's; below 0 it would turn the others' changes round.
+        # The client reports this number; below 0 it would reverse the others' changes.
         norm = updates["normaliser"]["a"].clamp(min=0)
-        # A client without a step has moved nowhere; its change is 0 whatever it is divided by.
+        # A client that took no step has a change of 0; divide it by 1, not by 0.
         scale = (weights @ norm) / norm.where(norm > 0, 1.0)
 
         def scaled(v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedPAC: features aligned to everybody's class means, heads combined for each client."""
+"""FedPAC: features aligned to the cohort's class means, heads combined for each client."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fedshift.server.heads import head_weights, pooled_prototypes
 from fedshift.server.optimizers import ServerOptimizer, Sgd
 from fedshift.tree import Params, Parts, map_, weighted_sum
 
-# Rows per pass when features are averaged; many, because no gradient is kept.
+# Rows per pass when features are averaged; many, because no gradients are kept.
 WHOLE = Local(epochs=1, batch=256)
 
 
 @dataclass(frozen=True)
 class FedPac:
-    """A shared body theta and, for each client, the best convex mixture of everybody's heads.
+    """A shared body theta and, for each client, the best convex mixture of all heads.
 
         client  phi_i by SGD on CE, body frozen; then theta_i by SGD on CE + (lam/d) ||f - c_y||^2
         server  theta <- server(theta, sum_i a_i (theta_i - theta)),  phi_i <- sum_j alpha_ij phi_j,
@@ -110,29 +110,29 @@ class FedPac:
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        kept = {k: server[k] for k in ("params", "buffers", "prototypes")}
+        message = {k: server[k] for k in ("params", "buffers", "prototypes")}
         head = {"head": map_(lambda v: v[client], server["heads"])}
-        return kept | head | self.objective.hear(server)
+        return message | head | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"] | message["head"], message["buffers"]
-        shape, like = head_shape(self.model, self.head), message["prototypes"]["mean"]
+        shape, leaf = head_shape(self.model, self.head), message["prototypes"]["mean"]
         before = class_moments(self.model, start, buffers, data, plans["statistics"], shape)
-        known = heard(message, state) | {"prototypes": _goals(message["prototypes"], before)}
+        memory = heard(message, state) | {"prototypes": _goals(message["prototypes"], before)}
         objective = self.objective + ToPrototypes(self.lam) if self.lam else self.objective
-        end, after, loss = train_locally(
-            self.model, objective, self._train(), start, buffers, known, data, plans
+        end, end_buffers, loss = train_locally(
+            self.model, objective, self._train(), start, buffers, memory, data, plans
         )
-        now = class_moments(self.model, end, after, data, plans["statistics"], shape)
+        moments = class_moments(self.model, end, end_buffers, data, plans["statistics"], shape)
         variance, means = statistics(before)
         ends = self._shared(start), self._shared(end)
-        return update_of(self.model, *ends, after, loss, data) | {
+        return update_of(self.model, *ends, end_buffers, loss, data) | {
             "head": self._kept(end),
-            "prototypes": {"mean": now.mean.to(like.dtype), "count": now.n.to(like.dtype)},
-            "statistics": {"variance": variance, "means": means.to(like.dtype)},
-        }, self.objective.remember(end, after, data)
+            "prototypes": {"mean": moments.mean.to(leaf.dtype), "count": moments.n.to(leaf.dtype)},
+            "statistics": {"variance": variance, "means": means.to(leaf.dtype)},
+        }, self.objective.remember(end, end_buffers, data)
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers, unless `combine` must see each client's; heads are never summed."""
@@ -142,19 +142,19 @@ class FedPac:
         delta = combined(self.combine, updates, seed)
         ids, new = updates["cohort"]["id"], updates["head"]
         if self.collaborate:
-            told, held = updates["statistics"], server["table"]["n"][ids] > 0
-            mix = head_weights(told["variance"], told["means"], held)
-            each = [weighted_sum(row, new) for row in mix]
-            new = {k: torch.stack([one[k] for one in each]) for k in new}
+            reported, active = updates["statistics"], server["table"]["n"][ids] > 0
+            mix = head_weights(reported["variance"], reported["means"], active)
+            mixed = [weighted_sum(row, new) for row in mix]
+            new = {k: torch.stack([head[k] for head in mixed]) for k in new}
         return fold(server, updates, delta, self.server) | {
             "heads": map_(lambda old, v: old.index_copy(0, ids, v), server["heads"], new),
             "prototypes": pooled_prototypes(updates["prototypes"]),
         }
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        # Where a client serves what it was sent, its own head is all that it was sent of them.
-        sent = server.get("head")
-        head = sent or map_(lambda v: v[state["client"]["id"]], server["heads"])
+        # On a client, `server` is its message: the only head in there is its own.
+        received = server.get("head")
+        head = received or map_(lambda v: v[state["client"]["id"]], server["heads"])
         return server["params"] | head, server["buffers"]
 
     def reveals(self) -> Mapping[str, str]:
@@ -173,20 +173,20 @@ class FedPac:
         return self
 
     def _kept(self, params: Params) -> Params:
-        """The head, but for what is fixed in it and so the same for everybody."""
+        """The head without its fixed parameters, which are the same for all clients."""
         return self.model.trainable(Share(self.head).kept(params))
 
     def _shared(self, params: Params) -> Params:
-        kept = self._kept(params)
-        return {k: v for k, v in params.items() if k not in kept}
+        head = self._kept(params)
+        return {k: v for k, v in params.items() if k not in head}
 
     def _train(self) -> dict[str, Local]:
         fit = replace(self.fit, only=self.head)
         return numbered((fit, replace(self.local, frozen=self.head)))
 
 
-def _goals(prototypes: Params, own: Moments) -> Params:
+def _goals(prototypes: Params, local: Moments) -> Params:
     """c_k where the last cohort had class k, else the client's own mean; held = 0 in round 1."""
     count = prototypes["count"]
-    mean = torch.where((count > 0)[:, None], prototypes["mean"], own.mean.to(count.dtype))
+    mean = torch.where((count > 0)[:, None], prototypes["mean"], local.mean.to(count.dtype))
     return {"mean": mean, "held": (count.sum() > 0).to(count.dtype).expand(len(count))}

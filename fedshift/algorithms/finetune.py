@@ -1,4 +1,4 @@
-"""Fine-tuning: a federated method first, then every client for itself."""
+"""Fine-tuning: a federated method first, then every client trains alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FineTune:
     v_i starts at the model that `inner` would serve on client i after round `after`, when the
     client is drawn for the first time in a tuning round: that round's message is `inner`'s, later
     ones are empty. What leaves a client in a tuning round is its report. A client that is not drawn
-    keeps serving `inner`'s model. Schedules go on: a rate is that of the round of the whole run.
+    keeps serving `inner`'s model. Schedules continue: rounds are counted over the whole run.
 
     tune       one phase of plain SGD, or several in turn (the head first, then all)
     objective  the loss of the tuning rounds. A term with a memory finds what `inner` keeps for it,
@@ -62,11 +62,11 @@ class FineTune:
         return self.inner.model
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        nobody = torch.zeros(len(table["n"]), dtype=torch.bool)
-        return self.inner.init(params, buffers, table) | {"tuned": {"client": nobody}}
+        none = torch.zeros(len(table["n"]), dtype=torch.bool)
+        return self.inner.init(params, buffers, table) | {"tuned": {"client": none}}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        # Copies, because `inner` may keep the same tensors and safetensors saves none twice.
+        # Copies: `inner` may keep the same tensors, and safetensors refuses shared memory.
         return self.inner.init_client(params, buffers, data) | {
             "personal": map_(torch.clone, params),
             "personal_buffers": map_(torch.clone, buffers),
@@ -83,20 +83,20 @@ class FineTune:
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        has_it = bool(server["tuned"]["client"][client])
-        return {} if has_it else self._last().broadcast(server, client)
+        has_started = bool(server["tuned"]["client"][client])
+        return {} if has_started else self._last().broadcast(server, client)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
-        own = state["personal"], state["personal_buffers"]
-        start, buffers = self._last().model_for(message, state) if message else own
-        end, after, loss = train_locally(
+        personal = state["personal"], state["personal_buffers"]
+        start, buffers = self._last().model_for(message, state) if message else personal
+        end, end_buffers, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, state, data, plans
         )
         return {"report": {"id": data.id, "loss": loss}}, {
             "personal": end,
-            "personal_buffers": after,
+            "personal_buffers": end_buffers,
             "tuned": {"done": torch.ones((), dtype=torch.bool)},
         }
 
@@ -111,10 +111,10 @@ class FineTune:
         return self._last().model_for(server, state)
 
     def reveals(self) -> Mapping[str, str]:
-        always, told = ("report", "evaluation", "register"), self.inner.reveals()
+        always, inner = ("report", "evaluation", "register"), self.inner.reveals()
         until = ", until tuning begins"
-        early = {k: v + until for k, v in told.items() if k not in always and self.after}
-        return early | {k: told[k] for k in always if k in told}
+        early = {k: v + until for k, v in inner.items() if k not in always and self.after}
+        return early | {k: inner[k] for k in always if k in inner}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None: nothing but reports is sent."""
@@ -140,6 +140,6 @@ class FineTune:
         return self if t > self.after else self.inner.at(t)
 
     def _last(self) -> Algorithm:
-        """The stage of `inner` whose model is tuned; itself where that round moves another."""
+        """The stage of `inner` whose model is tuned; `inner` itself if that stage moves another."""
         stage = self.inner.at(max(self.after, 1))
         return stage if ask(stage, Capabilities.moves_server) else self.inner

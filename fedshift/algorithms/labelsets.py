@@ -1,4 +1,4 @@
-"""Label sets: clients that hold different labels, and may keep from one another which."""
+"""Label sets: clients hold different labels, and may keep secret from one another which."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ class LabelSets:
 
     In private mode rows travel in L slots, in an order drawn for each client; empty slots are 0 on
     the way, masked in the softmax, and never move. A client works with numbers 0, 1, ... of its own
-    labels in ascending order, and no message tells how many others there are, or who has which.
-    The server knows all Y_i, and every client L.
+    labels in ascending order. No message reveals how many others there are or which client has
+    them. The server knows all Y_i, and every client L.
 
     inner   FedAvg (with any objective), Scaffold, or Ditto around one of them. SCAFFOLD's controls
             have rows as the head has: c(y) = sum_{i: y in Y_i} p_i c_i(y) / sum_{i: y in Y_i} p_i,
             over the population. Ditto's personal models have the rows of Y_i alone
     head    name prefixes of the last linear layer
     slots   L; None for the size of the largest label set
-    seed    of the orders; whoever knows it can undo them
+    seed    of the orders; it must stay secret, as it can undo them
 
     Ours: A_y empty, SCAFFOLD, Ditto, slots. Raises InputError for other methods, combinations that
     are no weighted mean, parameters kept private; before round 1 for heads not of one row per
     label; and in a client's first round for one registered with more or fewer labels than it has.
-    Numbers of labels alone are compared there, not which: names of labels do not travel.
+    Only the number of labels is compared, not which they are: names of labels are never sent.
     """
 
     inner: FedAvg | Scaffold | Ditto
@@ -101,7 +101,7 @@ class LabelSets:
         check_fields(self)
         if not isinstance(method.combine, Mean):
             raise InputError(
-                f"rows are averaged over those who hold them: give a Mean, not {method.combine}"
+                f"rows are averaged over clients that hold them: give a Mean, not {method.combine}"
             )
         if isinstance(method, FedAvg) and method.share.private:
             raise InputError(
@@ -129,9 +129,9 @@ class LabelSets:
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         if self.mode != "private":
             return self.inner.init_client(params, buffers, data)
-        known = own_rows(params, self._rows(params), data)
+        sliced = own_rows(params, self._rows(params), data)
         data = data._replace(y=local_labels(data)[0])
-        return {"client": {"id": data.id}, **self.inner.init_client(known, buffers, data)}
+        return {"client": {"id": data.id}, **self.inner.init_client(sliced, buffers, data)}
 
     def phases(self) -> Mapping[str, Local]:
         return self.inner.phases()
@@ -162,27 +162,29 @@ class LabelSets:
         names, local = self._rows(message["params"]), message["slots"]["local"]
         y, labels = local_labels(data)
         check_slots(local, labels, data)
-        # Into the client's own order, empty slots last, and back into that of the wire.
+        # Into the client's own order, empty slots last; the update goes back in the wire's order.
         order = torch.where(local < 0, len(local), local).argsort(stable=True)
-        told = reordered({k: v for k, v in message.items() if k != "slots"}, names, order)
-        held = {"slots": {"held": torch.arange(len(local), device=local.device) < labels}}
-        own = padded(state, names, len(local)) | held
-        update, changed = self._masked().client_update(told, own, data._replace(y=y), plans)
+        inner_message = reordered({k: v for k, v in message.items() if k != "slots"}, names, order)
+        slots = {"slots": {"held": torch.arange(len(local), device=local.device) < labels}}
+        inner_state = padded(state, names, len(local)) | slots
+        update, changed = self._masked().client_update(
+            inner_message, inner_state, data._replace(y=y), plans
+        )
         return reordered(update, names, order.argsort()), cut_as(changed, names, state)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         ids, weight = updates["cohort"]["id"], updates["cohort"]["weight"]
         held = server["sets"]["held"][ids]
         absent = ~held[weight > 0].any(0)
-        told = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
+        absences = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
         if self.mode == "public":
-            return self.inner.server_update(server, updates, seed) | told
+            return self.inner.server_update(server, updates, seed) | absences
         names, old = self._rows(server["params"]), server["params"]
         delta = self._by_label(server, ids, updates["delta"])
         delta = row_mean(weight, holder_shares(weight, held), delta, names)
         changed = fold(server, updates, delta, self._shared.server)
         changed["params"] = keep_rows(old, changed["params"], absent, names)
-        return changed | told | self._control(server, updates)
+        return changed | absences | self._control(server, updates)
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         params, buffers = self.inner.model_for(server, state)
@@ -192,17 +194,17 @@ class LabelSets:
         return params, buffers
 
     def reveals(self) -> Mapping[str, str]:
-        told = dict(self.inner.reveals())
-        told["register"] += "; which labels it holds, once, to the server alone"
+        parts = dict(self.inner.reveals())
+        parts["register"] += "; which labels it holds, once, to the server alone"
         if self.mode == "private":
-            told["delta"] = (
+            parts["delta"] = (
                 "the change of the body and of the head's rows for its own labels, in slots whose "
                 "order only the server can read"
             )
-        return told
+        return parts
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Those of `inner` where the server averages as it does; rows are averaged one by one."""
+        """Those of `inner` in public mode; otherwise rows are averaged one by one."""
         return self.inner.sums(server, cohort) if self.mode == "public" else {}
 
     def trains_router(self) -> bool:

@@ -1,4 +1,4 @@
-"""Every client for itself: the baseline that a personalised method has to beat."""
+"""Every client trains alone: the baseline that a personalised method has to beat."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class LocalOnly:
         return {"params": {}, "buffers": {}, "table": {"n": table["n"]}}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        kept = {"personal": params, "personal_buffers": buffers}
-        return kept | self.objective.remember(params, buffers, data)
+        personal = {"personal": params, "personal_buffers": buffers}
+        return personal | self.objective.remember(params, buffers, data)
 
     def phases(self) -> Mapping[str, Local]:
         return numbered(self.local, "personal")
@@ -59,13 +59,13 @@ class LocalOnly:
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
-        own = state["personal"], state["personal_buffers"]
-        end, after, loss = train_locally(
-            self.model, self.objective, self.phases(), *own, state, data, plans
+        personal = state["personal"], state["personal_buffers"]
+        end, end_buffers, loss = train_locally(
+            self.model, self.objective, self.phases(), *personal, state, data, plans
         )
-        kept = {"personal": end, "personal_buffers": after}
+        trained = {"personal": end, "personal_buffers": end_buffers}
         report = {"report": {"id": data.id, "loss": loss}}
-        return report, kept | self.objective.remember(end, after, data)
+        return report, trained | self.objective.remember(end, end_buffers, data)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         return {}
@@ -74,8 +74,8 @@ class LocalOnly:
         return state["personal"], state["personal_buffers"]
 
     def reveals(self) -> Mapping[str, str]:
-        told = {k: REVEALED[k] for k in ("report", "evaluation")}
-        return told | {"register": REGISTERED["n"]}
+        sent = {k: REVEALED[k] for k in ("report", "evaluation")}
+        return sent | {"register": REGISTERED["n"]}
 
     def moves_server(self) -> bool:
         """It does not: the server has no model."""

@@ -1,7 +1,7 @@
 """Rounds before a method's own: clients fit densities, then weigh their examples by them.
 
-The server's state has the parts "density", everybody's, and "importance", the clients' sizes n [N]
-and the effective sizes of their weights ess [N]. A client's has "density", its own, and
+The server's state has the parts "density", the global one, and "importance": the clients' sizes
+n [N] and the effective sizes of their weights ess [N]. A client's state has "density", its own, and
 "importance", the weights a [n].
 """
 
@@ -35,13 +35,13 @@ class Step(Protocol):
     """What a round before a method's first does; the model stays as it is."""
 
     def trained_model(self) -> Model | None:
-        """The network whose parameters are trained and sent; None where none is."""
+        """The network whose parameters are trained and sent; None if there is none."""
 
     def phases(self) -> Mapping[str, Local]:
         """The local phases, by name."""
 
     def tell(self, server: Parts, client: int) -> Parts:
-        """The message to one client, beside everybody's density, its "params"."""
+        """The message to one client, besides the global density (its "params")."""
 
     def work(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
@@ -83,9 +83,9 @@ class FitDensities:
 
         old = state["density"]
         delta, loss = trained(message["params"])
-        own, _ = trained(old)
+        own_change, _ = trained(old)
         update = {"delta": delta, "report": {"id": data.id, "loss": loss}}
-        return update, {"density": old | add({k: old[k] for k in own}, own)}
+        return update, {"density": old | add({k: old[k] for k in own_change}, own_change)}
 
     def fold(self, server: Parts, updates: Parts) -> Parts:
         delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
@@ -95,7 +95,7 @@ class FitDensities:
 
 @dataclass(frozen=True)
 class WeighExamples:
-    """a_i(x_j) from the two densities, once and for all; the report has their effective size."""
+    """a_i(x_j) from the two densities, computed once; the report has their effective size."""
 
     density: Model
     ratio: Ratio
@@ -123,11 +123,13 @@ class WeighExamples:
         return {"report": report}, {"importance": {"a": a[: len(data.x)]}}
 
     def fold(self, server: Parts, updates: Parts) -> Parts:
-        known, ids = server["importance"], updates["cohort"]["id"]
-        ess = known["ess"].index_copy(0, ids, updates["report"]["ess"].to(known["ess"].dtype))
+        importance, ids = server["importance"], updates["cohort"]["id"]
+        ess = importance["ess"].index_copy(
+            0, ids, updates["report"]["ess"].to(importance["ess"].dtype)
+        )
         for i in ids.tolist():
-            self._check(i, float(ess[i]), float(known["n"][i]), float(known["n"].sum()))
-        return {"importance": known | {"ess": ess}}
+            self._check(i, float(ess[i]), float(importance["n"][i]), float(importance["n"].sum()))
+        return {"importance": importance | {"ess": ess}}
 
     def _check(self, client: int, ess: float, n: float, total: float) -> None:
         if ess < self.least_ess * n:
@@ -143,7 +145,7 @@ class WeighExamples:
 
 @dataclass(frozen=True)
 class Before:
-    """A round before the first of a method's own, as an algorithm: all else is the method's."""
+    """A round before a method's first, as an algorithm; everything else is the method's."""
 
     method: Algorithm
     step: Step
@@ -190,7 +192,7 @@ class Before:
         return self.method.reveals()
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """None: the step needs every client's."""
+        """None: the step needs every client's reply."""
         return {}
 
     def trains_router(self) -> bool:
@@ -198,7 +200,7 @@ class Before:
         return ask(self.method, Capabilities.trains_router)
 
     def moves_server(self) -> bool:
-        """It does not: what is sent is the density."""
+        """It does not: only the density is sent."""
         return False
 
     def label_rules(self) -> LabelRules | None:

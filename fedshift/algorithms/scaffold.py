@@ -1,4 +1,4 @@
-"""SCAFFOLD: local steps corrected by the difference between everybody's gradient and one's own."""
+"""SCAFFOLD: local steps corrected by the difference of the global and the client's gradient."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Scaffold:
 
     a [C] are the cohort's weights, p [N] those that `combine` gives to the whole population before
     round 1; the paper's (and our default) are 1/C and 1/N. With others (ours) c = sum_i p_i c_i
-    holds whoever takes part: who is not drawn, or skipped for a_i = 0, keeps c_i. Controls by 1/N
-    would lead to the minimiser of the *uniform* risk, whatever a is. Public codes differ, see
+    holds whichever clients take part: one not drawn, or skipped for a_i = 0, keeps c_i. Controls by
+    1/N would lead to the minimiser of the *uniform* risk, whatever a is. Public codes differ, see
     docs/methods/scaffold.md. With Adam, which option I allows, g_i(y) - c_i + c is the gradient
     that Adam is given. Raises InputError for several local phases, for a `combine` that is no
     weighted mean, and for momentum or Adam with option II.
@@ -79,15 +79,15 @@ class Scaffold:
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        held = {k: table[k] for k in ("n", *self.combine.needs)}
+        registered = {k: table[k] for k in ("n", *self.combine.needs)}
         model = {
             "params": params,
             "buffers": buffers,
             "optimizer": self.server.init(self.model.trainable(params)),
         }
-        population = {"weight": self.combine.weigh(held)}
+        population = {"weight": self.combine.weigh(registered)}
         control = zeros(self.model.trainable(params))
-        return model | {"control": control, "population": population, "table": held}
+        return model | {"control": control, "population": population, "table": registered}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         control = zeros(self.model.trainable(params))
@@ -104,25 +104,27 @@ class Scaffold:
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        sent = {k: server[k] for k in ("params", "buffers", "control")}
-        return sent | self.objective.hear(server)
+        message = {k: server[k] for k in ("params", "buffers", "control")}
+        return message | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers, old = message["params"], message["buffers"], state["control"]
         shift, phases = sub(message["control"], old), numbered(self.local)
-        known, trainable = heard(message, state), self.model.trainable
-        end, after, loss = train_locally(
-            self.model, self.objective, phases, start, buffers, known, data, plans, Shift(shift)
+        memory, trainable = heard(message, state), self.model.trainable
+        end, end_buffers, loss = train_locally(
+            self.model, self.objective, phases, start, buffers, memory, data, plans, Shift(shift)
         )
         if self.option == "I":
-            frame = (start, buffers, context_of(start, buffers, known, data), data, plans["pass"])
+            frame = (start, buffers, context_of(start, buffers, memory, data), data, plans["pass"])
             new = trainable(pass_gradient(self.local, self.model, self.objective, *frame))
         else:
             new = travelled_gradient(trainable(start), trainable(end), shift, plans["train0"])
-        update = update_of(self.model, start, end, after, loss, data) | {"control": sub(new, old)}
-        return update, {"control": new, **self.objective.remember(end, after, data)}
+        update = update_of(self.model, start, end, end_buffers, loss, data) | {
+            "control": sub(new, old)
+        }
+        return update, {"control": new, **self.objective.remember(end, end_buffers, data)}
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers by the cohort's weights, controls by the population's."""

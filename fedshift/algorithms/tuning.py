@@ -46,7 +46,7 @@ def _check_inputs(inputs: Tensor) -> None:
 class Opinions(NamedTuple):
     """What the cohort's models say: p [C, n, L] on inputs x [n, ...], labels [C, L], w [C].
 
-    absent [K] are the labels that nobody of the cohort holds.
+    absent [K] marks the labels that no client of the cohort holds.
     """
 
     x: Tensor
@@ -75,9 +75,10 @@ class CentralTuning:
     optimizer  "adam" or "sgd", of rate lr, with moments that start anew each round
 
     All models run in evaluation mode: running statistics stay. `server["tuning"]` holds, before and
-    after: "loss" [2], and "outside" [2], the mean mass that h gives to labels held by nobody in the
-    cohort; both on the inputs drawn. Why to look at them: docs/methods/central_tuning.md. Our own
-    choices: `part`, evaluation mode, Adam at 1e-3, 50 steps of 128 inputs; the paper's are unknown.
+    after: "loss" [2], and "outside" [2], the mean mass that h gives to labels that no client of the
+    cohort holds; both on the inputs drawn. docs/methods/central_tuning.md says why they matter. Our
+    own choices: `part`, evaluation mode, Adam at 1e-3, 50 steps of 128 inputs; the paper's are
+    unknown.
 
     Raises InputError for values out of range, for inputs that are not finite or that the model does
     not take, and for an `inner` without label sets or whose clients do not send a whole model;
@@ -98,14 +99,14 @@ class CentralTuning:
     def __post_init__(self) -> None:
         _check_inputs(self.inputs)
         check_fields(self)
-        for what, given, allowed in (
+        for what, value, allowed in (
             ("loss of central tuning", self.loss, ("mse", "pairwise")),
             ("optimizer of central tuning", self.optimizer, ("adam", "sgd")),
             ("part to tune", self.part, ("head", "all")),
             ("labels to tune over", self.over, ("all", "union")),
         ):
-            if given not in allowed:
-                raise unknown(what, str(given), allowed)
+            if value not in allowed:
+                raise unknown(what, str(value), allowed)
         if self.steps < 0 or self.batch < 1:
             raise InputError(
                 f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
@@ -161,13 +162,14 @@ class CentralTuning:
         if not self.steps:
             return changed
         after, batches = server | changed, self._batches(seed)
+        # Clients' models run once on each input drawn, however often the batches repeat it.
         drawn = torch.bincount(torch.cat(batches)).nonzero().flatten()
         x = self._inputs(server["params"])[drawn]
-        told = self._opinions(server, updates, x, after["absent"]["now"])
+        opinions = self._opinions(server, updates, x, after["absent"]["now"])
         places = [torch.searchsorted(drawn, rows) for rows in batches]
-        tuned = self._tuned(after["params"], after["buffers"], told, places)
-        looks = [self._look(p, after["buffers"], told) for p in (after["params"], tuned)]
-        loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*looks, strict=True))
+        tuned = self._tuned(after["params"], after["buffers"], opinions, places)
+        measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
+        loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
         return changed | {"params": tuned, "tuning": {"loss": loss, "outside": outside}}
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
@@ -177,7 +179,7 @@ class CentralTuning:
         return self.inner.reveals()
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """None: every client's model is heard; without steps, those of `inner`."""
+        """None: every client's model is needed; without steps, those of `inner`."""
         return {} if self.steps else ask(self.inner, Capabilities.sums, server, cohort)
 
     def trains_router(self) -> bool:
@@ -202,12 +204,12 @@ class CentralTuning:
     def at(self, t: int) -> Algorithm:
         stage = self.inner.at(t)
         if not ask(stage, Capabilities.moves_server):
-            return stage  # nothing of what comes back is an opinion on labels
+            return stage  # replies of this round are no models that predict labels
         return self if stage is self.inner else replace(self, inner=stage)
 
     def _moving(self, params: Params) -> Params:
-        chosen = split(params, self.head)[0] if self.part == "head" else params
-        return self.model.trainable(chosen)
+        part = split(params, self.head)[0] if self.part == "head" else params
+        return self.model.trainable(part)
 
     def _inputs(self, params: Params) -> Tensor:
         kind = next(iter(params.values())).dtype
@@ -227,12 +229,12 @@ class CentralTuning:
     def _opinions(self, server: Parts, updates: Parts, x: Tensor, absent: Tensor) -> Opinions:
         """Every client's model, rebuilt from what it was sent and what it sent back, on x."""
         cohort = updates["cohort"]
-        labels, found = wire_labels(server, cohort["id"]), []
+        labels, answers = wire_labels(server, cohort["id"]), []
         for j, i in enumerate(cohort["id"].tolist()):
             sent = self.inner.broadcast(server | {"cohort": cohort}, i)["params"]
             params = sent | {k: sent[k] + v[j] for k, v in updates["delta"].items()}
             buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
-            # Of a client without any label nothing is masked: 0/0 would survive its weight of 0.
+            # Mask nothing for a client without labels: 0/0 = NaN would survive its weight of 0.
             empty = (labels[j] < 0) & (labels[j] >= 0).any()
             p = self._logits(params, buffers, x).masked_fill(empty, -torch.inf).softmax(1)
             if not bool(torch.isfinite(p).all()):
@@ -240,8 +242,8 @@ class CentralTuning:
                     f"client {i}: its model's outputs on the server's inputs are not finite, "
                     "before any tuning; its training diverged: lower the clients' lr"
                 )
-            found.append(p)
-        return Opinions(x, torch.stack(found), labels, cohort["weight"], absent)
+            answers.append(p)
+        return Opinions(x, torch.stack(answers), labels, cohort["weight"], absent)
 
     def _logits(self, params: Params, buffers: Params, x: Tensor) -> Tensor:
         """A model's logits on x, in blocks, without gradient."""
@@ -249,14 +251,14 @@ class CentralTuning:
             outs = [self.model(params, buffers, block) for block in torch.split(x, self.batch)]
         return torch.cat([out["logits"] for out in outs])
 
-    def _loss(self, z: Tensor, told: Opinions, rows: Tensor) -> Tensor:
+    def _loss(self, z: Tensor, opinions: Opinions, rows: Tensor) -> Tensor:
         """The loss on some rows of x, of which z [B, K] are the server's model's logits."""
-        z = z.masked_fill(told.absent, -torch.inf) if self.over == "union" else z
-        seen = seen_by(z.softmax(1), told.labels)
-        return disagreement(self.loss, told.p[:, rows], seen, told.w)
+        z = z.masked_fill(opinions.absent, -torch.inf) if self.over == "union" else z
+        probabilities = seen_by(z.softmax(1), opinions.labels)
+        return disagreement(self.loss, opinions.p[:, rows], probabilities, opinions.w)
 
     def _tuned(
-        self, params: Params, buffers: Params, told: Opinions, batches: list[Tensor]
+        self, params: Params, buffers: Params, opinions: Opinions, batches: list[Tensor]
     ) -> Params:
         """The parameters after all steps."""
         moving = self._moving(params)
@@ -264,8 +266,8 @@ class CentralTuning:
         moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
-            z = self.model(params | at, buffers, told.x[rows])["logits"]
-            return self._loss(z, told, rows), {}
+            z = self.model(params | at, buffers, opinions.x[rows])["logits"]
+            return self._loss(z, opinions, rows), {}
 
         for rows in batches:
             # A parameter that the logits do not depend on (a router) has gradient zero.
@@ -275,9 +277,9 @@ class CentralTuning:
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
         return {k: moving.get(k, v) for k, v in params.items()}
 
-    def _look(self, params: Params, buffers: Params, told: Opinions) -> tuple[float, float]:
+    def _evaluate(self, params: Params, buffers: Params, opinions: Opinions) -> tuple[float, float]:
         """(loss, mass that the model gives to absent labels) on all of x."""
-        z = self._logits(params, buffers, told.x)
-        loss = self._loss(z, told, torch.arange(len(z)))
-        # The pairwise loss is a sum of squares, and its identity rounds to below 0 where it is 0.
-        return max(float(loss), 0.0), float(z.softmax(1)[:, told.absent].sum(1).mean())
+        z = self._logits(params, buffers, opinions.x)
+        loss = self._loss(z, opinions, torch.arange(len(z)))
+        # The pairwise loss is never negative; where it is 0, rounding can take it below.
+        return max(float(loss), 0.0), float(z.softmax(1)[:, opinions.absent].sum(1).mean())

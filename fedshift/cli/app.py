@@ -11,12 +11,14 @@ import typer
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.audits import audit_app
-from fedshift.cli.choices import Format, How, HowAlone, Where
+from fedshift.cli.choices import Format, FormatOption, How, Overrides, Where
+from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
 
 app = typer.Typer(
     name="fedshift",
+    cls=Commands,
     help="Federated learning under distribution shift.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -34,14 +36,6 @@ deploy_app = typer.Typer(
 app.add_typer(deploy_app, name="deploy")
 app.add_typer(audit_app, name="audit")
 
-
-FormatOption = Annotated[
-    Format, typer.Option("--format", help="Print a table, or one JSON document.")
-]
-Overrides = Annotated[
-    list[str],
-    typer.Option("-c", "--config", metavar="SECTION.KEY=VALUE", help="Set one key of the file."),
-]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results (new or empty).")]
 Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
@@ -69,19 +63,21 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
         from fedshift.cli.results import demo_json, draw, show_demo
         from fedshift.cli.stopping import asked_to_stop
         from fedshift.experiments.demo import demo_config, method_configs
-        from fedshift.experiments.folder import check_unused, kept_in, record, reserved
+        from fedshift.experiments.experiment import record
+        from fedshift.experiments.folder import check_unused, kept_in, reserved
         from fedshift.experiments.task import prepare
 
-    loaded = demo_config(config)
+    loaded, source = demo_config(config)
     console.warn_of_data_folders()
     check_unused(out)
-    prepared = prepare(loaded)
     done = []
-    with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as asked:
-        for one in method_configs(loaded):
-            place = folder / one.name
-            keeper = kept_in(place, one, prepared, asked=asked)
-            done.append((place, record(place, one, prepared, listen, keeper=keeper)))
+    with source.placing():
+        prepared = prepare(loaded)
+        with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
+            for one in method_configs(loaded):
+                place = folder / one.name
+                keeper = kept_in(place, one, prepared, asked=stop)
+                done.append((place, record(place, one, prepared, listen, keeper=keeper)))
     page = draw([place for place, _ in done], folder)
     if format is Format.json:
         console.show_json(demo_json(done, page))
@@ -184,55 +180,6 @@ def diagnose(
         page=report,
         as_json=format is Format.json,
     )  # fmt: skip
-
-
-@app.command()
-def reproduce(
-    context: typer.Context,
-    target: Annotated[str | None, typer.Argument()] = None,
-    dataset: Annotated[list[str], typer.Option(help="Only this data set; may be repeated.")] = [],  # noqa: B006
-    split: Annotated[list[str], typer.Option(help="Only this split, as in C=3.")] = [],  # noqa: B006
-    methods: Annotated[str | None, typer.Option(help="Only these, as in fedpals,fedavg.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="As in 0-7 or 0,2,5.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
-    backend: Annotated[HowAlone, typer.Option(help="How clients train.")] = HowAlone.loop,
-    tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
-    no_train: Annotated[
-        bool, typer.Option("--no-train", help="Draw the table from what is there.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Runs and tables; what is there is used.")] = Path(
-        "reproduced"
-    ),
-    publish: Annotated[
-        Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
-    ] = None,
-    config: Overrides = [],  # noqa: B006
-    format: FormatOption = Format.table,
-) -> None:
-    """Train a paper's table or figure again, and set it beside what was printed.
-
-    TARGET: as in fedpals/table1; leave out to list all.
-    """
-    with loading():
-        from fedshift.papers.command import list_tables, reproduce_target
-
-    as_json = format is Format.json
-    if target is None:
-        list_tables(_options(context) - {"--format"}, as_json=as_json)
-        return
-    reproduce_target(
-        target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
-        overrides=config, jobs=jobs, backend=backend.value, tune=tune, train=not no_train, out=out,
-        publish=publish, as_json=as_json,
-    )  # fmt: skip
-
-
-def _options(context: typer.Context) -> set[str]:
-    """The options that stood on the command line."""
-    sources = {p.name: context.get_parameter_source(p.name or "") for p in context.command.params}
-    given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-    return {p.opts[-1] for p in context.command.params if p.name in given}
 
 
 @app.command()

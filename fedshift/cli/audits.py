@@ -36,14 +36,15 @@ def marginals(
     with loading():
         from fedshift.cli import console
         from fedshift.errors import unknown
-        from fedshift.experiments.claims import audit_task, claimed, model_of, source
+        from fedshift.experiments.claims import audit_task, claimed, configured, model_of
         from fedshift.experiments.task import prepare
         from fedshift.files import clean
 
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
-    config, model = source(place)
-    prepared = prepare(config)
+    config, source, model = configured(place)
+    with source.placing():
+        prepared = prepare(config)
     told = None if claims is None else claimed(claims, prepared.task.classes)
     found = audit_task(prepared, *model_of(prepared, model), told, level=level)
     if format == "json":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 
 class Format(StrEnum):
@@ -43,3 +46,12 @@ class Where(StrEnum):
 
     in_process = "in-process"
     flower_sim = "flower-sim"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="Print a table, or one JSON document.")
+]
+Overrides = Annotated[
+    list[str],
+    typer.Option("-c", "--config", metavar="SECTION.KEY=VALUE", help="Set one key of the file."),
+]

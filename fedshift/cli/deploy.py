@@ -18,11 +18,12 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     check_flower()
     from fedshift.deploy.place import make_place
     from fedshift.experiments.deployed import configured
-    from fedshift.experiments.load import dumps, load_config
+    from fedshift.experiments.load import dumps, load_with_source
 
-    config = load_config(file, overrides)
+    config, source = load_with_source(file, overrides)
     text, clients = dumps(config), config.shift.clients
-    configured(text)
+    with source.placing():
+        configured(text)
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     make_place(folder, text, clients, names)

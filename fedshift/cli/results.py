@@ -10,9 +10,8 @@ from typing import Any
 
 from fedshift.cli.console import percent, put, say, show_table
 from fedshift.errors import InputError
-from fedshift.experiments.experiment import Experiment
 from fedshift.experiments.folder import PROFILE, summary_of
-from fedshift.experiments.selection import Choice
+from fedshift.experiments.outcome import Choice, Experiment
 from fedshift.files import check_page, clean, write
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.cli import console
-from fedshift.cli.engines import engine_of
 from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.profile import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import Engine, trained_by
-from fedshift.experiments.folder import check_unused, kept_in, record, reserved
+from fedshift.experiments.engines import Engine, InProcess, backend_of
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import CONFIG, check_unused, kept_in, reserved
 from fedshift.experiments.load import load_with_source
 from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.places import Source
+from fedshift.experiments.progress import shelf_in
 from fedshift.experiments.resume import begun_by, configured, reopened
-from fedshift.experiments.shelved import Shelved, shelf_in
 from fedshift.experiments.task import Prepared, prepare
 
 
@@ -49,7 +50,7 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
 
 
 def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
-    engine = _engine(asked)
+    engine = _engine(asked, config)
     keeps = asked.engine == "in-process"
     if not keeps and (asked.resume is not None or asked.every is not None):
         raise InputError(
@@ -71,8 +72,7 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
         if keeps:
             with asked_to_stop() as stop, shelf_in(folder, asked.state_memory) as shelf:
                 keeper = replace(kept_in(folder, config, prepared, asked.every, stop), shelf=shelf)
-                there = Shelved(engine, shelf)
-                experiment = record(folder, config, prepared, listen, there, keeper, clock)
+                experiment = record(folder, config, prepared, listen, engine, keeper, clock)
         else:
             experiment = record(folder, config, prepared, listen, engine)
     page = draw([folder], None)
@@ -83,12 +83,30 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
         show_profile(folder)
 
 
-def _engine(asked: Asked) -> Engine:
-    """The engine that was asked for; a run goes on by the backend that began it unless one is."""
+def _engine(asked: Asked, config: Config) -> Engine:
+    """The engine that was asked for; a run goes on by the backend that began it unless one is.
+
+    Raises InputError for options of another engine.
+    """
     name, count = asked.backend, asked.workers
-    if asked.resume is not None and asked.engine == "in-process" and name is None and count is None:
+    if asked.engine == "flower-sim":
+        from fedshift.experiments.on_flower import FlowerSimulation
+
+        if count is not None:
+            raise InputError("--workers is for the engine in-process; Flower's are --actors")
+        if name is not None:
+            raise InputError("--backend is for the engine in-process; leave it out")
+        return FlowerSimulation(config, asked.actors)
+    if asked.actors is not None:
+        raise InputError("--actors is for --engine flower-sim; leave it out, or choose that engine")
+    if asked.resume is not None and name is None and count is None:
         name, count = begun_by(asked.resume)
-    return engine_of(asked.engine, asked.actors, count, name)
+    if name is None and count is None:
+        return InProcess()
+    if name is None or not name.startswith(("auto", "cuda")):
+        # Where torch sees a GPU, no forked process can train once this one has (`check_forked`).
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return backend_of(name or "workers", count, console.tell)
 
 
 def _configured(asked: Asked) -> tuple[Config, Source]:
@@ -100,7 +118,8 @@ def _configured(asked: Asked) -> tuple[Config, Source]:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
         )
-    return configured(asked.resume), Source(str(asked.resume))
+    config, file = configured(asked.resume), asked.resume / CONFIG
+    return config, Source(str(file), file.read_text("utf-8"))
 
 
 @contextlib.contextmanager
@@ -109,7 +128,7 @@ def _folder(asked: Asked, config: Config, prepared: Prepared, engine: Engine) ->
         with reserved(asked.out, config.name) as folder:
             yield folder
     else:
-        with reopened(asked.resume, config, prepared, trained_by(engine)) as (folder, moved):
+        with reopened(asked.resume, config, prepared, engine.backend) as (folder, moved):
             if moved:
                 console.tell(f"note: {moved}")
             yield folder

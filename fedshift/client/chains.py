@@ -8,9 +8,8 @@ from typing import NamedTuple, Protocol, cast
 from torch import nn
 
 from fedshift.errors import UnfitError
+from fedshift.kernels.torch_private import has_hooks
 from fedshift.model import Model
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Chained(Protocol):
@@ -60,7 +59,7 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
 
 def _modules(net: nn.Module) -> Iterator[nn.Module]:
     """The modules of a chain in turn, those of nested ones in their places."""
-    if any(getattr(net, name) for name in HOOKS):
+    if has_hooks(net):
         raise not_dense(f"{type(net).__name__} has hooks")
     if type(net) is nn.Sequential:
         inner: Sequence[nn.Module] = tuple(net)

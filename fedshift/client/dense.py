@@ -30,6 +30,7 @@ from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
 from fedshift.client.slopes import Oracle
 from fedshift.data import ClientData, Plan
+from fedshift.kernels.torch_private import log_softmax_backward
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
@@ -256,7 +257,7 @@ def _trained(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
             picked.append(log.gather(-2, labels))
             if net.recipe.pulled:
                 pulled.append(net.pull())
-            delta = torch.ops.aten._log_softmax_backward_data(by_log, log, -2, log.dtype)
+            delta = log_softmax_backward(by_log, log, -2)
             lowest.step(net.backward(inputs, delta, rate), rate)
     losses = -(torch.stack(picked) * steps.share).sum((-1, -2))  # [S, c]
     return steps.mean(losses + torch.stack(pulled) if pulled else losses)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedshift.client.chains import Layer
-from fedshift.client.products import add_products, by_onednn, products
+from fedshift.kernels.products import add_products, by_onednn, products
+from fedshift.kernels.torch_private import relu_backward
 from fedshift.tree import Params
 
 
@@ -83,7 +84,7 @@ class Nets(NamedTuple):
             if i > lowest:
                 below = products(self.at[layers[i].weight].transpose(1, 2), delta)
                 if layers[i - 1].relu:
-                    below = torch.ops.aten.threshold_backward(below, inputs[i - 1], 0.0)
+                    below = relu_backward(below, inputs[i - 1])
             self.move(layers[i], delta, inputs[i - 1].transpose(1, 2), lr)
             delta = below
         return None if lowest else delta

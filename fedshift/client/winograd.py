@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from torch.overrides import TorchFunctionMode
 
-from fedshift.client.products import add_products, faster, products
+from fedshift.kernels.products import add_products, faster, products
 
 # Side of a tile of outputs.
 M = 4

@@ -7,20 +7,31 @@ from fedshift.datasets.base import (
     content_sha256,
     search_folders,
 )
+from fedshift.datasets.catalogue import entries, entry
+from fedshift.datasets.entry import Entry, OwnClients, Wanted
 from fedshift.datasets.fetch import fetch
-from fedshift.datasets.gaussians import Gaussians, gaussians
 from fedshift.datasets.registry import Known, find, known, load
+from fedshift.moved import moved
+
+__getattr__ = moved(
+    __name__,
+    Gaussians="fedshift.papers.datasets.gaussians",
+    gaussians="fedshift.papers.datasets.gaussians",
+)
 
 __all__ = [
     "Dataset",
-    "Gaussians",
+    "Entry",
     "Known",
+    "OwnClients",
     "Samples",
+    "Wanted",
     "cache_folder",
     "content_sha256",
+    "entries",
+    "entry",
     "fetch",
     "find",
-    "gaussians",
     "known",
     "load",
     "search_folders",

@@ -41,7 +41,8 @@ _MNIST_WRITERS = replace(
     page="https://github.com/facebookresearch/qmnist",
     folders=("mnist-writers", "qmnist", "QMNIST/raw", "MNIST/raw", "mnist"),
     missing=writers.missing_mnist,
-    read=partial(writers.samples, "mnist-writers"),
+    read=partial(writers.samples, writers.mnist),
+    writers=writers.mnist,
     remotes=(
         *_MNIST.remotes,
         *remotes_at(
@@ -66,7 +67,8 @@ _EMNIST_DIGITS = Entry(
     ),
     folders=("emnist", "EMNIST", "emnist-digits", "matlab"),
     missing=writers.missing_emnist,
-    read=partial(writers.samples, "emnist-digits"),
+    read=partial(writers.samples, writers.emnist),
+    writers=writers.emnist,
 )
 
 _FEMNIST_DIGITS = Entry(
@@ -84,7 +86,8 @@ _FEMNIST_DIGITS = Entry(
     self_checked=True,
     folders=("femnist", "FEMNIST", "femnist/data"),
     missing=writers.missing_leaf,
-    read=partial(writers.samples, "femnist-digits"),
+    read=partial(writers.samples, writers.leaf),
+    writers=writers.leaf,
 )
 
 DIGITS: tuple[Entry, ...] = (_MNIST, _MNIST_WRITERS, _EMNIST_DIGITS, _FEMNIST_DIGITS)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedshift.datasets import idx
-from fedshift.datasets.base import Samples
+from fedshift.datasets.base import Dataset, Samples
+from fedshift.datasets.sites import Sites, SiteSplit
+
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,34 @@ class Remote:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What an experiment asks of a data set's own clients.
+
+    clients  how many
+    seed     of every draw
+    size     pixels a side, None where not chosen
+    delta    how far the target moves away from the clients, 0 to 1
+    """
+
+    clients: int
+    seed: int
+    size: int | None = None
+    delta: float = 0.0
+
+
+class OwnClients(NamedTuple):
+    """A data set whose clients and target come with it: `parts` and `validation` are rows of
+    `data.train`, `test` are rows of `data.test`, which follow the target T [K].
+    """
+
+    data: Dataset
+    parts: Sequence[Rows]
+    target: NDArray[np.float64]
+    validation: Rows | None
+    test: Rows
+
+
+@dataclass(frozen=True)
 class Entry:
     """One known data set.
 
@@ -42,7 +77,18 @@ class Entry:
     None where the order of the examples depends on the layout on disk (CIFAR-10), and where no
     digest is known (CIFAR-100); there the sizes per class are checked alone, or by `read` where it
     is `self_checked`. `built_in` says why a set needs no download, `package` names a Debian package
-    that holds it, `by_hand` says how to get a set that is not downloaded.
+    that holds it, `by_hand` says how to get a set that is not downloaded. A set that is generated
+    has `generate` in place of `read`.
+
+    What else a set can do:
+    sized      `read` takes a number of pixels a side as well
+    needs      packages beyond the library's requirements whose version can change the examples
+    finer      the set with the same images in the same order and the labels that clients are dealt
+               by, where those are others (Wang et al. 2026, FedDRM, `utils/dataset.py`)
+    writers    (train, test) with the writer of every example
+    clients    clients and a target of its own; `moves`: the target moves by `Wanted.delta`
+    at_sites   (folder, seed, test share) -> all examples and the rows of each of its `sites`, which
+               are clients that are tested on their own examples
     """
 
     name: str
@@ -61,6 +107,15 @@ class Entry:
     read: Callable[..., tuple[Samples, Samples]] | None = None
     content: str | None = None
     remotes: tuple[Remote, ...] = ()
+    generate: Callable[[], tuple[Samples, Samples]] | None = None
+    sized: bool = False
+    needs: tuple[str, ...] = ()
+    finer: str = ""
+    writers: Callable[[Path], tuple[Sites, Sites]] | None = None
+    clients: Callable[[Wanted], OwnClients] | None = None
+    moves: bool = False
+    sites: tuple[str, ...] = ()
+    at_sites: Callable[[Path, int, float], tuple[Sites, SiteSplit]] | None = None
 
     @property
     def how(self) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from fedshift.arguments import called, check_path
 from fedshift.datasets.base import (
     Dataset,
@@ -17,14 +15,11 @@ from fedshift.datasets.base import (
     search_folders,
     unsearchable,
 )
-from fedshift.datasets.catalogue import ENTRIES, SHIPPED, entry
+from fedshift.datasets.catalogue import SHIPPED, entries, entry
 from fedshift.datasets.entry import Entry
-from fedshift.datasets.gaussians import gaussians
 from fedshift.datasets.images import check_not_enlarged
 from fedshift.errors import DataError, InputError
 
-# Sets whose images are decoded to a size of choice.
-SIZED = ("pacs", "iwildcam")
 _PACKED = (".zip", ".tar", ".tar.gz", ".tgz")
 
 
@@ -51,7 +46,7 @@ def known(folders: Sequence[Path | str] | None = None) -> tuple[Known, ...]:
 
     Files are looked for, not opened: a damaged set shows as available and fails at `load`.
     """
-    return tuple(_known(one, _roots(folders)) for one in ENTRIES)
+    return tuple(_known(one, _roots(folders)) for one in entries())
 
 
 def load(
@@ -60,11 +55,9 @@ def load(
     """A known data set, read from the first search folder that has all of its files.
 
     The folders are those of `base.search_folders` (or `folders`); in each, the sub-folders that
-    the set is commonly kept in are tried. What was read must be the official content. "gaussians"
-    is generated: its training part is both clients' data of seed 0 one after the other, its test
-    part follows T_0; `gaussians()` gives the clients apart, other seeds and other targets.
+    the set is commonly kept in are tried. What was read must be the official content.
 
-    size: pixels a side, for sets that are decoded from photographs (SIZED); 96 if left out.
+    size: pixels a side, for sets that are decoded from photographs; 96 if left out.
 
     Raises:
         InputError: unknown name, with the nearest match; a size for another set.
@@ -72,8 +65,8 @@ def load(
             one.
     """
     one = entry(name)
-    if size is not None and name not in SIZED:
-        raise InputError(f'size={size} is for {", ".join(SIZED)}, not for "{name}"; leave it out')
+    if size is not None and not one.sized:
+        raise InputError(f'size={size} is for {", ".join(sized())}, not for "{name}"; leave it out')
     if one.read is None:
         return _generated(one)
     roots = _roots(folders)
@@ -119,14 +112,17 @@ def _roots(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
     return tuple(map(Path, named))
 
 
+def sized() -> tuple[str, ...]:
+    """Names of the sets whose images are decoded to a size of choice."""
+    return tuple(one.name for one in entries() if one.sized)
+
+
 def _generated(one: Entry) -> Dataset:
-    task = gaussians()
-    train = Samples(
-        torch.cat([client.x for client in task.clients]),
-        torch.cat([client.y for client in task.clients]),
-    )
-    digest = content_sha256(train, task.test)
-    return Dataset(one.name, train, task.test, one.classes, digest, "generated", one.licence)
+    if one.generate is None:
+        raise InputError(f'the entry of "{one.name}" has neither read nor generate; give one')
+    train, test = one.generate()
+    digest = content_sha256(train, test)
+    return Dataset(one.name, train, test, one.classes, digest, "generated", one.licence)
 
 
 def _candidates(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:

@@ -300,17 +300,9 @@ def missing_leaf(folder: Path) -> tuple[str, ...]:
     )
 
 
-# By name in the catalogue; each reads the folder that `fedshift.datasets.find` gives.
-READERS: Mapping[str, Callable[[Path], tuple[Sites, Sites]]] = {
-    "mnist-writers": mnist,
-    "emnist-digits": emnist,
-    "femnist-digits": leaf,
-}
-
-
-def samples(name: str, folder: Path) -> tuple[Samples, Samples]:
-    """(train, test) of one of READERS without the writers."""
-    train, test = READERS[name](folder)
+def samples(read: Callable[[Path], tuple[Sites, Sites]], folder: Path) -> tuple[Samples, Samples]:
+    """(train, test) of a folder without the writers; `read` is `mnist`, `emnist` or `leaf`."""
+    train, test = read(folder)
     return Samples(train.x, train.y), Samples(test.x, test.y)
 
 

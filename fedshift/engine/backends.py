@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
+from fedshift.kernels.torch_private import supported, version
 from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
@@ -109,10 +110,15 @@ def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
     return found
 
 
-def stamp(data: ClientData) -> tuple[int, ...]:
-    """A name for these very tensors with what is in them now, for as long as they are held."""
-    # Tensors made in inference mode do not count how often they were written to.
-    return *map(id, data), *(0 if v.is_inference() else v._version for v in data)
+def stamp(data: ClientData) -> tuple[object, ...]:
+    """Identity and version of each tensor: equal only while nothing was written to them.
+
+    Valid while they are alive. Where versions cannot be known, no two stamps are equal; but tensors
+    of inference mode, which have none, count as never written to.
+    """
+    if not supported("version"):
+        return (object(),)
+    return *map(id, data), *(version(v) or 0 for v in data)
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]

@@ -23,7 +23,7 @@ def dense(backend: Backend) -> Backend:
 
 
 def channels_last(backend: Backend) -> Backend:
-    """Batches of images lie in memory as `fedshift.layout.channels_last` has them."""
+    """Batches of images lie in memory as `fedshift.kernels.layout.channels_last` has them."""
     return _marked(backend, lambda plan: plan._replace(channels_last=True))
 
 

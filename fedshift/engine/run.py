@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
-from fedshift.engine.allocator import keep_memory
-from fedshift.engine.backends import Backend, Forgiving, loop
+from fedshift.engine.backends import Backend, Forgiving, Reply, loop
 from fedshift.engine.checks.gate import Dropped as Dropped
 from fedshift.engine.custom_backend import watched
 from fedshift.engine.federation import TABLE
@@ -31,6 +31,7 @@ from fedshift.engine.round import (
 )
 from fedshift.engine.sums.arrivals import in_turn
 from fedshift.engine.sums.partial import Books, summing
+from fedshift.engine.traffic import Meter, metered
 from fedshift.engine.trial import (
     check_model,
     check_router,
@@ -39,6 +40,7 @@ from fedshift.engine.trial import (
     warn_of_ess,
 )
 from fedshift.errors import InputError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.seeds import generator
 from fedshift.tree import Parts
@@ -85,6 +87,7 @@ def play_round(
     ids: Tensor,
     t: int,
     backend: Backend = loop,
+    meter: Meter | None = None,
 ) -> Round:
     """One round over the cohort `ids` (ascending): weigh, train those that count, fold.
 
@@ -96,18 +99,15 @@ def play_round(
     trained = ask(algorithm.at(t), Capabilities.trained_model)
     for model in {algorithm.model, trained or algorithm.model}:
         model.check_unchanged()
-    return repeatable(lambda: _play_round(algorithm, federation, server, states, ids, t, backend))
+    return repeatable(
+        lambda: _play_round(algorithm, federation, server, states, ids, t, backend, meter)
+    )
 
 
 def _play_round(
-    algorithm: Algorithm,
-    federation: Federation,
-    server: Parts,
-    states: States,
-    ids: Tensor,
-    t: int,
-    backend: Backend,
-) -> Round:
+    algorithm: Algorithm, federation: Federation, server: Parts, states: States, ids: Tensor,
+    t: int, backend: Backend, meter: Meter | None,
+) -> Round:  # fmt: skip
     opened, gate = open_round(algorithm, server, ids, t), federation.gate
     if opened.skipped:
         return skip(opened, server, opened.skipped)._replace(states=states)
@@ -122,11 +122,13 @@ def _play_round(
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
-        play = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
-        admitted = in_turn(gate, play(stage.client_update, jobs), asked, fold, keep)
+        trained = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
+        came = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
+        admitted = in_turn(gate, came, asked, fold, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
-    admitted = gate.admit(watched(backend, None)(Forgiving(stage.client_update), jobs), asked)
+    single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)
+    admitted = gate.admit(cast(Iterator[Reply], single), asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
     for reply in () if played.skipped else admitted.good:
         keep(reply.client, reply.changed)
@@ -153,12 +155,14 @@ def run(
     cohort: int | None = None,
     backend: Backend = loop,
     after: Round | None = None,
+    meter: Meter | None = None,
 ) -> Iterator[Round]:
     """Rounds one by one, from round 1 or from where `after` stands.
 
-    cohort: clients drawn per round; None means all. Raises InputError, when it is called, for what
-    cannot be run: other things than those named here, impossible sizes, a network that does not fit
-    the clients' examples or the first model, and a schedule without a rate for one of the rounds.
+    cohort: clients drawn per round; None means all. meter: counts the bytes of messages.
+    Raises InputError, when it is called, for what cannot be run: other things than those named
+    here, impossible sizes, a network that does not fit the clients' examples or the first model,
+    and a schedule without a rate for one of the rounds.
     Warns (NeedlessWarning) of an `ess` below that of lambda = 0.
     The iterator raises TrainingError when a client's update cannot be used.
     """
@@ -180,7 +184,7 @@ def run(
     repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
     if size == total:
         warn_of_ess(algorithm, current.server, total)
-    return _rounds(algorithm, federation, current, rounds, size, backend)
+    return _rounds(algorithm, federation, current, rounds, size, backend, meter)
 
 
 def _rounds(
@@ -190,12 +194,15 @@ def _rounds(
     rounds: int,
     size: int,
     backend: Backend,
+    meter: Meter | None,
 ) -> Iterator[Round]:
     keep_memory()
     total = len(federation.clients)
     for t in range(current.t + 1, rounds + 1):
         ids = draw_cohort(total, size, t, federation.seeds.cohort)
         before = current
-        current = play_round(algorithm, federation, before.server, before.states, ids, t, backend)
+        current = play_round(
+            algorithm, federation, before.server, before.states, ids, t, backend, meter
+        )
         current = count_skips(current, before, federation.gate, rounds)
         yield current

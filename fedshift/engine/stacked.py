@@ -154,7 +154,7 @@ class _Kept:
     """
 
     clients: tuple[ClientData, ...]
-    stamps: tuple[tuple[int, ...], ...]
+    stamps: tuple[tuple[object, ...], ...]
     stacked: ClientData
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer, loop
+from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, Summer
 from fedshift.engine.profile import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
-from fedshift.engine.sums.partial import Books, summing
 from fedshift.tree import Parts, size_in_bytes
 
 
@@ -24,39 +24,48 @@ class Traffic(NamedTuple):
 
 
 class Meter:
-    """A backend that runs clients as `backend` does; `last` is the traffic of the last round.
+    """Listens to a run's messages: `last` is the traffic of its last round.
 
     clock: told when jobs are made, clients work, and the rest of the round begins.
     """
 
-    def __init__(self, backend: Backend = loop, clock: Clock = Idle()) -> None:
-        self.backend, self.clock, self.last = backend, clock, Traffic()
+    def __init__(self, clock: Clock = Idle()) -> None:
+        self.clock, self.last = clock, Traffic()
 
-    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return cast(Iterator[Reply], self._counted(self.backend, update, jobs, {}))
-
-    def summing(self, books: Books) -> Summer:
-        """The same where the backend's processes sum updates, which are counted as if they came."""
-        backend, elsewhere = summing(self.backend, books), books.fold.elsewhere
-        return lambda update, jobs: self._counted(backend, update, jobs, elsewhere)
-
-    def _counted(
+    def listen(
         self, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
         elsewhere: Mapping[int, Parts],
     ) -> Iterator[Reply | Block]:  # fmt: skip
+        """What the backend makes of a round's jobs, counted on the way.
+
+        elsewhere: by client, the form of what is summed where it was trained and does not travel;
+        it counts as if it had.
+        """
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
-        planned = self.clock.each(PLANNING, self._sent(jobs))
-        for came in self.clock.each(COMPUTE, backend(update, planned)):
-            clients = came.clients if isinstance(came, Block) else (came.client,)
-            summed = elsewhere.get(clients[0], {})  # of a block as many bytes for each
-            up = size_in_bytes(came[1]) + len(clients) * size_in_bytes(summed)
-            count = self.last.clients + len(clients)
-            self.last = self.last._replace(clients=count, up=self.last.up + up)
-            yield came
-            del came  # while the next one is trained
+        sent = self.clock.each(PLANNING, map(self._sent, jobs))
+        trained = self.clock.each(COMPUTE, backend(update, sent))
+        # map() keeps no reply, so that its memory is free while the next client trains.
+        return map(partial(self._came, elsewhere), trained)
 
-    def _sent(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        for job in jobs:
-            self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
-            yield job
+    def _sent(self, job: Job) -> Job:
+        self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
+        return job
+
+    def _came(self, elsewhere: Mapping[int, Parts], came: Reply | Block) -> Reply | Block:
+        clients = came.clients if isinstance(came, Block) else (came.client,)
+        summed = elsewhere.get(clients[0], {})  # of a block as many bytes for each
+        up = size_in_bytes(came[1]) + len(clients) * size_in_bytes(summed)
+        count = self.last.clients + len(clients)
+        self.last = self.last._replace(clients=count, up=self.last.up + up)
+        return came
+
+
+def metered(
+    meter: Meter | None, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
+    elsewhere: Mapping[int, Parts] = {},
+) -> Iterator[Reply | Block]:  # fmt: skip
+    """What the backend makes of a round's jobs; a meter listens, if there is one."""
+    if meter is None:
+        return backend(update, jobs)
+    return meter.listen(backend, update, jobs, elsewhere)

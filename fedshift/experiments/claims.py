@@ -16,7 +16,8 @@ from fedshift.data import ClientData
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.folder import CONFIG
-from fedshift.experiments.load import load_config
+from fedshift.experiments.load import load_with_source
+from fedshift.experiments.places import Source
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, is_folder
@@ -30,17 +31,17 @@ MOST_NUMBERS = 500_000
 BATCH = 256
 
 
-def source(place: Path) -> tuple[Config, Path | None]:
-    """The configuration of FILE.toml, or of a run folder with its model where it has one.
+def configured(place: Path) -> tuple[Config, Source, Path | None]:
+    """The configuration of FILE.toml, or of a run folder; its model, where it has one.
 
     Raises InputError for anything else.
     """
     if not is_folder(place):
-        return load_config(place), None
+        return *load_with_source(place), None
     if not is_file(place / CONFIG):
         raise InputError(f"{place}: not a run folder (no {CONFIG}); give one, or FILE.toml")
     model = place / "model.safetensors"
-    return load_config(place / CONFIG), model if is_file(model) else None
+    return *load_with_source(place / CONFIG), model if is_file(model) else None
 
 
 def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fedshift.datasets import known
-from fedshift.errors import unknown
+from fedshift.datasets import entry
+from fedshift.datasets.registry import sized
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.section import Count, Positive, Section
 from fedshift.seeds import Seeds
@@ -18,8 +18,8 @@ class Data(Section):
 
     For shift.target = "clients", training and test file are one pool, of which `limit` examples are
     drawn (all if left out), and each client keeps the share `test` of its examples for testing.
-    size: pixels a side that pacs and iwildcam are decoded to (96 if left out). augment: "photos"
-    changes training images at random, see `fedshift.datasets.augment`.
+    size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
+    "photos" changes training images at random, see `fedshift.datasets.augment`.
     """
 
     name: str = "fashion-mnist-mini"
@@ -32,15 +32,13 @@ class Data(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        names = [one.name for one in known()]
-        if name not in names:
-            raise unknown("data set", name, names)
-        return name
+        return entry(name).name
 
     @model_validator(mode="after")
     def _decoded(self) -> Data:
-        if self.size is not None and self.name not in ("pacs", "iwildcam"):
-            raise ValueError(f'size is for "pacs" and "iwildcam", not for "{self.name}"')
+        if self.size is not None and not entry(self.name).sized:
+            names = " and ".join(f'"{name}"' for name in sized())
+            raise ValueError(f'size is for {names}, not for "{self.name}"')
         return self
 
 

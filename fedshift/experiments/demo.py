@@ -7,12 +7,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedshift.experiments.config import Config, Method
-from fedshift.experiments.load import load_config
+from fedshift.experiments.load import load_with_source
+from fedshift.experiments.places import Source
 
 
-def demo_config(overrides: Sequence[str] = ()) -> Config:
-    """The shipped demo.toml with overrides."""
-    return load_config(Path(str(files("fedshift.experiments") / "demo.toml")), overrides)
+def demo_config(overrides: Sequence[str] = ()) -> tuple[Config, Source]:
+    """The shipped demo.toml with overrides, and what says where a key was set."""
+    return load_with_source(Path(str(files("fedshift.experiments") / "demo.toml")), overrides)
 
 
 def method_configs(config: Config) -> tuple[Config, ...]:

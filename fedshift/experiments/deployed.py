@@ -10,8 +10,8 @@ import contextlib
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.backends import Backend, loop
 from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Meter
 from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CONFIG, EVENTS, SUMMARY, kept_in, record, reserved
+from fedshift.experiments.config import Config, Training
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import CONFIG, EVENTS, SUMMARY, kept_in, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
-from fedshift.experiments.training import Play, silent
+from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.kept import KEEP
@@ -43,7 +44,7 @@ def configured(text: str) -> Config:
     """The experiment. Raises InputError for what only a simulation can do."""
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
-        raise InputError('ess = "auto" trains one model per candidate; deploy with a number')
+        raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
     if config.shift.target == "clients":
         raise InputError(
             'shift.target = "clients" is measured on models that never leave their clients; '
@@ -61,12 +62,9 @@ def main(grid: Grid, context: Context) -> None:
 
     prepared = prepare(config)
     with _folder(Path(str(given["out"])), config, prepared) as folder:
-
-        def engine(config: Config, options: dict[str, Any]) -> Play:
-            return partial(_play, grid, config, waits, folder)
-
         # Every round: on Flower one takes seconds at least, and a checkpoint less.
-        record(folder, config, prepared, silent, engine, kept_in(folder, config, prepared, 1))
+        keeper = kept_in(folder, config, prepared, 1)
+        record(folder, config, prepared, silent, Deployed(grid, waits, folder), keeper)
 
 
 @contextlib.contextmanager
@@ -86,30 +84,40 @@ def name_of(folder: Path) -> str:
         return hashlib.sha256(f.readline()).hexdigest()[:32]
 
 
-def _play(
-    grid: Grid,
-    config: Config,
-    waits: dict[str, float],
-    folder: Path,
-    algorithm: Algorithm,
-    federation: Federation,
-    rounds: int,
-    *,
-    cohort: int | None = None,
-    backend: Backend = loop,
-    after: Round | None = None,
-) -> Iterator[Round]:
-    check_model(algorithm.model, federation)
-    check_training(algorithm, federation.params, rounds)
+@dataclass(frozen=True)
+class Deployed:
+    """The engine of clients on deployed nodes; waits: `patience` and `timeout` of `on_grid`."""
 
-    def played() -> Iterator[Round]:
-        # Not before a round is asked for: by then the run's first event is on disk.
+    grid: Grid
+    waits: Mapping[str, float]
+    folder: Path
+    backend: str = "loop"
+
+    def rounds(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        training: Training,
+        options: Mapping[str, Any],
+        *,
+        after: Round | None,
+        meter: Meter,
+    ) -> Iterator[Round]:
+        """As `Engine`; the clients have the method's options from Flower."""
+        check_model(algorithm.model, federation)
+        check_training(algorithm, federation.params, training.rounds)
+        return self._rounds(algorithm, federation, training, after, meter)
+
+    def _rounds(
+        self, algorithm: Algorithm, federation: Federation, training: Training,
+        after: Round | None, meter: Meter,
+    ) -> Iterator[Round]:  # fmt: skip
+        # The name is not there before a round is asked for: then the first event is on disk.
         yield from on_grid(
-            grid, config, algorithm, federation, rounds, cohort=cohort, backend=backend,
-            after=after, name=name_of(folder), **waits,
+            self.grid, algorithm, federation, training, meter=meter, after=after,
+            name=name_of(self.folder), patience=self.waits["patience"],
+            timeout=self.waits["timeout"],
         )  # fmt: skip
-
-    return played()
 
 
 def site_of(context: Context) -> Site:

@@ -1,78 +1,121 @@
-"""One experiment from configuration to outcome."""
+"""One experiment from configuration to outcome, and to its run folder."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
-from fedshift.engine.profile import Clock, Idle
-from fedshift.engine.run import Federation, run
-from fedshift.errors import InputError
-from fedshift.experiments.config import Config
+from fedshift.data import Task
+from fedshift.engine.profile import (
+    CHECKPOINTING,
+    EVALUATION,
+    OTHER,
+    PLANNING,
+    Clock,
+    Idle,
+    Stopwatch,
+)
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Meter
+from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
+from fedshift.experiments.config import Config, Training
+from fedshift.experiments.engines import Engine, InProcess
+from fedshift.experiments.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EVENTS,
+    LOCK,
+    EventLog,
+    in_turn,
+    trained_before,
+    write_lock,
+    write_profile,
+    write_run,
+    write_start,
+)
+from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
-from fedshift.experiments.progress import Keeper
-from fedshift.experiments.selection import Choice, candidates, choose
+from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.played import describe_weights, registered
+from fedshift.experiments.progress import Keeper, Progress, Saver
+from fedshift.experiments.selection import candidates, choose
+from fedshift.experiments.served import LastRound, last_round
 from fedshift.experiments.settings import setting
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
-from fedshift.experiments.training import Listener, Outcome, Play, check_first_round, silent, train
+from fedshift.experiments.training import (
+    Evaluation,
+    Listener,
+    check_first_round,
+    evaluate,
+    listeners,
+    measured_round,
+    silent,
+)
 from fedshift.experiments.wording import in_file_words
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
-# From a configuration and the method's options, as they were chosen, to what plays its rounds. One
-# whose numbers are not those of the loop has an attribute `backend`, the name of what it trains by.
-Engine = Callable[[Config, dict[str, Any]], Play]
 
 
-def in_process(config: Config, options: dict[str, Any]) -> Play:
-    """The engine that runs all clients in this process.
+def record(
+    folder: Path,
+    config: Config,
+    prepared: Prepared,
+    listen: Listener,
+    engine: Engine | None = None,
+    keeper: Keeper | None = None,
+    clock: Clock = Idle(),
+) -> Experiment:
+    """Run an experiment and leave it in `folder`, which is made when training starts.
 
-    Raises InputError for a deadline and for retries.
+    keeper: see `kept_in`; a complete folder has no checkpoints. clock: a `Stopwatch`'s seconds go
+    to the folder as well.
     """
-    check_deadline(config)
-    check_retries(config)
-    return run
 
+    engine = engine or InProcess()
+    new, before, by = not (folder / CONFIG).exists(), list[str](), list[str]()
 
-def trained_by(engine: Engine) -> str:
-    """The name of the backend that an engine's numbers are those of, bit for bit."""
-    return str(getattr(engine, "backend", "loop"))
+    def begin(event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "start":
+            before.extend([trained_before(folder)] if "after" in event else [])
+            if not (folder / CONFIG).exists():
+                write_start(folder, config, prepared, engine.backend)
+        if kind == "round" and not by:  # by now "auto" has chosen
+            by.append(in_turn(*before, engine.backend))
+            write_lock(folder, config, prepared, by[0])
 
-
-def check_deadline(config: Config) -> None:
-    """Refuse, with InputError, a deadline where nothing can end a client that is at work."""
-    if config.training.deadline is not None:
-        raise InputError(
-            "training.deadline needs clients in processes of their own, which can be ended: "
-            "--workers N, or Flower"
+    heard = listeners(begin, EventLog(folder), listen)
+    with clock.of(OTHER), _leaving_nothing(folder, lambda: new and not by):
+        experiment = run_experiment(
+            config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
         )
+    if isinstance(clock, Stopwatch):
+        write_profile(folder, clock.profile())
+    write_run(folder, experiment, by[0] if by else trained_before(folder))
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return experiment
 
 
-def check_retries(config: Config) -> None:
-    """Refuse, with InputError, retries where no process of a client can die alone."""
-    if config.training.retries:
-        raise InputError(
-            f"training.retries = {config.training.retries} asks clients again whose process died, "
-            "and here all train in one process; leave it out, or train with --workers N, or on "
-            "Flower"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """What was configured, what it was run on, and what came of it."""
-
-    config: Config
-    prepared: Prepared
-    algorithm: Algorithm
-    outcome: Outcome
-    choice: Choice | None
+@contextlib.contextmanager
+def _leaving_nothing(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
+    """A backend that cannot train a run at all says so before the first round of a fresh one."""
+    try:
+        yield
+    except UnfitError:
+        for name in (CONFIG, LOCK, EVENTS) if fresh() else ():
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
@@ -93,12 +136,13 @@ def run_experiment(
     *,
     listen: Listener = silent,
     prepared: Prepared | None = None,
-    engine: Engine = in_process,
+    engine: Engine | None = None,
     keeper: Keeper | None = None,
     clock: Clock = Idle(),
 ) -> Experiment:
     """Prepare (unless given), train, and where `ess = "auto"` choose among candidates.
 
+    engine: what plays the rounds; the clients one after the other in this process by default.
     clock: told what the time of all of them goes to.
     """
     torch.set_num_threads(config.training.threads)
@@ -106,14 +150,16 @@ def run_experiment(
     options, make = config.method.options, method_of(config, ready)
     recipe = recipes.recipe(config.method.name)
     federation = federation_of(config, ready)
+    if keeper is not None:
+        federation = replace(federation, shelf=keeper.shelf)
 
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
         with in_file_words("method", named_alike(recipe)):
             algorithm = make(**given)
             check_first_round(algorithm, federation, config.training, ready.task)
         trained = train(
-            algorithm, federation, ready.task, config.training, label=label, listen=listen,
-            play=engine(config, given), keeper=keeper, clock=clock,
+            algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
+            engine=engine or InProcess(), keeper=keeper, clock=clock,
         )  # fmt: skip
         return algorithm, trained
 
@@ -141,45 +187,117 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
     return Experiment(config, ready, made[chosen.label], chosen.outcome, choice)
 
 
-def reasons(
-    classes: Sequence[str],
-    target: Sequence[float],
-    mixed: Sequence[float],
-    used: Sequence[float],
-    unmeasured: float = 0.0,
-) -> list[str]:
-    """Why weights matter here: which of the target's labels sample-size weights train too little.
+def train(
+    algorithm: Algorithm, federation: Federation, task: Task, training: Training,
+    options: Mapping[str, Any], *, label: str, listen: Listener, engine: Engine,
+    keeper: Keeper | None, clock: Clock,
+) -> Outcome:  # fmt: skip
+    """Run all rounds; evaluate as `training` says, and after the last.
 
-    `mixed` [K] is the label mix that sample-size weights train on, `used` [K] the mix of the
-    weights in use. Labels are named where sample-size weights miss more than 0.02 of T; those that
-    no client has are named apart, since no weights can help there. `unmeasured` is the mass of T
-    whose recall no validation example measures.
+    options: the method's, for engines whose clients make it themselves. keeper: where to keep
+    checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
+    code, where the keeper is asked to stop. clock: told what the time goes to.
     """
-    absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
-    short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
-    surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
-    said = []
-    if absent:
-        mass = 100 * math.fsum(target[y] for y in absent)
-        named = ", ".join(f'"{classes[y]}"' for y in absent)
-        said.append(
-            f"No client has any example of {named}, {mass:.0f} % of the target: no weights can "
-            "make up for that."
+    saver, meter, seen = Saver(keeper, label, training.rounds), Meter(clock), None
+    done = saver.start()
+    # First: a backend that cannot train this says so before anybody hears of rounds.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
+        rounds = engine.rounds(
+            algorithm, federation, training, options, after=done.after, meter=meter
         )
-    if short:
-        named = ", ".join(
-            f'"{classes[y]}" ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in '
-            f"FedAvg, {100 * used[y]:.0f} % here)"
-            for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
-        )
-        said.append(f"Sample-size weights train too little on {named}.")
-    if surplus > 0.02:
-        said.append(
-            f"{100 * surplus:.0f} % of what FedAvg trains on are labels that the target never sees."
-        )
-    if unmeasured > 0:
-        said.append(
-            f"The estimate leaves out {100 * unmeasured:.0f} % of the target: labels of which no "
-            "client holds a validation example; it counts them as wrong."
-        )
-    return said or ["Sample-size weights already mix to the target's labels: little to gain."]
+    listen(_begun(label, done, training.rounds))
+    began = time.perf_counter()
+    for current in clock.each(PLANNING, _noting(rounds, done)):
+        seconds = time.perf_counter() - began
+        weights = describe_weights(current, federation.table, task.target)
+        listen(_played(label, current, training.rounds, seconds) | weights)
+        done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
+        if training.draws(len(federation.clients)):
+            done.played = done.played.after(current, algorithm, federation.table, task.target)
+        if training.evaluates(current.t):
+            with clock.of(EVALUATION):
+                seen = evaluate(algorithm, current, federation, task)
+            done.metrics.append(measured_round(current, seen, federation, task))
+            done.served += [] if seen.served is None else [seen.served.metrics]
+            done.sets += set_round(current)
+            listen({"event": "evaluation", "run": label, **vars(done.metrics[-1]), **_own(seen)})
+        with clock.of(CHECKPOINTING):
+            saver.played(done)
+        began = time.perf_counter()
+    return _outcome(algorithm, federation, task, label, done, seen)
+
+
+def _noting(played: Iterator[Round], done: Progress) -> Iterator[Round]:
+    """The rounds played; the error of training that diverges says what was measured before."""
+    try:
+        yield from played
+    except DivergedError as e:
+        e.measured = tuple(done.metrics)
+        raise
+
+
+def _begun(label: str, done: Progress, rounds: int) -> dict[str, Any]:
+    said = {"event": "start", "run": label, "rounds": rounds}
+    return said if done.after is None else said | {"after": done.after.t}
+
+
+def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
+    return {
+        "event": "round",
+        "run": label,
+        "round": current.t,
+        "rounds": rounds,
+        "train_loss": current.loss,
+        "clients": list(current.trained),
+        "seconds": seconds,
+    }
+
+
+def _own(seen: Evaluation) -> dict[str, float]:
+    """Where clients test on their own data: what all models together, and each alone, get right."""
+    if seen.served is None:
+        return {}
+    found = seen.served.metrics
+    return {"system_accuracy": found.system_accuracy, "average_accuracy": found.average_accuracy}
+
+
+def _outcome(
+    algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
+    seen: Evaluation | None,
+) -> Outcome:  # fmt: skip
+    """What a complete run leaves; `seen` is None where its last round was played before."""
+    last = done.after
+    assert last is not None  # a run has at least one round
+    seen = evaluate(algorithm, last, federation, task) if seen is None else seen
+    # None are known of rounds that a version without `Played` has played.
+    played = done.played if done.played.rounds else None
+    everybody = torch.arange(len(federation.clients))
+    weights = algorithm.weigh(last.server, everybody).tolist() if played is None else played.weights
+    return Outcome(
+        label,
+        last.server.get("params", {}),
+        last.server.get("buffers", {}),
+        tuple(weights),
+        tuple(done.metrics),
+        seen.test,
+        seen.clients,
+        seen.estimate,
+        replace(federation, table=registered(last, federation.table)),
+        last,
+        tuple(done.served),
+        _at_end(algorithm, last, federation, task, seen),
+        tuple(done.sets),
+        done.traffic,
+        done.missed,
+        played,
+    )
+
+
+def _at_end(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, seen: Evaluation
+) -> LastRound | None:
+    """What is measured after the last round alone, where clients serve models of their own."""
+    if seen.served is None:
+        return None
+    return last_round(algorithm, current, federation, task, seen.served.answers)

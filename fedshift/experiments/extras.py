@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedshift.datasets import entry
 from fedshift.datasets.augment import kornia_module
 from fedshift.experiments.config import Config
 from fedshift.models.pretrained import torchvision_models
@@ -17,9 +18,6 @@ def check_extras(config: Config) -> None:
 
 def extra_packages(config: Config) -> tuple[str, ...]:
     """Packages beyond the library's own requirements whose version can change the numbers."""
-    needed = {
-        "pillow": config.data.name in ("pacs", "iwildcam"),
-        "kornia": config.data.augment == "photos",
-        "torchvision": config.model.pretrained,
-    }
-    return tuple(name for name, is_needed in needed.items() if is_needed)
+    needed = {"kornia": config.data.augment == "photos", "torchvision": config.model.pretrained}
+    others = (name for name, is_needed in needed.items() if is_needed)
+    return (*entry(config.data.name).needs, *others)

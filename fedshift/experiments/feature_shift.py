@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import datasets
-from fedshift.datasets import writers
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.natural import Dealt
@@ -41,10 +40,12 @@ def writer_ids(name: str) -> Indices:
 
     A writer of both files has one number. Raises InputError for a data set without writers.
     """
-    if name not in writers.READERS:
-        error = unknown("data set with writers", name, writers.READERS)
+    read = datasets.entry(name).writers
+    if read is None:
+        names = [one.name for one in datasets.entries() if one.writers]
+        error = unknown("data set with writers", name, names)
         raise InputError(f'shift.kind = "writers": {error}')
-    parts = writers.READERS[name](datasets.find(name))
+    parts = read(datasets.find(name))
     named = np.concatenate([np.asarray(part.sites)[part.site.numpy()] for part in parts])
     return np.unique(named, return_inverse=True)[1].astype(np.int64)
 

@@ -9,29 +9,21 @@ import io
 import json
 import math
 import platform
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
-from fedshift.engine.profile import OTHER, Clock, Idle, Stopwatch
-from fedshift.errors import DataError, FedshiftError, InputError, UnfitError, visible
+from fedshift.errors import DataError, FedshiftError, InputError, visible
 from fedshift.experiments.config import Config
-from fedshift.experiments.experiment import (
-    Engine,
-    Experiment,
-    in_process,
-    run_experiment,
-    trained_by,
-)
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
 from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.outcome import Experiment
 from fedshift.experiments.progress import Asked, Keeper, nobody_asks
 from fedshift.experiments.run_models import CONFIG as CONFIG
 from fedshift.experiments.run_models import MODEL, model_parts
@@ -39,7 +31,6 @@ from fedshift.experiments.run_models import SUMMARY as SUMMARY
 from fedshift.experiments.served import ServedMetrics, models
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
-from fedshift.experiments.training import Listener, listeners
 from fedshift.files import append, clean, read_object, write
 from fedshift.tree import Parts, flatten
 
@@ -139,56 +130,6 @@ class EventLog:
         append(self.path, json.dumps({"time": round(time.time(), 3), **clean(event)}))
 
 
-def record(
-    folder: Path,
-    config: Config,
-    prepared: Prepared,
-    listen: Listener,
-    engine: Engine = in_process,
-    keeper: Keeper | None = None,
-    clock: Clock = Idle(),
-) -> Experiment:
-    """Run an experiment and leave it in `folder`, which is made when training starts.
-
-    keeper: see `kept_in`; a complete folder has no checkpoints. clock: a `Stopwatch`'s seconds go
-    to the folder as well.
-    """
-
-    new, before, by = not (folder / CONFIG).exists(), list[str](), list[str]()
-
-    def begin(event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "start":
-            before.extend([_trained_before(folder)] if "after" in event else [])
-            if not (folder / CONFIG).exists():
-                write_start(folder, config, prepared, trained_by(engine))
-        if kind == "round" and not by:  # by now "auto" has chosen
-            by.append(_in_turn(*before, trained_by(engine)))
-            write(folder / LOCK, _json(lock(config, prepared, by[0])))
-
-    heard = listeners(begin, EventLog(folder), listen)
-    with clock.of(OTHER), _leaving_nothing(folder, lambda: new and not by):
-        experiment = run_experiment(
-            config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
-        )
-    if isinstance(clock, Stopwatch):
-        write(folder / PROFILE, _json(clock.profile()))
-    write_run(folder, experiment, by[0] if by else _trained_before(folder))
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    return experiment
-
-
-@contextlib.contextmanager
-def _leaving_nothing(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
-    """A backend that cannot train a run at all says so before the first round of a fresh one."""
-    try:
-        yield
-    except UnfitError:
-        for name in (CONFIG, LOCK, EVENTS) if fresh() else ():
-            (folder / name).unlink(missing_ok=True)
-        raise
-
-
 def kept_in(
     folder: Path, config: Config, prepared: Prepared, every: int | None = None,
     asked: Asked = nobody_asks,
@@ -204,8 +145,18 @@ def kept_in(
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
     """What is known before training: the configuration, and what it takes to run it again."""
     # The configuration last: a folder that has it can be resumed.
-    write(folder / LOCK, _json(lock(config, prepared, backend)))
+    write_lock(folder, config, prepared, backend)
     write(folder / CONFIG, dumps(config))
+
+
+def write_lock(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
+    """What is needed to get the same numbers again (`lock`)."""
+    write(folder / LOCK, _json(lock(config, prepared, backend)))
+
+
+def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
+    """What the time of a run went to."""
+    write(folder / PROFILE, _json(profile))
 
 
 def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str, Any]:
@@ -228,14 +179,14 @@ def trained_with(lock: Mapping[str, Any]) -> str:
     return str(lock.get("backend", "loop"))
 
 
-def _trained_before(folder: Path) -> str:
+def trained_before(folder: Path) -> str:
     """What the folder's lock.json says; the loop's where it is lost."""
     with contextlib.suppress(DataError):
         return trained_with(read_object(folder / LOCK))
     return "loop"
 
 
-def _in_turn(*backends: str) -> str:
+def in_turn(*backends: str) -> str:
     """ "loop, then dense"; one that goes on with its own is one."""
     first, last = backends[0], backends[-1]
     return first if last_of(first) == last else f"{first}, then {last}"

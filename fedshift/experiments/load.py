@@ -78,7 +78,7 @@ def validate(
         problems += _method_problems(config)
     if config is None or problems:
         first, source = problems[:MOST_TOLD], Source(origin, text, tuple(overrides))
-        lines = [f"{source.place(source.about(key, why))}: {why}" for key, why in first]
+        lines = [source.placed(why, key) for key, why in first]
         if len(problems) > MOST_TOLD:
             lines.append(f"{origin}: and {len(problems) - MOST_TOLD} more")
         raise InputError("\n".join(lines))

@@ -6,18 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.datasets import Dataset, Samples, content_sha256, gaussians
+from fedshift.datasets import Dataset, Wanted, entries, entry
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config_shift import Split
-from fedshift.experiments.image_sets import iwildcam_task, pacs_task
 
 Indices = NDArray[np.int64]
-# Data sets whose sites are clients that use the model themselves.
-AT_SITES = ("heart-disease", "retina")
 
 
 class Dealt(NamedTuple):
@@ -49,40 +45,23 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
 
     Raises InputError where the data set has no clients of its own, or another number of them.
     """
-    makers: dict[str, Callable[[Split, int], Dealt]] = {
-        "gaussians": _gaussians,
-        "pacs": lambda _, seed: Dealt(*pacs_task(seed, size)),
-        "iwildcam": lambda split, _: Dealt(*iwildcam_task(split.clients, size)),
-    }
-    if name in AT_SITES:
+    one = entry(name)
+    if one.clients is None and one.at_sites is not None:
         raise InputError(
             f'shift.kind = "natural": the clients of {name} are its sites, and its target is their '
-            'own patients; set shift.target = "clients"'
+            'own examples; set shift.target = "clients"'
         )
-    if name not in makers:
-        error = unknown("data set with clients of its own", name, makers)
+    if one.clients is None:
+        names = [other.name for other in entries() if other.clients]
+        error = unknown("data set with clients of its own", name, names)
         raise InputError(f'shift.kind = "natural": {error}')
-    if split.delta is not None and name != "gaussians":
-        raise InputError(f"shift.delta moves the target of gaussians; {name} has a fixed one")
-    dealt = makers[name](split, seed)
+    if split.delta is not None and not one.moves:
+        moving = " and ".join(other.name for other in entries() if other.moves)
+        raise InputError(f"shift.delta moves the target of {moving}; {name} has a fixed one")
+    dealt = Dealt(*one.clients(Wanted(split.clients, seed, size, split.delta or 0.0)))
     if split.clients != len(dealt.parts):
         raise InputError(
             f"shift.clients = {split.clients}, but {name} comes with {len(dealt.parts)} clients; "
             f"set shift.clients = {len(dealt.parts)}"
         )
     return dealt
-
-
-def _gaussians(split: Split, seed: int) -> Dealt:
-    """Two clients and a target that moves away from them by delta (0 where left out)."""
-    drawn = gaussians(seed, split.delta or 0.0)
-    train = Samples(
-        torch.cat([c.x for c in drawn.clients]), torch.cat([c.y for c in drawn.clients])
-    )
-    ends = np.cumsum([len(c) for c in drawn.clients])
-    parts = np.split(np.arange(len(train)), ends[:-1])
-    digest = content_sha256(train, drawn.test)
-    data = Dataset(
-        "gaussians", train, drawn.test, ("0", "1", "2"), digest, "generated", "generated"
-    )
-    return Dealt(data, parts, drawn.target, None, np.arange(len(drawn.test)))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedshift.datasets import Dataset, heart, retina
+from fedshift.datasets import Dataset, entry
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.shifts import covariate
@@ -64,7 +64,6 @@ def grey_note(config: Config, images: Tensor) -> str | None:
 
 def look_names(config: Config, clients: int) -> tuple[str, ...] | None:
     """What sets each client's inputs apart, in words: its look, or its site; None for nothing."""
-    sites = {"heart-disease": heart.SITES, "retina": retina.SITES}
     if config.shift.kind == "natural":
-        return sites.get(config.data.name)
+        return entry(config.data.name).sites or None
     return tuple(map(look_name, looks(config, clients))) or None

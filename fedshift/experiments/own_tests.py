@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedshift import datasets
-from fedshift.datasets import Dataset, Samples, heart, retina
+from fedshift.datasets import Dataset, Samples
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
 from fedshift.experiments.feature_shift import dealing
@@ -21,11 +21,6 @@ from fedshift.holdout import hold_out
 from fedshift.seeds import numpy_generator
 
 Indices = NDArray[np.int64]
-
-
-# Data sets that are dealt by other labels than they are learned by, of the same images in the same
-# order: Wang et al. 2026, `utils/dataset.py`.
-FINER = {"cifar-20": "cifar-100"}
 
 
 def among_clients(config: Config, seed: int) -> Dealt:
@@ -56,8 +51,8 @@ def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
     """(the pool as a data set without a test file, rows of each client)."""
     both, limit = datasets.load(config.data.name, size=config.data.size), config.data.limit
     data = pool(both, limit, seed)
-    finer = FINER.get(config.data.name)
-    dealt = data if finer is None else pool(datasets.load(finer), limit, seed)
+    finer = datasets.entry(config.data.name).finer
+    dealt = pool(datasets.load(finer), limit, seed) if finer else data
     rng = numpy_generator(seed, "split")
     with in_file_words("shift", config.shift.arguments()):
         deal = dealing(config, seed, pool_rows(both, limit, seed))
@@ -67,23 +62,20 @@ def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
 def _at_sites(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices], Sequence[Indices]]:
     """(all examples as a data set without a test file, training rows, test rows of each site)."""
     name, share = config.data.name, config.data.test
-    makers = {
-        "heart-disease": lambda path: heart.federated(heart.scan(path), seed, share),
-        "retina": lambda path: retina.federated(retina.scan(path), seed, share),
-    }
-    if name not in makers:
-        error = unknown("data set whose sites are clients", name, makers)
+    one = datasets.entry(name)
+    if one.at_sites is None:
+        names = [other.name for other in datasets.entries() if other.at_sites]
+        error = unknown("data set whose sites are clients", name, names)
         raise InputError(f'shift.kind = "natural" with target = "clients": {error}')
-    found, split = makers[name](datasets.find(name))
-    if config.shift.clients != len(found.sites):
+    everyone, split = one.at_sites(datasets.find(name), seed, share)
+    if config.shift.clients != len(everyone.sites):
         raise InputError(
-            f"shift.clients = {config.shift.clients}, but {name} has {len(found.sites)} sites; "
-            f"set shift.clients = {len(found.sites)}"
+            f"shift.clients = {config.shift.clients}, but {name} has {len(everyone.sites)} sites; "
+            f"set shift.clients = {len(everyone.sites)}"
         )
-    held = Samples(found.x, found.y)
-    nobody = Samples(found.x[:0], found.y[:0])
-    data = replace(datasets.load(name), train=held, test=nobody)
-    return data, split.train, split.test
+    train = Samples(everyone.x, everyone.y)
+    no_test = Samples(everyone.x[:0], everyone.y[:0])
+    return replace(datasets.load(name), train=train, test=no_test), split.train, split.test
 
 
 def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:

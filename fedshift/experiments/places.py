@@ -61,14 +61,21 @@ class Source:
         partly = [one for one in named if one[:1] in given]
         return next(iter((*whole, *([key] if key else partly))), ())
 
+    def placed(self, message: str, key: Key = ()) -> str:
+        """The message, headed by where that was set which it is about; a key is named once."""
+        place = self.place(self.about(key, message))
+        if place.startswith("-c ") and re.match(rf"{re.escape(place[3:])}(?![\w.])", message):
+            return f"-c {message}"
+        return f"{place}: {message}"
+
     @contextlib.contextmanager
     def placing(self) -> Iterator[None]:
-        """Errors raised within begin with where that was set which they are about."""
+        """Errors raised within are `placed`, where they are about a key that was set."""
         try:
             yield
         except InputError as e:
-            if key := self.about((), str(e)):
-                e.args = (f"{self.place(key)}: {e}",)
+            if self.about((), str(e)):
+                e.args = (self.placed(str(e)),)
             raise
 
 

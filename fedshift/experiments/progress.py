@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +15,15 @@ from fedshift.engine.run import Round
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.traffic import Traffic
-from fedshift.errors import DataError
+from fedshift.errors import DataError, InputError
 from fedshift.experiments.label_sets import SetRound
 from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.played import Played, played_of
 from fedshift.experiments.served import ServedMetrics
 
 SECONDS = 60.0
+STATES = "states"
+MIB = 1 << 20
 # The exit code of a stop that was asked for, None while nobody asks.
 Asked = Callable[[], int | None]
 
@@ -118,7 +122,7 @@ class Keeper:
     every     rounds; None: whenever `SECONDS` have passed since the last one
     asked     looked at after every round: a stop that was asked for is made once a checkpoint is
               written
-    shelf     where clients' states go when a run goes on
+    shelf     where clients' states are kept
     identity  what tells this run from others; a checkpoint of another run is refused
     """
 
@@ -182,3 +186,21 @@ def slug(label: str) -> str:
     """A label as the name of a folder; of dots alone it would be another place."""
     name = "".join(c if c.isalnum() or c in "-_.=" else "_" for c in label)
     return name if name.strip(".") else name.replace(".", "_")
+
+
+@contextlib.contextmanager
+def shelf_in(folder: Path, mebibytes: float | None) -> Iterator[Shelf]:
+    """A shelf of so many MiB with its files in a run folder, which are gone at the end; None: all
+    in memory. Files that a killed run left are removed. Raises InputError for a negative number.
+    """
+    if mebibytes is None:
+        yield Shelf()
+        return
+    if not mebibytes >= 0:
+        raise InputError(f"--state-memory {mebibytes:g}: give MiB, 0 or more")
+    place = folder / STATES
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        yield Shelf(mebibytes * MIB, place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

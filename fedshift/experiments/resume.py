@@ -10,6 +10,7 @@ from typing import Any
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
+from fedshift.experiments.engines import Way, check_name
 from fedshift.experiments.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -24,7 +25,6 @@ from fedshift.experiments.folder import (
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import slug
-from fedshift.experiments.side_by_side import Way, check_name
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, read_object
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
@@ -13,77 +11,9 @@ from numpy.typing import ArrayLike
 from fedshift.data import Task
 from fedshift.errors import InputError
 from fedshift.experiments.config import Selection
-from fedshift.experiments.training import Outcome
+from fedshift.experiments.outcome import Candidate, Choice, Outcome
 from fedshift.server.pals import PalsWeights, pals_weights
 from fedshift.server.pals_input import Fidelity
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it.
-
-    solved: the weights over all clients.
-    """
-
-    label: str
-    fraction: float
-    solved: PalsWeights
-    outcome: Outcome
-
-    @property
-    def ess(self) -> float:
-        """In examples: of the weights over all clients, or as its rounds had it on average."""
-        played = self.outcome.played
-        return self.solved.ess if played is None else played.mean.ess
-
-    @property
-    def ess_fraction(self) -> float:
-        """The same as a share of all examples, or of a cohort's."""
-        played = self.outcome.played
-        return self.solved.ess_fraction if played is None else played.mean.ess_fraction
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """The candidates, and the label that each selector picks.
-
-    "estimate"    target accuracy estimated from clients' validation counts; needs T only
-    "validation"  accuracy on validation examples that follow T, where there are any
-    "source"      accuracy on the clients' own pooled validation examples
-    "oracle"      accuracy on the target's test set: cheating, for comparison only
-    """
-
-    rule: str
-    candidates: tuple[Candidate, ...]
-    picks: dict[str, str]
-
-    @property
-    def chosen(self) -> Candidate:
-        """The candidate that the configured rule picks."""
-        return next(c for c in self.candidates if c.label == self.picks[self.rule])
-
-    def to_json(self) -> dict[str, Any]:
-        """The table of candidates and picks, for the run folder."""
-        rows = []
-        for c in self.candidates:
-            final = c.outcome.final
-            rows.append(
-                {
-                    "label": c.label,
-                    "ess_fraction": c.ess_fraction,
-                    "estimated_accuracy": final.estimated_accuracy,
-                    "estimated_se": final.estimated_se,
-                    "validation_accuracy": final.validation_accuracy,
-                    "source_accuracy": final.source_accuracy,
-                    "target_accuracy": final.target_accuracy,
-                }
-            )
-        return {
-            "rule": self.rule,
-            "chosen": self.chosen.label,
-            "picks": self.picks,
-            "candidates": rows,
-        }
 
 
 def candidates(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypedDict
 
@@ -10,12 +12,11 @@ from numpy.typing import NDArray
 
 from fedshift.engine.trial import pals_of
 from fedshift.experiments import label_sets, served
-from fedshift.experiments.experiment import Experiment, reasons
 from fedshift.experiments.feature_shift import shifts_features
+from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
-from fedshift.experiments.training import Outcome
 from fedshift.server.pals import (
     PalsWeights,
     ess_curve,
@@ -266,3 +267,47 @@ def package_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def reasons(
+    classes: Sequence[str],
+    target: Sequence[float],
+    mixed: Sequence[float],
+    used: Sequence[float],
+    unmeasured: float = 0.0,
+) -> list[str]:
+    """Why weights matter here: which of the target's labels sample-size weights train too little.
+
+    `mixed` [K] is the label mix that sample-size weights train on, `used` [K] the mix of the
+    weights in use. Labels are named where sample-size weights miss more than 0.02 of T; those that
+    no client has are named apart, since no weights can help there. `unmeasured` is the mass of T
+    whose recall no validation example measures.
+    """
+    absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
+    short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
+    surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
+    said = []
+    if absent:
+        mass = 100 * math.fsum(target[y] for y in absent)
+        named = ", ".join(f'"{classes[y]}"' for y in absent)
+        said.append(
+            f"No client has any example of {named}, {mass:.0f} % of the target: no weights can "
+            "make up for that."
+        )
+    if short:
+        named = ", ".join(
+            f'"{classes[y]}" ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in '
+            f"FedAvg, {100 * used[y]:.0f} % here)"
+            for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
+        )
+        said.append(f"Sample-size weights train too little on {named}.")
+    if surplus > 0.02:
+        said.append(
+            f"{100 * surplus:.0f} % of what FedAvg trains on are labels that the target never sees."
+        )
+    if unmeasured > 0:
+        said.append(
+            f"The estimate leaves out {100 * unmeasured:.0f} % of the target: labels of which no "
+            "client holds a validation example; it counts them as wrong."
+        )
+    return said or ["Sample-size weights already mix to the target's labels: little to gain."]

@@ -16,7 +16,7 @@ _SMALLEST = 16
 
 @dataclass(frozen=True)
 class Widths:
-    """How wide a LeNet-GN is; the default is the FedDRM authors' network.
+    """The widths of a LeNet-GN; the default is the FedDRM authors' network.
 
     channels  of the two convolutions
     groups    of the GroupNorm after each; they must divide the channels
@@ -32,8 +32,8 @@ class Widths:
     branch: int = 128
 
     def __post_init__(self) -> None:
-        given = (*self.channels, *self.groups, *self.dense, self.branch)
-        if not self.dense or any(width < 1 for width in given):
+        widths = (*self.channels, *self.groups, *self.dense, self.branch)
+        if not self.dense or any(width < 1 for width in widths):
             raise InputError(f"{self}: all widths must be 1 or more, with one dense layer at least")
         if any(c % g for c, g in zip(self.channels, self.groups, strict=True)):
             raise InputError(f"groups={self.groups} must divide channels={self.channels}")
@@ -77,17 +77,17 @@ def lenet_gn(
         raise unknown("sharing", str(sharing), get_args(Sharing))
     if size < _SMALLEST:
         raise InputError(f"this LeNet needs images of at least {_SMALLEST} pixels, got {size}")
-    at = Widths() if widths is None else widths
-    (first, second), (few, many) = at.channels, at.groups
+    sizes = Widths() if widths is None else widths
+    (first, second), (first_groups, second_groups) = sizes.channels, sizes.groups
     side = ((size - 4) // 2 - 4) // 2
     stages = (
-        lambda: _convolution(channels, first, few),
-        lambda: _convolution(first, second, many),
-        lambda: _dense(second * side * side, at.dense),
-        lambda: projection(at.dense[-1], at.branch),
+        lambda: _convolution(channels, first, first_groups),
+        lambda: _convolution(first, second, second_groups),
+        lambda: _dense(second * side * side, sizes.dense),
+        lambda: projection(sizes.dense[-1], sizes.branch),
     )
     shared = {"deep": 3, "mid": 2, "shallow": 1, "none": 0}[sharing]
-    return Routed(stages, at.branch, classes, clients, shared=shared)
+    return Routed(stages, sizes.branch, classes, clients, shared=shared)
 
 
 def _convolution(inputs: int, outputs: int, groups: int) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""MADE: a density of binary vectors, made of masked dense layers; and a network to compare two."""
+"""MADE, a density of binary vectors from masked dense layers, and a network to compare two."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def degrees(
         first = numpy_generator(seed, "made", "order").permutation(inputs)
     layers = [(first + 1).astype(np.int64)]
     for depth, width in enumerate(hidden):
-        source = numpy_generator(seed, "made", "hidden", depth)
-        # One input leaves no degree below it: such units feed no output.
+        rng = numpy_generator(seed, "made", "hidden", depth)
+        # With one input there is no smaller degree; such units feed no output.
         low, high = int(layers[-1].min()), max(inputs - 1, 1)
-        layers.append(source.integers(low, high, size=width, endpoint=True))
+        layers.append(rng.integers(low, high, size=width, endpoint=True))
     return tuple(layers)
 
 
 def masks(layers: tuple[Ints, ...]) -> tuple[Tensor, ...]:
     """0/1 masks [outputs, inputs] of the weights between layers of these degrees, output last.
 
-    A hidden unit k hears unit j below it iff m(k) >= m(j); output d hears unit k of the last layer
+    A hidden unit k reads unit j below it iff m(k) >= m(j); output d reads unit k of the last layer
     iff d's degree > m(k). Germain et al. 2015, Equations 12 and 13.
     """
-    between = [above[:, None] >= below[None, :] for below, above in pairwise(layers)]
+    hidden = [above[:, None] >= below[None, :] for below, above in pairwise(layers)]
     last = layers[0][:, None] > layers[-1][None, :]
-    return tuple(torch.from_numpy(mask.astype(np.float32)) for mask in (*between, last))
+    return tuple(torch.from_numpy(mask.astype(np.float32)) for mask in (*hidden, last))
 
 
 class Masked(nn.Module):
@@ -80,9 +80,9 @@ class Made(nn.Module):
     binary u, and sum_d of minus the cross-entropy for grey values, which is no density of them.
 
     Hidden layers have ReLU; `hidden = ()` leaves logistic regressions, one per input. The masks
-    belong to (shape, hidden, ordering, seed) and to no state: they are neither parameters nor
-    buffers, so nothing sends or averages them, and whoever has the seed has the same. The authors
-    of FedDisk let every client draw masks of its own and average the weights all the same.
+    follow from (shape, hidden, ordering, seed) alone. They are neither parameters nor buffers, so
+    they are never sent or averaged, and the same seed gives the same masks. In FedDisk's authors'
+    code every client draws masks of its own, and weights are averaged nevertheless.
 
     Outputs: logits z [n, D], log_density log q [n].
 
@@ -118,7 +118,7 @@ class Made(nn.Module):
         """u in [0, 1], [n, D], of the floating type of the weights."""
         values = x.to(next(self.parameters()).dtype).flatten(1)
         u = ((values - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
-        # Not `round`, which takes a half to 0. NaN stays: nothing that compares may hide it.
+        # Not `round`, which takes 0.5 to 0. NaN must stay visible, so it is not compared.
         return torch.where(u.isnan(), u, (u >= 0.5).to(u)) if self.binary else u
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedshift.errors import InputError, NetworkError
 from fedshift.models.resnet import ResNet
 
-# Two of torchvision's operators, as its compiled part declares them.
+# The two operators that torchvision's compiled part declares and its import needs.
 _SCHEMAS = ("nms", "qnms")
 _HEAD = 2
 
@@ -45,17 +45,17 @@ def load(net: ResNet, weights: Mapping[str, Tensor]) -> ResNet:
     Raises InputError at the first tensor that does not fit (another depth, norm or stem).
     """
     values = list(weights.items())[:-_HEAD]
-    own = list(net.body.state_dict(keep_vars=True).items())
+    targets = list(net.body.state_dict(keep_vars=True).items())
     if net.projection is not None:
-        own = own[:-_HEAD]
-    for (name, given), (key, mine) in zip(values, own, strict=False):
-        if given.shape != mine.shape:
-            raise _unfit(f"{name} has shape {list(given.shape)}, {key} {list(mine.shape)}")
-    if len(values) != len(own):
-        raise _unfit(f"they are {len(values)} tensors, the network has {len(own)}")
+        targets = targets[:-_HEAD]
+    for (name, source), (key, target) in zip(values, targets, strict=False):
+        if source.shape != target.shape:
+            raise _unfit(f"{name} has shape {list(source.shape)}, {key} {list(target.shape)}")
+    if len(values) != len(targets):
+        raise _unfit(f"they are {len(values)} tensors, the network has {len(targets)}")
     with torch.no_grad():
-        for (_, given), (_, mine) in zip(values, own, strict=True):
-            mine.copy_(given)
+        for (_, source), (_, target) in zip(values, targets, strict=True):
+            target.copy_(source)
     return net
 
 

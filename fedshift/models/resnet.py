@@ -49,10 +49,10 @@ class Block(nn.Module):
         for a, b, kernel, step in shapes:
             layers += [_conv(a, b, kernel, step), _norm(norm, b, groups), nn.ReLU()]
         self.residual = nn.Sequential(*layers[:-1])
-        same = stride == 1 and inputs == outputs
+        keeps_shape = stride == 1 and inputs == outputs
         self.shortcut = (
             nn.Identity()
-            if same
+            if keeps_shape
             else nn.Sequential(_conv(inputs, outputs, 1, stride), _norm(norm, outputs, groups))
         )
 
@@ -71,7 +71,7 @@ class ResNet(nn.Module):
                 replace the last layer by 2048 -> 2048, without activation, and a classifier)
     colours     "scaled": inputs lie in [-1, 1]; "imagenet": such inputs are first normalised by
                 ImageNet's means and deviations, as its pretrained weights expect
-    Bytes 0..255 are brought to [-1, 1] first, as `experiments.task.scaled` does.
+    Bytes 0..255 are scaled to [-1, 1] first, as `experiments.task.scaled` does.
 
     Convolutions start from He's normal initialisation (fan out), normalisation from scale 1 and
     shift 0. `body` ends at the features, 512 (depth 18), 2048 (depth 50) or `projection` many;
@@ -92,9 +92,9 @@ class ResNet(nn.Module):
         super().__init__()
         if depth not in STAGES:
             raise InputError(f"depth={depth!r}; allowed: {', '.join(map(str, STAGES))}")
-        for what, given, kind in (("norm", norm, Norm), ("stem", stem, Stem)):
-            if given not in get_args(kind):
-                raise unknown(what, str(given), get_args(kind))
+        for what, value, kind in (("norm", norm, Norm), ("stem", stem, Stem)):
+            if value not in get_args(kind):
+                raise unknown(what, str(value), get_args(kind))
         if colours == "imagenet" and channels != 3:
             raise InputError(f"ImageNet's colours are 3 channels, the images have {channels}")
         self.colours, self.projection = colours, projection
@@ -121,7 +121,7 @@ class ResNet(nn.Module):
 def stem_for(size: int) -> Stem:
     """The stem for images of `size` pixels a side: "cifar" up to 64, where the other leaves 2 x 2.
 
-    Chosen: nobody states a border; 32 takes the one and 96 the other in the literature.
+    Our choice: the literature states no border; it uses "cifar" for 32 and "imagenet" for 96.
     """
     return "cifar" if size <= 64 else "imagenet"
 

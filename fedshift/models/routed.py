@@ -1,4 +1,4 @@
-"""A class branch and, for FedDRM, a client branch that leaves the same trunk."""
+"""A class branch and, for FedDRM, a client branch from the same trunk."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ __all__ = [
     "fedpac_drm_repo",
 ]
 
-# What ConFREE is tried on here; its authors name FedRep, FedALA and FedPAC, among others.
+# Methods that ConFREE can be combined with; its authors name FedRep, FedALA and FedPAC, and more.
 Host = Literal["fedrep", "fedper", "fedala", "fedpac", "fedavg"]
 
 
@@ -42,7 +42,7 @@ def fedpac(
     head_epochs: int = 1,
     head_lr: float = 0.1,
 ) -> FedPac | FedAvg:
-    """Pull features to everybody's class means, and mix heads by what suits each client.
+    """Pull features to all clients' class means, and mix heads as suits each client.
 
     Reference: Xu, Tong and Huang 2023, "Personalized federated learning with feature alignment and
     classifier collaboration" (FedPAC), arXiv 2306.11867, Algorithm 1.
@@ -57,6 +57,7 @@ def fedpac(
     )  # fmt: skip
     if lam or collaborate:
         return full
+    # Neither pull nor mixing is left: FedRep itself, which is cheaper.
     phases = replace(fit, only=head), replace(setting.local, frozen=head)
     return FedAvg(setting.model, local=phases, share=Share(head), server=setting.server)
 
@@ -81,7 +82,7 @@ def fedala(
     share: float = 0.8,
     threshold: float = 0.1,
 ) -> FedAla:
-    """Start local training from a mixture of the old local and the global model that is learned.
+    """Start local training from a learned mixture of the old local and the global model.
 
     Reference: Zhang et al. 2023, "FedALA: adaptive local aggregation for personalized federated
     learning", arXiv 2212.01197, Algorithm 1.
@@ -96,8 +97,8 @@ def fedala_drm_repo(setting: Setting) -> FedAla:
     """FedAvg with half of the steps, served before it is averaged: not FedALA.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedala.py.
-    Note: what the rows "FedALA" of their tables report: the other half of the steps is meant for
-    the mixing weights, which receive no gradient there and stay at 1.
+    Note: what the rows "FedALA" of their tables report. The other half of the steps is meant for
+    the mixing weights, but these get no gradient there and stay at 1.
     """
     _, train = divided(setting, "fedala_drm_repo", 2)
     return FedAla(setting.model, None, local=train, server=setting.server)
@@ -106,7 +107,7 @@ def fedala_drm_repo(setting: Setting) -> FedAla:
 def fedas(
     setting: Setting, *, align_epochs: int = 1, align_lr: float = 0.01, align_batch: int = 16
 ) -> FedAs:
-    """Lead the body received back to the client's old features; weigh clients by Fisher traces.
+    """Align the body received with the client's old features; weigh clients by Fisher traces.
 
     Reference: Yang, Huang and Ye 2024, "FedAS: bridging inconsistency in personalized federated
     learning", CVPR.
@@ -142,7 +143,7 @@ def confree(
     host: Host = "fedrep",
     head_epochs: int = 1,
 ) -> FedAvg | FedAla | FedPac:
-    """A method whose changes are freed of conflicts on the server, to the worst client's gain.
+    """Remove conflicts between clients' changes on the server, to the worst client's gain.
 
     Reference: Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized
     federated learning", AAAI, doi 10.1609/aaai.v39i21.34449.

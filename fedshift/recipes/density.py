@@ -21,8 +21,8 @@ __all__ = ["feddisk", "made"]
 
 Estimator = Literal["classifier", "direct"]
 
-# Chosen: on MNIST by writers with noise, log ratios have standard deviations of 8 to 28 nats within
-# a client; so tempered, weights keep half of the effective size or more.
+# Our choice: on MNIST by writers with noise, log ratios have standard deviations of 8 to 28 nats
+# within a client. Raised to this power, weights keep half of the effective size or more.
 DIRECT_TEMPER = 0.02
 
 
@@ -32,7 +32,7 @@ def _density(
     """MADE for the setting's inputs; None where their shape is unknown, which `FedDisk` refuses."""
     shape, seed = setting.shape, setting.seed
     if shape is None:
-        Made((2,), hidden, ordering=ordering, low=low, high=high)  # what it refuses, it refuses now
+        Made((2,), hidden, ordering=ordering, low=low, high=high)  # refuses bad options right away
         return None
     return build(
         lambda: Made(shape, hidden, seed=seed, ordering=ordering, low=low, high=high),
@@ -54,7 +54,7 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs:
 
 
 def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
-    """InputError, by the option's name, for counts and widths that are not 1, 2, ..."""
+    """Raise InputError, naming the option, for counts and widths below 1."""
     for name, v in counts.items():
         if v < 1:
             raise InputError(f"{name} must be a whole number of 1 or more, got {v!r}")
@@ -65,8 +65,8 @@ def _check_counts(hidden: tuple[int, ...], **counts: int) -> None:
         )
 
 
-def _leaves_rounds(setting: Setting, before: int) -> None:
-    """Raises InputError where a run as long as the setting says would train nothing."""
+def _check_rounds_left(setting: Setting, before: int) -> None:
+    """Raise InputError if the setting's rounds leave none to train in."""
     if setting.rounds is not None and setting.rounds <= before:
         raise InputError(
             f"rounds={setting.rounds} of the run, of which the first {before} fit densities and "
@@ -93,7 +93,7 @@ def feddisk(
     mu: float = 0.0,
     tau: float = 0.5,
 ) -> FedDisk:
-    """Weigh examples by how much likelier they are in everybody's data than in the client's own.
+    """Weigh examples by how much likelier they are in all clients' data than in the client's own.
 
     Reference: Nguyen, Wu and Chang 2024, "Federated learning for distribution skewed data using
     sample weights" (FedDisk), arXiv 2401.02586.
@@ -107,7 +107,7 @@ def feddisk(
         weighing_rounds=weighing_rounds,
         ratio_epochs=ratio_epochs,
     )
-    _leaves_rounds(setting, density_rounds + weighing_rounds)
+    _check_rounds_left(setting, density_rounds + weighing_rounds)
     density = _density(setting, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs)

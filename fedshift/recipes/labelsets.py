@@ -35,8 +35,8 @@ def labelset_fedavg(
     Reference: Breitholtz, Listo Zec and Johansson 2025, "Federated learning with heterogeneous and
     private label sets", arXiv 2508.18774.
     Note: mode "public" is FedAvg itself; tune pulls the server's model to the clients' models on
-    the server's unlabeled inputs (in an experiment file [server] unlabeled); label sets that are
-    all full are FedAvg bit for bit.
+    the server's unlabeled inputs (in an experiment file [server] unlabeled); if every client has
+    all labels it is FedAvg bit for bit.
     """
     inner = one_model.fedavg(setting)
     return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
@@ -79,8 +79,8 @@ def labelset_scaffold(
 
     Reference: ours; the question is left open in Breitholtz, Listo Zec and Johansson 2025,
     arXiv 2508.18774.
-    Note: each row of c is the mean over those who hold the label; mode "public" and label sets that
-    are all full are SCAFFOLD bit for bit.
+    Note: each row of c is the mean over the clients that hold the label; with mode "public", or
+    if every client has all labels, it is SCAFFOLD bit for bit.
     """
     inner = one_model.scaffold(setting, option=option)
     return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
@@ -102,7 +102,8 @@ def labelset_ditto(
 
     Reference: ours; the question is left open in Breitholtz, Listo Zec and Johansson 2025,
     arXiv 2508.18774.
-    Note: the global model is labelset_fedavg's; label sets that are all full are Ditto bit for bit.
+    Note: the global model is labelset_fedavg's; if every client has all labels it is Ditto bit for
+    bit.
     """
     inner = personal.ditto(setting, lam=lam)
     return _tuned(setting, inner, mode, slots, tune, tune_steps, tune_lr, tune_part, tune_over)
@@ -119,7 +120,7 @@ def _tuned(
     part: Part,
     over: Over,
 ) -> Algorithm:
-    """`inner` with label sets, and with central tuning where it is asked for."""
+    """`inner` with label sets and, unless tune is "none", central tuning."""
     plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
     if tune == "none":
         return plain

@@ -1,4 +1,4 @@
-"""Methods whose result is one model for everybody."""
+"""Methods whose result is one model for all clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def _objective(mu: float) -> Term:
-    """Cross-entropy, with the proximal term only where it does something."""
+    """Cross-entropy, with the proximal term unless mu is 0."""
     if mu < 0:
         raise InputError(f"mu must be 0 or more, got {mu}")
     return CrossEntropy() + Proximal(mu) if mu else CrossEntropy()
@@ -97,7 +97,7 @@ def fedpals(
 
 
 def oracle(setting: Setting) -> FedAvg:
-    """FedAvg on clients that all have the target's label marginal: what no method can know.
+    """FedAvg on clients that all have the target's label marginal, which no method can arrange.
 
     Reference: Listo Zec, Breitholtz and Johansson 2024, arXiv 2411.03799, Appendix B.5.
     Note: the experiment draws the clients afresh with the target's marginal, as many and as large.
@@ -136,7 +136,7 @@ def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
     Note: two gradients per step; rho = 0 is FedAvg bit for bit.
     """
     local = setting.local
-    # Innermost: what else the setting does to gradients, it does to the one that is applied.
+    # Innermost: other wrappers of the setting must act on the gradient that is applied.
     oracles = (Sam(rho), *local.oracles) if rho else local.oracles
     return replace(fedavg(setting), local=replace(local, oracles=oracles))
 
@@ -165,7 +165,7 @@ def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
     return replace(fedavg(setting), server=replace(setting.server, momentum=momentum))
 
 
-def _own_server(setting: Setting, name: str, server: ServerOptimizer) -> FedAvg:
+def _with_server_step(setting: Setting, name: str, server: ServerOptimizer) -> FedAvg:
     if setting.server != Sgd():
         raise InputError(f"{name} brings its own server step: leave out {setting.server}")
     return replace(fedavg(setting), server=server)
@@ -184,7 +184,7 @@ def fedadam(
     Reference: Reddi et al. 2021, "Adaptive federated optimization", arXiv 2003.00295, Algorithm 2.
     Note: weights by sample size; v starts at tau squared, without bias correction.
     """
-    return _own_server(setting, "fedadam", Adam(lr, beta1, beta2, tau))
+    return _with_server_step(setting, "fedadam", Adam(lr, beta1, beta2, tau))
 
 
 def fedyogi(
@@ -200,7 +200,7 @@ def fedyogi(
     Reference: Reddi et al. 2021, "Adaptive federated optimization", arXiv 2003.00295, Algorithm 2.
     Note: weights by sample size; v starts at tau squared, without bias correction.
     """
-    return _own_server(setting, "fedyogi", Yogi(lr, beta1, beta2, tau))
+    return _with_server_step(setting, "fedyogi", Yogi(lr, beta1, beta2, tau))
 
 
 def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:

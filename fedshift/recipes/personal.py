@@ -1,4 +1,4 @@
-"""Methods that leave every client with a model of its own."""
+"""Methods that give every client a model of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def local_only(setting: Setting) -> LocalOnly:
     """Train every client alone, from the common first model.
 
     Reference: the baseline "local" of Li et al. 2021 (Ditto), arXiv 2012.04221, Section 4.
-    Note: nothing is sent; run it always, it is what personalisation must beat.
+    Note: nothing is sent; always run it, since personalisation must beat it.
     """
     return LocalOnly(setting.model, local=setting.local)
 
@@ -140,7 +140,7 @@ def head_of(setting: Setting) -> tuple[str, ...]:
 
 
 def layers_of(model: Model) -> str:
-    """The prefixes of a network's layers, by which a head is named, in words: the last eight."""
+    """A sentence with the prefixes of the network's last eight layers, for naming a head."""
     names = [name for name, _ in model.net.named_parameters()]
     layers = [*dict.fromkeys(f"{n.rpartition('.')[0]}." for n in names if "." in n)]
     named = ", ".join(f'"{layer}"' for layer in layers[-8:])
@@ -148,16 +148,16 @@ def layers_of(model: Model) -> str:
 
 
 def _head_only(setting: Setting, local: Local) -> Local:
-    _free(setting)
+    _check_only(setting)
     return replace(local, only=head_of(setting))
 
 
 def _body_only(setting: Setting, local: Local) -> Local:
-    _free(setting)
+    _check_only(setting)
     return replace(local, frozen=(*local.frozen, *head_of(setting)))
 
 
-def _free(setting: Setting) -> None:
+def _check_only(setting: Setting) -> None:
     if setting.local.only:
         raise InputError(
             f"the method decides which parameters move; leave out only={setting.local.only}"
@@ -201,7 +201,7 @@ def halved(setting: Setting, name: str) -> FedAvg:
 
 
 def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "full") -> Algorithm:
-    """FedAvg on the body under a head that nobody trains, then every client tunes alone.
+    """FedAvg on the body under a head that stays fixed, then every client tunes alone.
 
     Reference: Oh, Kim and Yun 2022, "FedBABU: toward enhanced representation for federated image
     classification", arXiv 2106.06042, Algorithm 1.

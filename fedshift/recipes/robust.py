@@ -55,7 +55,7 @@ def rfa(setting: Setting) -> FedAvg:
 
     Reference: Pillutla, Kakade and Harchaoui 2019, "Robust aggregation for federated learning"
     (RFA), arXiv 1912.13445.
-    Note: who claims half of all samples decides alone; no network with BatchNorm.
+    Note: a client that claims half of all samples decides alone; no network with BatchNorm.
     """
     return _robust(setting, "rfa", Geometric(BySize()))
 

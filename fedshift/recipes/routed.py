@@ -25,7 +25,7 @@ def _objective(lam: float) -> Term:
 
 
 def feddrm(setting: Setting, *, lam: float = 0.8) -> FedAvg:
-    """Learn a classifier head per client and, over shared features, whose data a query resembles.
+    """Learn a head per client and, over shared features, which client's data a query resembles.
 
     Reference: Wang, Zhang, Zhang, Liu and Zhang 2026, "Beyond aggregation: guiding clients in
     heterogeneous federated learning" (FedDRM), ICLR, arXiv 2509.23049, Algorithm 1.

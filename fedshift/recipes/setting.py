@@ -24,11 +24,11 @@ class Setting:
 
     head     name prefixes of the parameters that make the classifier; all others are the body
     rounds   rounds of the whole run, for methods whose last rounds differ
-    clients  number of clients N, for methods that tell clients apart
+    clients  number of clients N, for methods that distinguish clients
     server_inputs  unlabeled inputs [n, ...] that the server holds, for methods that tune there
     shape    of one input, for methods that fit a network of their own to inputs
-    seed     of the first weights (and masks) of such networks, the same for everybody; and, on the
-             server alone, of the orders of label sets' slots
+    seed     of the first weights (and masks) of such networks, the same for all clients; and, on
+             the server alone, of the orders of label sets' slots
     """
 
     model: Model
@@ -56,9 +56,9 @@ class Setting:
 
 
 class SettingError(InputError):
-    """A setting that a recipe cannot use: what is wrong, and `advice` for those who write Python.
+    """A setting that a recipe cannot use: the problem, and `advice` for Python callers.
 
-    part  what of the setting it is; who reads it from a file has other advice for that
+    part  the part of the setting; the reader of experiment files gives its own advice for it
     """
 
     def __init__(self, problem: str, part: Part, advice: str) -> None:

@@ -17,10 +17,9 @@ from torch.nn import functional as F
 
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.router.queries import read
+from fedshift.router.queries import Pair, check_served, read
 from fedshift.tree import Params
 
-Pair = tuple[Params, Params]
 Ask = Callable[[int, Tensor], Tensor]
 # Numbers of a table [K, clients, B] that is made at once: what a processor's cache takes.
 TABLE = 2**18
@@ -114,6 +113,10 @@ class Answers:
     shared: Pair
     served: Mapping[int, Pair]
     _tried: list[bool] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise InputError where a client's tensor has another type than the shared network's."""
+        check_served(self.shared, self.served)
 
     @cached_property
     def one(self) -> bool:

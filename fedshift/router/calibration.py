@@ -1,7 +1,8 @@
-"""How right a router's probabilities are, and the fit of which they are rightest, from sums.
+"""How well calibrated a router is, and the choice of the best calibrated fit, from sums.
 
-Clients keep some examples out of a fit. Of these each sends, for every candidate, a loss and the
-gaps of calibration, which add. Shapes: N clients, n examples of one client, C candidates, G bins.
+Clients hold out some examples from a fit. For every candidate each client sends the held-out loss
+and calibration gaps, which add up over clients. Shapes: N clients, n examples of one client, C
+candidates, G bins.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from fedshift.router.head import ClientHead
 from fedshift.router.quality import calibration_gaps
 from fedshift.seeds import generator
 
-# None below 1: the network was trained on these examples, so that clients look further apart on
-# them than on new queries, and what seems too cautious here is too sure there.
+# None below 1: the network was trained on these examples, on which clients are easier to
+# distinguish than on new queries. A router that seems too cautious here is too sure there.
 TEMPERATURES = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
 FOLDS = 5
-# Folds are held out in turn until so many examples were: more would cost fits and change nothing.
+# Folds are held out in turn until this many examples were: more fits would change nothing.
 ENOUGH = 2000
-# Standard errors that a refit's loss must be below the loss before it. Chance alone, and examples
-# that the network knows, make refits look better: by two on 643 patients where they were worse.
+# A refit is better only if its loss is lower by this many standard errors. Chance, and examples
+# that the network was trained on, flatter refits: by two on 643 patients where they were worse.
 CLEARLY = 3.0
 
 Features = Sequence[Tensor]
@@ -34,9 +35,9 @@ Fit = Callable[[Features, float], ClientHead]
 
 
 class HeldOutSums(NamedTuple):
-    """What a client sends of its held-out examples, once: n [], loss [C], gaps [C, G], square [C].
+    """A client's one message on its held-out examples: n [], loss [C], gaps [C, G], square [C].
 
-    float64.
+    All float64.
     """
 
     n: Tensor
@@ -53,15 +54,15 @@ def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> 
     """
     logs = logits.double().log_softmax(2)
     loss = -logs[..., client]
-    known = loss if before is None else -before.double().log_softmax(1)[:, client]
+    loss_before = loss if before is None else -before.double().log_softmax(1)[:, client]
     origin = torch.full((logits.shape[1],), client)
     gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
-    square = (loss - known).square().sum(1)
+    square = (loss - loss_before).square().sum(1)
     return HeldOutSums(torch.tensor(float(len(origin))).double(), loss.sum(1), gaps, square)
 
 
 class HeldOut(NamedTuple):
-    """Of held-out examples: how many, the mean loss of the origin in nats, and ECE.
+    """Figures of held-out examples: their number, the mean loss of the origin in nats, and ECE.
 
     ECE is that of `quality.calibration_error`, over all clients' examples together; square is the
     mean square of an example's change of loss.
@@ -92,30 +93,30 @@ class Calibration:
 
         Clearly: by more than `CLEARLY` standard errors of the mean change.
         """
-        was, now = self.before, self.after
-        if was is None:
+        before, after = self.before, self.after
+        if before is None:
             return True
-        gain = was.loss - now.loss
-        spread = math.sqrt(max(now.square - gain**2, 0.0) / now.examples)
-        return gain > CLEARLY * spread and now.error <= was.error
+        gain = before.loss - after.loss
+        error = math.sqrt(max(after.square - gain**2, 0.0) / after.examples)
+        return gain > CLEARLY * error and after.error <= before.error
 
     def __str__(self) -> str:
-        now, was = self.after, self.before
-        chosen = f"strength {self.strength:g}, temperature {self.temperature:g}"
-        said = f"held-out calibration error {now.error:.3f}, loss {now.loss:.3f} nats"
-        if was is None:
-            return f"{said}, {now.examples} examples ({chosen})"
+        after, before = self.after, self.before
+        choice = f"strength {self.strength:g}, temperature {self.temperature:g}"
+        figures = f"held-out calibration error {after.error:.3f}, loss {after.loss:.3f} nats"
+        if before is None:
+            return f"{figures}, {after.examples} examples ({choice})"
         advice = "use this refit" if self.better else "keep the router that it was made from"
         return (
-            f"{said}; before {was.error:.3f} and {was.loss:.3f}, {now.examples} examples "
-            f"({chosen}): {advice}"
+            f"{figures}; before {before.error:.3f} and {before.loss:.3f}, "
+            f"{after.examples} examples ({choice}): {advice}"
         )
 
 
 class Part(NamedTuple):
-    """One division of all clients' examples: features to fit on, features held out, and theirs.
+    """One division of all clients' examples: features to fit on, and features held out.
 
-    before are the logits [n, N] that the router before the refit gives to those held out, if any.
+    before are the old router's logits [n, N] of the held-out examples, if it had any.
     """
 
     fit: Features
@@ -126,19 +127,19 @@ class Part(NamedTuple):
 def divided(features: Features, before: Features | None, seed: int) -> list[Part]:
     """The folds that are held out in turn, each about 1/5 of every client's examples h [n, e].
 
-    A client's examples are permuted by a generator of (seed, client). Who has one alone keeps it
-    for the fits; empty where that is so of all.
+    A client's examples are permuted by a generator of (seed, client). A client with a single
+    example keeps it for the fits; the list is empty if no client has more.
     """
     folds = [_folds(len(h), seed, i) for i, h in enumerate(features)]
     parts, count = list[Part](), 0
     for k in range(FOLDS):
-        out = [f == k for f in folds]
-        held_out = [h[rows] for h, rows in zip(features, out, strict=True)]
+        masks = [f == k for f in folds]
+        held_out = [h[rows] for h, rows in zip(features, masks, strict=True)]
         if count < ENOUGH and any(map(len, held_out)):
             count += sum(map(len, held_out))
-            fit = [h[~rows] for h, rows in zip(features, out, strict=True)]
-            known = before and [z[rows] for z, rows in zip(before, out, strict=True)]
-            parts.append(Part(fit, held_out, known))
+            fit = [h[~rows] for h, rows in zip(features, masks, strict=True)]
+            logits = before and [z[rows] for z, rows in zip(before, masks, strict=True)]
+            parts.append(Part(fit, held_out, logits))
     return parts
 
 
@@ -161,12 +162,12 @@ def tempered(head: ClientHead, sizes: Tensor, temperature: float) -> ClientHead:
     """z -> (z - log n/N) / T + log n/N: log density ratios over T; itself at T = 1."""
     if temperature == 1.0:
         return head
-    own = _log_shares(sizes)
-    return ClientHead((head.gamma - own) / temperature + own, head.xi / temperature)
+    log_shares = _log_shares(sizes)
+    return ClientHead((head.gamma - log_shares) / temperature + log_shares, head.xi / temperature)
 
 
 def figures(sums: Sequence[HeldOutSums]) -> list[HeldOut]:
-    """What all clients' sums say of each candidate."""
+    """The figures of each candidate over all clients, from their sums."""
     n, loss, gaps, square = (torch.stack(part).sum(0) for part in zip(*sums, strict=True))
     error = gaps.abs().sum(1) / n
     rows = zip((loss / n).tolist(), error.tolist(), (square / n).tolist(), strict=True)
@@ -174,7 +175,7 @@ def figures(sums: Sequence[HeldOutSums]) -> list[HeldOut]:
 
 
 class Chosen(NamedTuple):
-    """The strength and temperature of least held-out loss, and what they have."""
+    """The strength and temperature of least held-out loss, with their figures."""
 
     strength: float
     temperature: float
@@ -186,13 +187,15 @@ def choose(
 ) -> Chosen:
     """The candidate of least held-out loss, the first of equals.
 
-    fit makes a head of all clients' features and a strength. A strength whose fit does not end is
-    left out; raises its TrainingError where that is so of all.
+    fit makes a head of all clients' features and a strength. A strength whose fit does not
+    converge is left out; raises its TrainingError if none converges.
     """
     candidates, failed = list[Chosen](), list[TrainingError]()
     for strength in strengths:
         try:
-            sums = [s for part in parts for s in _sent(fit(part.fit, strength), part, temperatures)]
+            sums = [
+                s for part in parts for s in _sums_sent(fit(part.fit, strength), part, temperatures)
+            ]
         except TrainingError as e:
             failed.append(e)
             continue
@@ -205,13 +208,15 @@ def choose(
     )
 
 
-def _sent(head: ClientHead, part: Part, temperatures: Sequence[float]) -> Iterator[HeldOutSums]:
+def _sums_sent(
+    head: ClientHead, part: Part, temperatures: Sequence[float]
+) -> Iterator[HeldOutSums]:
     sizes = torch.tensor([float(len(h)) for h in part.fit]).double()
     heads = [tempered(head, sizes, t) for t in temperatures]
     for i, h in enumerate(part.held_out):
         if len(h):
-            known = None if part.before is None else part.before[i]
-            yield held_out_sums(torch.stack([one(h) for one in heads]), i, known)
+            before = None if part.before is None else part.before[i]
+            yield held_out_sums(torch.stack([f(h) for f in heads]), i, before)
 
 
 def _log_shares(sizes: Tensor) -> Tensor:

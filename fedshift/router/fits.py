@@ -1,4 +1,4 @@
-"""The two ways to fit the client head again, and the choice that each of them leaves."""
+"""The two ways to refit the client head, and how each chooses its strength."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedshift.router.refit import refit_locally
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 LOADINGS = (0.01, 0.1, 1.0)
 LOADING = 0.01
-# Answers have long stopped changing there, and a search for a penalty needs no more.
+# At this tolerance answers have long stopped changing; the search for a penalty needs no more.
 ROUGH = 1e-4
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to fit: as it is tried on part of the examples, as it is done on all, and its grid."""
+    """A way to fit: quickly for a trial on some examples, exactly on all, and the grid to try."""
 
     rough: Fit
     exact: Fit
@@ -48,24 +48,24 @@ def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
             "1e-6, and 1 round or more"
         )
 
-    def at(h: Features, penalty: float, tolerance: float = tolerance) -> ClientHead:
+    def exact(h: Features, penalty: float, tolerance: float = tolerance) -> ClientHead:
         return refit_locally(h, penalty=penalty, tolerance=tolerance, rounds=rounds).head
 
     def rough(h: Features, penalty: float) -> ClientHead:
-        return at(h, penalty, max(tolerance, ROUGH))
+        return exact(h, penalty, max(tolerance, ROUGH))
 
     grid = (PENALTIES, TEMPERATURES) if penalty is None else ((penalty,), (1.0,))
-    return Way(rough, at, *grid)
+    return Way(rough, exact, *grid)
 
 
 def discriminant(loading: float | None) -> Way:
     """`Gaussians.head` at one loading, or at the one of least held-out loss."""
 
-    def at(h: Features, loading: float) -> ClientHead:
-        return pooled([moments(one) for one in h], loading).head()
+    def fit(h: Features, loading: float) -> ClientHead:
+        return pooled([moments(features) for features in h], loading).head()
 
     grid = (LOADINGS, TEMPERATURES) if loading is None else ((loading,), (1.0,))
-    return Way(at, at, *grid)
+    return Way(fit, fit, *grid)
 
 
 def fit_again(

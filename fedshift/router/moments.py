@@ -1,4 +1,4 @@
-"""A router from first and second moments of the client features, and how new a query is.
+"""A router from first and second moments of the client features, and the novelty of a query.
 
 Shapes: N clients, n examples of one client, e client features, B queries.
 """
@@ -19,9 +19,9 @@ from fedshift.sketch import sketched
 
 @sketched
 class Moments(NamedTuple):
-    """What a client sends, once: n [], sum_b h_b [e], sum_b h_b h_b^T [e, e]; float64.
+    """A client's only message: n [], sum_b h_b [e], sum_b h_b h_b^T [e, e]; float64.
 
-    Of the last, only the sum over the clients is used, until one of them leaves.
+    Of the last, only the sum over clients is used, until a client leaves.
     """
 
     n: Tensor
@@ -44,7 +44,7 @@ class Gaussians:
 
         S = (1/N) sum_i sum_b (h_b - mu_i)(h_b - mu_i)^T + loading * mean(diag) * I.
 
-    sent and loading are what they were made from, see `pooled`.
+    `sent` and `loading` are the arguments of `pooled`, from which they were made.
     """
 
     means: Tensor
@@ -54,10 +54,10 @@ class Gaussians:
     loading: float
 
     def without(self, client: int) -> Gaussians:
-        """As if this client had sent nothing, bit for bit."""
+        """The Gaussians without this client, bit for bit as if it had sent nothing."""
         nothing = Moments(*(torch.zeros_like(v) for v in self.sent[client]))
-        left = (nothing if i == client else m for i, m in enumerate(self.sent))
-        return pooled(tuple(left), self.loading)
+        others = (nothing if i == client else m for i, m in enumerate(self.sent))
+        return pooled(tuple(others), self.loading)
 
     def head(self) -> ClientHead:
         """Linear discriminant analysis: xi_i = S^-1 mu_i, gamma_i = -mu_i^T xi_i / 2 + log n_i/N.
@@ -74,10 +74,10 @@ class Gaussians:
         Lee et al. 2018, arXiv 1807.03888, Equation 2, with clients for classes. Around e for a
         query like the clients' own, if their features are Gaussian.
         """
-        held = self.means[self.sizes > 0].to(features.device)
+        means = self.means[self.sizes > 0].to(features.device)
         factor = self.factor.to(features.device)
         h = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
-        centres = torch.linalg.solve_triangular(factor, held.T, upper=False).T
+        centres = torch.linalg.solve_triangular(factor, means.T, upper=False).T
         return torch.stack([(h - c).square().sum(1) for c in centres]).amin(0)
 
 

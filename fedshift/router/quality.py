@@ -1,4 +1,4 @@
-"""How good a router is: does it find the origin, are its probabilities right, what refusals buy.
+"""How good a router is: accuracy, calibration, and what is gained by refusing queries.
 
 Shapes: B queries of known origin [B] (client ids), N clients.
 """
@@ -21,9 +21,10 @@ Floats = NDArray[np.float64]
 
 
 def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
-    """The share of queries that are sent to where they come from; chosen [B], or [B, k].
+    """The share of queries sent to the client that they come from; chosen [B], or [B, k].
 
-    Of k columns, any one counts. A refused query is not right. Wang et al. 2026 (FedDRM).
+    With k columns any of them may be right. A refused query counts as wrong. Wang et al. 2026
+    (FedDRM).
     """
     _check(len(chosen), origin)
     columns = chosen if chosen.ndim == 2 else chosen[:, None]
@@ -60,18 +61,18 @@ def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> T
 def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
     """P(d(x) > d(x')) + P(=)/2, d = s_i - s_j, x from client i, x' from client j; [N, N] float64.
 
-    Symmetric; 1/2 says that the router cannot tell the two clients' queries apart. NaN on the
+    Symmetric; 1/2: the router cannot distinguish the two clients' queries. NaN on the
     diagonal and where a client has no query. It does not depend on sizes, priors or prices.
     Mann-Whitney; Hand and Till 2001 use it for several classes.
     """
     _check(len(scores), origin)
-    s, who = scores.detach().cpu().double().numpy(), origin.cpu().numpy()
+    s, client = scores.detach().cpu().double().numpy(), origin.cpu().numpy()
     clients = s.shape[1]
     table = np.full((clients, clients), np.nan)
     for i in range(clients):
         for j in range(i):
             margin = s[:, i] - s[:, j]
-            table[i, j] = table[j, i] = _auc(margin[who == i], margin[who == j])
+            table[i, j] = table[j, i] = _auc(margin[client == i], margin[client == j])
     return torch.from_numpy(table)
 
 
@@ -134,14 +135,14 @@ def threshold(confidence: Tensor, coverage: float) -> float:
     return float(confidence.sort(descending=True).values[k - 1])
 
 
-def _check_vector(name: str, given: object) -> None:
+def _check_vector(name: str, value: object) -> None:
     """Raise InputError unless it is a tensor [B] without NaN."""
-    if not isinstance(given, Tensor):
-        raise InputError(f"{name} is {called(given)}; give torch.as_tensor(...) of it")
-    if given.ndim != 1:
-        raise InputError(f"{name} has the shape {tuple(given.shape)}; give one number per query")
-    if bool(given.isnan().any()):
-        raise InputError(f"{name}[{int(given.isnan().nonzero()[0])}] is NaN; give numbers")
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} is {called(value)}; give torch.as_tensor(...) of it")
+    if value.ndim != 1:
+        raise InputError(f"{name} has the shape {tuple(value.shape)}; give one number per query")
+    if bool(value.isnan().any()):
+        raise InputError(f"{name}[{int(value.isnan().nonzero()[0])}] is NaN; give numbers")
 
 
 def _check(queries: int, origin: Tensor) -> None:

@@ -1,7 +1,7 @@
-"""Fit the client head again, on frozen features, from sums that the clients send.
+"""Refit the client head on frozen features, from sums that the clients send.
 
-With the features frozen the fit is convex. Training drifts, because a client sees one client label
-only; sums of gradients do not. Shapes: N clients, n examples of one client, e client features.
+With frozen features the fit is convex. Local training drifts, because a client sees only its own
+label; sums of gradients do not. Shapes: N clients, n examples of one client, e client features.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedshift.router.score import shares
 
 # Gradient pairs that L-BFGS remembers, on the server: 100 take half the rounds that 20 take.
 MEMORY = 100
-# Rounding of the loss can hide further decrease from here on, whatever tolerance is asked for.
+# Below this, rounding of the loss can hide further decrease, whatever the tolerance.
 REACHABLE = 1e-6
 # Measured: intercepts that move three times as fast save up to a third of the rounds where clients
-# can nearly be told apart, and cost none elsewhere; ten times as fast is worse again.
+# are nearly separable, and cost none elsewhere; ten times as fast is worse again.
 BEND = 3.0
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -53,7 +53,7 @@ def origin_sums(head: ClientHead, features: Tensor, client: int) -> OriginSums:
 
 @dataclass(frozen=True, eq=False)
 class Refit:
-    """The head found, the rounds of communication it took, and the largest gradient entry left.
+    """The fitted head, the rounds of communication, and the largest remaining gradient entry.
 
     The gradient is that of the objective, in nats, in the units of the search: along each slope
     its curvature at the start is 1, along an intercept 9.
@@ -80,36 +80,40 @@ def refit(
     whole      the sum of all clients' `moments`; it only sets the units of the search
     penalty    0 or more; the intercepts are free, so sum_ij softmax_l = n_l at the solution
     tolerance  of the largest gradient entry, see `Refit`
-    rounds     at most so many
+    rounds     largest number of rounds
 
     L-BFGS on gradients over all examples (FedSGD's, one per round), so that the result is the
     pooled multinomial logistic fit. gamma has mean 0 over clients with examples; the others get
-    gamma = -inf. At penalty 0, clients that can be told apart without error have no finite
-    solution, and what is returned is far out.
+    gamma = -inf. At penalty 0, clients that can be separated without error have no finite
+    solution; the head returned then has very large entries.
 
     Not in the FedDRM paper. Raises InputError for a negative penalty, and TrainingError where
     `rounds` do not suffice.
     """
     if not 0.0 <= penalty < float("inf"):
         raise InputError(f"penalty must be 0 or more, got {penalty}")
-    view, total = _Units.of(whole, sizes, penalty), float(sizes.sum())
+    units, total = _Units.of(whole, sizes, penalty), float(sizes.sum())
 
     def loss(v: Floats) -> tuple[float, Floats]:
-        head = view.head(v)
-        value, slope = _penalised(ask(head), head, total, penalty)
-        return value, view.pulled(slope)
+        head = units.head(v)
+        value, slope = _objective(ask(head), head, total, penalty)
+        return value, units.flat_gradient(slope)
 
     options = {"gtol": tolerance, "ftol": 0.0, "maxcor": MEMORY, "maxiter": rounds}
-    found = scipy.optimize.minimize(
-        loss, np.zeros(view.size), jac=True, method="L-BFGS-B", options=options | {"maxfun": rounds}
+    solution = scipy.optimize.minimize(
+        loss,
+        np.zeros(units.size),
+        jac=True,
+        method="L-BFGS-B",
+        options=options | {"maxfun": rounds},
     )
-    left = float(np.abs(found.jac).max())
-    if left > max(10 * tolerance, REACHABLE):
+    gradient = float(np.abs(solution.jac).max())
+    if gradient > max(10 * tolerance, REACHABLE):
         raise TrainingError(
-            f"the refit of the router stands at gradient {left:.1e} after {found.nfev} rounds; "
-            f"give more than rounds={rounds}, or a larger penalty than {penalty:g}"
+            f"the refit of the router stands at gradient {gradient:.1e} after {solution.nfev} "
+            f"rounds; give more than rounds={rounds}, or a larger penalty than {penalty:g}"
         )
-    return Refit(view.centred(found.x), int(found.nfev), left)
+    return Refit(units.centred(solution.x), int(solution.nfev), gradient)
 
 
 def refit_locally(
@@ -126,15 +130,15 @@ def refit_locally(
     def ask(head: ClientHead) -> OriginSums:
         return OriginSums(*_summed(origin_sums(head, h, i) for i, h in enumerate(features)))
 
-    whole = Moments(*_summed(sent))
-    return refit(ask, sizes, whole, penalty=penalty, tolerance=tolerance, rounds=rounds)
+    total = Moments(*_summed(sent))
+    return refit(ask, sizes, total, penalty=penalty, tolerance=tolerance, rounds=rounds)
 
 
 def _summed(replies: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.stack(part).sum(0) for part in zip(*replies, strict=True)]
 
 
-def _penalised(
+def _objective(
     sums: OriginSums, head: ClientHead, total: float, penalty: float
 ) -> tuple[float, Tensor]:
     """The objective, and its gradient [N, 1 + e] in (gamma, xi)."""
@@ -153,8 +157,8 @@ class _Units:
         slope_ij = (w_i (1 - w_i) s_j + 2 penalty)^(-1/2),    bend_i = BEND (w_i (1 - w_i))^(-1/2).
 
     At the start, xi = 0 and gamma = log w, the objective's curvature along a slope is then 1,
-    whatever features and penalty. In units of the features' standard deviations, features that
-    hardly vary, or nearly repeat one another, cost ten times the rounds, or all that there are.
+    whatever features and penalty. In plain units of the features' standard deviations, features
+    that hardly vary or nearly repeat one another would cost ten times the rounds or never converge.
     """
 
     log_share: Tensor
@@ -166,13 +170,13 @@ class _Units:
     @classmethod
     def of(cls, whole: Moments, sizes: Tensor, penalty: float) -> _Units:
         w, mean = shares(sizes), whole.sum / whole.n
-        around = whole.square / whole.n
-        variance, axes = torch.linalg.eigh(around - torch.outer(mean, mean))
+        second = whole.square / whole.n
+        variance, axes = torch.linalg.eigh(second - torch.outer(mean, mean))
         # Below this a variance is rounding; the slope along such an axis is, and stays, 0.
-        live = variance > 1e-13 * around.diagonal().max()
+        varies = variance > 1e-13 * second.diagonal().max()
         odds = w * (1.0 - w)
-        curvature = odds[:, None] * torch.where(live, variance, 1.0) + 2.0 * penalty
-        slope = torch.where(live & (curvature > 0), curvature.clamp(min=1e-300).rsqrt(), 0.0)
+        curvature = odds[:, None] * torch.where(varies, variance, 1.0) + 2.0 * penalty
+        slope = torch.where(varies & (curvature > 0), curvature.clamp(min=1e-300).rsqrt(), 0.0)
         bend = BEND * torch.where(odds > 0, odds, 1.0).rsqrt()
         return cls(w.log(), mean, axes, slope, bend)
 
@@ -181,17 +185,19 @@ class _Units:
         return len(self.log_share) * (1 + len(self.mean))
 
     def head(self, v: Floats) -> ClientHead:
+        """The head of the flat vector v of the search."""
         table = torch.from_numpy(v).reshape(len(self.log_share), -1)
         xi = (table[:, 1:] * self.slope) @ self.axes.T
         return ClientHead(self.log_share + self.bend * table[:, 0] - xi @ self.mean, xi)
 
-    def pulled(self, slope: Tensor) -> Floats:
+    def flat_gradient(self, slope: Tensor) -> Floats:
         """The gradient [N, 1 + e] in (gamma, xi), in these units and flat."""
         inner = ((slope[:, 1:] - slope[:, :1] * self.mean) @ self.axes) * self.slope
         flat: Floats = torch.cat([slope[:, :1] * self.bend[:, None], inner], 1).flatten().numpy()
         return flat
 
     def centred(self, v: Floats) -> ClientHead:
+        """The head of v, with gamma of mean 0 over clients with examples."""
         head = self.head(v)
-        held = torch.isfinite(self.log_share)
-        return ClientHead(head.gamma - head.gamma[held].mean(), head.xi)
+        present = torch.isfinite(self.log_share)
+        return ClientHead(head.gamma - head.gamma[present].mean(), head.xi)

@@ -26,7 +26,7 @@ from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
-from fedshift.router.sight import Sight, Told
+from fedshift.router.sight import ClientOutputs, Sight
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
 
@@ -48,7 +48,7 @@ class Routed(NamedTuple):
 
 def best(score: Tensor, k: int) -> Tensor:
     """The k clients of the highest scores [B, N], best first, ties to the smaller id: [B, k]."""
-    if k == 1:  # the first of equals, too, and ten times as fast for a hundred clients
+    if k == 1:  # argmax takes the first of ties too, and is ten times as fast for 100 clients
         return score.argmax(1, keepdim=True)
     return score.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
@@ -56,7 +56,7 @@ def best(score: Tensor, k: int) -> Tensor:
 @sketched
 @dataclass(frozen=True, eq=False)
 class Router:
-    """Client models, and the scores that say which of them should answer. Frozen; `of` builds it.
+    """Client models, and scores that decide which of them answers. Frozen; `of` builds it.
 
     model     the network: "logits", "client_logits", and "client_features" for refits and novelty
     shared    (parameters, buffers) with which client logits are computed
@@ -65,7 +65,7 @@ class Router:
     prior     the rule when a call names none, see `fedshift.router.score.scores`
     head      a refitted client head, used in place of the model's
     gaussians client features' moments, for novelty
-    calibration  how right a refit's probabilities are on held-out examples, and those before it
+    calibration  held-out figures of a refit, and of the router before it
     """
 
     model: Model
@@ -89,11 +89,13 @@ class Router:
     ) -> Router:
         """The router after a round: pass the round's `server` and `states`.
 
-        A client that never took part has no model, and nothing is routed to it; the odds between
-        the others do not change by that. Client logits are computed with the server's parameters,
-        so all that they depend on must be shared. Of a method with stages pass `algorithm.at(t)`.
+        A client that never took part has no model, and nothing is routed to it; this does not
+        change the odds between the others. Client logits are computed with the server's parameters,
+        so everything that they depend on must be shared. Of a method with stages pass
+        `algorithm.at(t)`.
 
-        untrained: a method that trained no router, too, to refit it; its routes mean nothing yet.
+        untrained: accept a method that trained no router, in order to refit it; until then its
+        routes mean nothing.
 
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
@@ -110,11 +112,11 @@ class Router:
             raise InputError("no client has taken part yet: train for a round, then route")
         served = {i: algorithm.model_for(server, states[i]) for i in sorted(states)}
         params, buffers = served[min(served)]
-        own = [k for k in params if k.startswith("router.") and k not in server["params"]]
-        if own:
+        private = [k for k in params if k.startswith("router.") and k not in server["params"]]
+        if private:
             raise InputError(
-                f'"{own[0]}" stays on the clients, so each has a router of its own; share all of '
-                '"router." and all that it reads (private parts are for the classifier)'
+                f'"{private[0]}" stays on the clients, so each has a router of its own; share '
+                'all of "router." and all that it reads (private parts are for the classifier)'
             )
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[list(served)] = True
@@ -139,8 +141,8 @@ class Router:
     def scores(
         self, x: Tensor, prior: Prior | None = None, prices: Numbers | None = None
     ) -> Tensor:
-        """z - log(n/N) + log q - mu [B, N] float64; minus infinity for who cannot be routed to."""
-        return scores(self.logits(x), self.sizes, self._rule(prior), prices)
+        """z - log(n/N) + log q - mu [B, N] float64; minus infinity for clients without queries."""
+        return scores(self.logits(x), self.sizes, self._prior_of(prior), prices)
 
     def novelty(self, x: Tensor) -> Tensor:
         """Squared Mahalanobis distance [B] to the nearest client; needs `with_moments`."""
@@ -169,17 +171,20 @@ class Router:
         """
         k = self._check_width(k)
         check_thresholds(min_posterior, max_novelty)
-        z, rule = self.logits(x), self._rule(prior)
-        # Prices move the choice, not what is believed.
-        belief = posterior(z, self.sizes, rule)
-        chosen = best(self._priced(z, rule, prices), k)
-        refused = torch.zeros(len(x), dtype=torch.bool, device=belief.device)
+        z, rule = self.logits(x), self._prior_of(prior)
+        # Prices change the choice, not the reported probabilities.
+        probabilities = posterior(z, self.sizes, rule)
+        chosen = best(self._choice_scores(z, rule, prices), k)
+        refused = torch.zeros(len(x), dtype=torch.bool, device=probabilities.device)
         if min_posterior is not None:
-            refused |= belief.amax(1) < min_posterior
+            refused |= probabilities.amax(1) < min_posterior
         if max_novelty is not None:
             refused |= self.novelty(x) > max_novelty
-        share = belief.gather(1, chosen)
-        return Routed(chosen.masked_fill(refused[:, None] | (share == 0.0), ABSTAIN), share)
+        chosen_probabilities = probabilities.gather(1, chosen)
+        return Routed(
+            chosen.masked_fill(refused[:, None] | (chosen_probabilities == 0.0), ABSTAIN),
+            chosen_probabilities,
+        )
 
     def predict(
         self,
@@ -192,31 +197,33 @@ class Router:
         """Class probabilities [B, K] float64: P(y | x) = sum_i r_i(x) P_i(y | x) / sum_i r_i(x).
 
         The sums run over the chosen clients: one for "hard", k for a number, all for "mixture",
-        which is Bayes' rule for queries from the prior's mix. Where clients differ in their
-        classifiers alone, any of them costs one pass, and the classifiers that are asked; else each
-        query takes a pass for each client that it is sent to. Raises InputError as `route`.
+        which is Bayes' rule for queries from the prior's mix. Where clients differ in classifiers
+        alone, any cost one pass and the classifiers asked (those of float32 are mixed in float32,
+        right to 1e-6); else each takes a pass for its queries. Raises InputError as `route`.
         """
-        k, x = self._width(mode), check_queries(x)
-        blocks = [self._answered(b, k, self._rule(prior), prices) for b in torch.split(x, BLOCK)]
+        k, x = self._clients_asked(mode), check_queries(x)
+        blocks = [
+            self._predict_block(b, k, self._prior_of(prior), prices) for b in torch.split(x, BLOCK)
+        ]
         return torch.cat(blocks)
 
     def without(self, client: int) -> Router:
-        """The router after a client has left: it counts for nothing in what is asked from here on.
+        """The router after a client has left: no query is sent to it any more.
 
-        The odds between the others stay as they are, and novelty is what it would be if the client
-        had never been; a fit made after this does not look at it. Raises InputError for a client
+        The odds between the others stay as they are, and novelty is as if the client had never
+        existed; later fits leave it out. Raises InputError for a client
         that cannot be routed to, the last one, and one that has all of the prior.
         """
-        whole = isinstance(client, Integral) and not isinstance(client, bool)
-        if not whole or client not in self.clients:
+        is_number = isinstance(client, Integral) and not isinstance(client, bool)
+        if not is_number or client not in self.clients:
             raise InputError(f"client {client} cannot be routed to; there are {self.clients}")
         if len(self.clients) == 1:
             raise InputError(f"client {client} is the last one; nothing would be left to route to")
         sizes = self.sizes.clone()
         sizes[int(client)] = 0.0
         log_tilt(sizes, self.prior)
-        left = self.gaussians and self.gaussians.without(int(client))
-        return replace(self, sizes=sizes, gaussians=left, calibration=None)
+        gaussians = self.gaussians and self.gaussians.without(int(client))
+        return replace(self, sizes=sizes, gaussians=gaussians, calibration=None)
 
     @torch.inference_mode(False)
     def refitted(
@@ -236,10 +243,10 @@ class Router:
                  the clients hold out folds of their examples in turn, drawn by `seed`
         penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
 
-        `calibration` of the result says how it does on what was held out. Raises InputError for
+        `calibration` of the result has its figures on held-out examples. Raises InputError for
         other clients and numbers that are none, TrainingError where `rounds` do not suffice.
         """
-        return self._again(penalised(penalty, tolerance, rounds), clients, fresh, seed)
+        return self._fit_head(penalised(penalty, tolerance, rounds), clients, fresh, seed)
 
     @torch.inference_mode(False)
     def from_moments(
@@ -255,49 +262,49 @@ class Router:
         fresh and seed as in `refitted`, with `LOADINGS`. Novelty has `loading`, or 0.01.
         """
         novelty = LOADING if loading is None else loading
-        return self._again(discriminant(loading), clients, fresh, seed, novelty)
+        return self._fit_head(discriminant(loading), clients, fresh, seed, novelty)
 
     @torch.inference_mode(False)
     def calibrated(
         self, clients: Sequence[ClientData], *, fresh: Sequence[Tensor] | None = None, seed: int = 0
     ) -> Router:
-        """The refit of least held-out loss; this router where none is better than it is.
+        """The refit of least held-out loss; this router if no refit is better.
 
         See `Calibration.better`; `calibration` has the figures. fresh and seed as in `refitted`.
         """
-        tried = [f(clients, fresh=fresh, seed=seed) for f in (self.refitted, self.from_moments)]
-        known = [(r.calibration, r) for r in tried if r.calibration is not None]
-        ranked = sorted(known, key=lambda pair: pair[0].after.loss)
-        kept = replace(self, calibration=ranked[0][0])
-        return next((r for said, r in ranked if said.better), kept)
+        refits = [f(clients, fresh=fresh, seed=seed) for f in (self.refitted, self.from_moments)]
+        measured = [(r.calibration, r) for r in refits if r.calibration is not None]
+        ranked = sorted(measured, key=lambda pair: pair[0].after.loss)
+        unchanged = replace(self, calibration=ranked[0][0])
+        return next((r for figures, r in ranked if figures.better), unchanged)
 
     @torch.inference_mode(False)
     def with_moments(self, clients: Sequence[ClientData], *, loading: float = LOADING) -> Router:
         """With the clients' feature moments, for novelty; the client head stays."""
-        sent = [moments(h) for h in self._gathered(clients).features]
+        sent = [moments(h) for h in self._outputs_of(clients).features]
         return replace(self, gaussians=pooled(sent, loading))
 
-    def _again(
+    def _fit_head(
         self, way: Way, clients: Sequence[ClientData], fresh: Sequence[Tensor] | None, seed: int,
         novelty: float | None = None,
     ) -> Router:  # fmt: skip
-        """The head fitted again; and the moments at the loading `novelty`, if there is one."""
-        known = self._gathered(clients)
+        """Refit the head; also set the moments if a loading for `novelty` is given."""
+        outputs = self._outputs_of(clients)
         if fresh is None:
-            parts = divided(known.features, known.logits, seed)
+            parts = divided(outputs.features, outputs.logits, seed)
         else:
-            apart = self._sight.of_clients(fresh, "a held-out example")
-            parts = [Part(known.features, apart.features, apart.logits)]
-        head, figures = fit_again(way, known.features, parts)
-        # What a head was fitted to is in its intercepts; 0 stays for who is out.
-        n = torch.tensor([float(len(h)) for h in known.features], dtype=torch.float64)
+            held_out = self._sight.of_clients(fresh, "a held-out example")
+            parts = [Part(outputs.features, held_out.features, held_out.logits)]
+        head, figures = fit_again(way, outputs.features, parts)
+        # The sizes that a head was fitted to are in its intercepts; clients left out keep 0.
+        n = torch.tensor([float(len(h)) for h in outputs.features], dtype=torch.float64)
         sizes = torch.where(self.sizes > 0, n, 0.0)
-        seen = self.gaussians
+        gaussians = self.gaussians
         if novelty is not None:
-            seen = pooled([moments(h) for h in known.features], novelty)
-        return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=seen)
+            gaussians = pooled([moments(h) for h in outputs.features], novelty)
+        return replace(self, head=head, sizes=sizes, calibration=figures, gaussians=gaussians)
 
-    def _gathered(self, clients: Sequence[ClientData]) -> Told:
+    def _outputs_of(self, clients: Sequence[ClientData]) -> ClientOutputs:
         check_clients(clients)
         return self._sight.of_clients([c.x[c.w != 0] for c in clients], "an example")
 
@@ -309,31 +316,31 @@ class Router:
     def _answers(self) -> Answers:
         return Answers(self.model, self.shared, self.served)
 
-    def _answered(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
-        seen = self._answers.see(x)
-        z = self._sight.logits_of(seen.out)
+    def _predict_block(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
+        outputs = self._answers.see(x)
+        z = self._sight.logits_of(outputs.out)
         if k == 1:
-            client = best(self._priced(z, rule, prices), 1)[:, 0]
-            return finite_answers(self._answers.chosen(x, seen, client))
+            client = best(self._choice_scores(z, rule, prices), 1)[:, 0]
+            return finite_answers(self._answers.chosen(x, outputs, client))
         score = scores(z, self.sizes, rule)
         if k < len(self.clients):
-            among = best(self._priced(z, rule, prices), k)
-            some = score.gather(1, among)
-            score = torch.full_like(score, -torch.inf).scatter(1, among, some)
+            chosen = best(self._choice_scores(z, rule, prices), k)
+            chosen_scores = score.gather(1, chosen)
+            score = torch.full_like(score, -torch.inf).scatter(1, chosen, chosen_scores)
         # Softmax over the chosen alone: their posterior, renormalised without underflow.
-        return finite_answers(self._answers.mixed(x, seen, score.softmax(1)))
+        return finite_answers(self._answers.mixed(x, outputs, score.softmax(1)))
 
-    def _priced(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
+    def _choice_scores(self, z: Tensor, rule: Prior, prices: Numbers | None) -> Tensor:
         """The scores to choose by [B, N]; no price buys a client of probability 0."""
         score = scores(z, self.sizes, rule, prices)
         if prices is None:
             return score
         return score.masked_fill(posterior(z, self.sizes, rule) == 0.0, -torch.inf)
 
-    def _rule(self, prior: Prior | None) -> Prior:
+    def _prior_of(self, prior: Prior | None) -> Prior:
         return self.prior if prior is None else prior
 
-    def _width(self, mode: Mode) -> int:
+    def _clients_asked(self, mode: Mode) -> int:
         if not isinstance(mode, str):
             return self._check_width(mode)
         widths = {"hard": 1, "mixture": len(self.clients)}

@@ -27,12 +27,12 @@ def scores(
     come from the clients in proportions q.
 
         "posterior"  q_i = n_i / N: s = z. The paper's rule
-        "density"    q_i = 1 / N: whose population does x resemble. The rule of the authors' code
+        "density"    q_i = 1 / N: which population x resembles most. The rule of the authors' code
         numbers      q [N], any distribution
 
-    N counts clients with n_i > 0 alone, and q is taken given that x comes from one of them.
+    Only clients with n_i > 0 count in N, and q is conditioned on x coming from one of them.
 
-    prices mu [N] are in nats: a client at capacity is made less attractive. A client with n_i = 0
+    prices mu [N], in nats, make a client at capacity less attractive. A client with n_i = 0
     or q_i = 0 scores minus infinity. Logarithms are taken in float64.
 
     Source: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3; other priors: Saerens, Latinne
@@ -60,20 +60,20 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
 
     Raises InputError for a prior that is none for these clients.
     """
-    own = shares(sizes)
+    own_shares = shares(sizes)
     if not isinstance(prior, str):
-        given = _checked_prior(_numbers("a prior", prior), own)
-        # What it gives to clients that nothing can be routed to is shared out among the others.
-        lost = float(given[own == 0].sum())
-        wanted = given / (1.0 - lost) if lost else given
+        prior_shares = _checked_prior(_numbers("a prior", prior), own_shares)
+        # The mass of clients that get no queries is shared out among the others.
+        unusable = float(prior_shares[own_shares == 0].sum())
+        q = prior_shares / (1.0 - unusable) if unusable else prior_shares
     elif prior == "density":
-        wanted = torch.full_like(own, 1.0 / int((own > 0).sum()))
+        q = torch.full_like(own_shares, 1.0 / int((own_shares > 0).sum()))
     elif prior == "posterior":
-        return torch.zeros_like(own).masked_fill(own == 0, -torch.inf)
+        return torch.zeros_like(own_shares).masked_fill(own_shares == 0, -torch.inf)
     else:
         raise unknown("prior", prior, RULES)
-    # A client without examples was never fitted: its logit says nothing, whatever the prior.
-    return torch.where(own > 0, wanted.log() - own.log(), -torch.inf)
+    # The router was not fitted to a client without examples, so its logit is meaningless.
+    return torch.where(own_shares > 0, q.log() - own_shares.log(), -torch.inf)
 
 
 def shares(sizes: Tensor) -> Tensor:
@@ -87,22 +87,24 @@ def shares(sizes: Tensor) -> Tensor:
     return n / total
 
 
-def _numbers(what: str, given: Numbers) -> Tensor:
+def _numbers(what: str, values: Numbers) -> Tensor:
     try:
-        return torch.as_tensor(given, dtype=torch.float64).detach().cpu()
+        return torch.as_tensor(values, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{what} must be a number per client, got {given!r}") from None
+        raise InputError(f"{what} must be a number per client, got {values!r}") from None
 
 
-def _checked_prior(q: Tensor, own: Tensor) -> Tensor:
-    if q.shape != own.shape:
-        raise InputError(f"a prior of shape {tuple(q.shape)} for {len(own)} clients; give one each")
+def _checked_prior(q: Tensor, own_shares: Tensor) -> Tensor:
+    if q.shape != own_shares.shape:
+        raise InputError(
+            f"a prior of shape {tuple(q.shape)} for {len(own_shares)} clients; give one each"
+        )
     if not bool(torch.isfinite(q).all()) or bool((q < 0).any()) or abs(float(q.sum()) - 1) > 1e-6:
         raise InputError(f"a prior must be 0 or more and sum to 1, got {_shown(q)}")
-    if not bool((q[own > 0] > 0).any()):
+    if not bool((q[own_shares > 0] > 0).any()):
         raise InputError(
             f"the prior {_shown(q)} is 0 for every client that can be routed to; "
-            f"give mass to one of {(own > 0).nonzero().flatten().tolist()}"
+            f"give mass to one of {(own_shares > 0).nonzero().flatten().tolist()}"
         )
     return q
 
@@ -134,19 +136,19 @@ def estimate_prior(
     """
     if not len(logits):
         raise InputError("no queries to estimate a prior from; give at least one")
-    own = shares(sizes)
-    held = own > 0
-    # The ratio r_i / w_i in a common scale per query; the scale cancels in every step.
-    log_ratio = scores(logits, sizes, "density").cpu()[:, held]
+    own_shares = shares(sizes)
+    present = own_shares > 0
+    # r_i / w_i up to a factor per query, which cancels in every step and avoids overflow.
+    log_ratio = scores(logits, sizes, "density").cpu()[:, present]
     ratio = (log_ratio - log_ratio.amax(1, keepdim=True)).exp()
-    q = own[held]
+    q = own_shares[present]
     for _ in range(steps):
         joint = ratio * q
         new = (joint / joint.sum(1, keepdim=True)).mean(0)
-        moved = float((new - q).abs().sum())
+        change = float((new - q).abs().sum())
         q = new
-        if moved < tolerance:
+        if change < tolerance:
             break
-    full = torch.zeros_like(own)
-    full[held] = q
+    full = torch.zeros_like(own_shares)
+    full[present] = q
     return full

@@ -1,4 +1,4 @@
-"""What a router sees of inputs: client features and client logits.
+"""Client features and client logits of inputs, as a router sees them.
 
 Shapes: B queries, N clients, n examples of one client, e client features.
 """
@@ -20,7 +20,7 @@ from fedshift.router.score import scores
 from fedshift.tree import Params
 
 
-class Told(NamedTuple):
+class ClientOutputs(NamedTuple):
     """Client features [n, e] of all clients' examples, and logits [n, N] where there are any."""
 
     features: list[Tensor]
@@ -50,30 +50,30 @@ class Sight:
             return finite_logits(self.head(client_features(out)), self.sizes)
         return finite_logits(client_logits(out, len(self.sizes)), self.sizes)
 
-    def of_clients(self, inputs: Sequence[Tensor], what: str) -> Told:
-        """Of each client's inputs [n, ...]; none of one that nothing can be routed to."""
+    def of_clients(self, inputs: Sequence[Tensor], what: str) -> ClientOutputs:
+        """The outputs for each client's inputs [n, ...]; empty for clients that get no queries."""
         N = len(self.sizes)
         if len(inputs) != N:
             raise InputError(f"{len(inputs)} clients given, the router tells {N} apart; give all")
-        given = [i for i in self.sizes.nonzero().flatten().tolist() if len(inputs[i])]
+        ids = [i for i in self.sizes.nonzero().flatten().tolist() if len(inputs[i])]
         pair = self.model, self.shared
-        outs = {i: outputs(*pair, inputs[i], f"client {i}: {what.split()[-1]}") for i in given}
+        outs = {i: outputs(*pair, inputs[i], f"client {i}: {what.split()[-1]}") for i in ids}
         if not outs:
             raise InputError(f"none of these clients has {what} to refit with")
-        whole = _in_order({i: client_features(out) for i, out in outs.items()}, N)
+        features = _in_order({i: client_features(out) for i, out in outs.items()}, N)
         if self.head is None and not all(_has_columns(out, N) for out in outs.values()):
-            return Told(whole, None)
+            return ClientOutputs(features, None)
         z = {i: scores(self.logits_of(out), self.sizes) for i, out in outs.items()}
-        return Told(whole, _in_order(z, N))
+        return ClientOutputs(features, _in_order(z, N))
 
 
-def _in_order(some: dict[int, Tensor], clients: int) -> list[Tensor]:
-    nothing = next(iter(some.values()))[:0]
-    return [some.get(i, nothing).cpu() for i in range(clients)]
+def _in_order(values: dict[int, Tensor], clients: int) -> list[Tensor]:
+    nothing = next(iter(values.values()))[:0]
+    return [values.get(i, nothing).cpu() for i in range(clients)]
 
 
 def _has_columns(out: Params, clients: int) -> bool:
-    """Whether the network has a column for each client; one who has joined has none yet."""
+    """Whether the network has a column for each client; a new client has none yet."""
     return "client_logits" in out and out["client_logits"].shape[1:] == (clients,)
 
 

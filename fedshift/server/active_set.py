@@ -1,7 +1,7 @@
-"""Exact solution on a guessed active set, its repair, and a proof of how far it can be off.
+"""Exact solution on a guessed active set, repair of that guess, and a proven error bound.
 
 With r = T - S^T a and w = r / lam, the optimum of f satisfies a_i = clip(n_i (rows_i . w + theta),
-0, u_i). Everything here is written in w and theta rather than in the gradient: these stay of
+0, u_i). Everything here is written in w and theta rather than in the gradient: both stay of
 moderate size as lam -> 0, and at lam = 0 they are the multipliers of the max-ESS problem
 min sum a_i^2 / n_i  subject to  S^T a = v. One code path therefore serves every lam >= 0.
 """
@@ -35,7 +35,7 @@ RATIO_ROUNDS = 400
 RATIO_WORK = 5e9
 # A bound on ||a - a*||_1 below which pivoting further would only chase rounding errors.
 SETTLED = 1e-10
-# One with which the ratio-test method is not worth its cost.
+# An error bound below which the ratio-test method is not worth its cost.
 GOOD = 1e-8
 # A face whose span is further than this from the target does not reach it; nearer, it may be the
 # rounding of a nearly dependent span. A guide for pivoting only, no part of any proof.
@@ -46,7 +46,7 @@ VANISHING = 1e-18
 
 @dataclass(frozen=True)
 class Face:
-    """The exact minimiser with the bound weights held: weights [M] (maybe infeasible), w, theta."""
+    """Exact minimiser with weights at a bound fixed: weights [M] (maybe infeasible), w, theta."""
 
     weights: Floats
     w: Floats
@@ -54,15 +54,15 @@ class Face:
 
 
 def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = False) -> Face:
-    """Minimise f with every weight at a bound held there and the rest bound by their sum alone.
+    """Minimise f with every weight at a bound kept there; the others only have to sum to the rest.
 
     With free mass m, free total n_F and n-weighted mean row p: a_F = m n_F / n + sqrt(n) u, where
     u = argmin ||d - X^T u||^2 + lam ||u||^2, X = sqrt(n) (rows - p), d = -m p - rows_U^T u_U.
     lam = 0 means lam -> 0+: the least-norm u, i.e. the largest effective sample size. `exact` asks
     for the orthogonal solver where the faster normal equations would do otherwise.
     """
-    free, held = status == FREE, status == AT_CAP
-    weights = np.where(held, problem.upper, 0.0)
+    free, at_cap = status == FREE, status == AT_CAP
+    weights = np.where(at_cap, problem.upper, 0.0)
     if not free.any():
         return _vertex(problem, lam, status, weights)
     sizes, rows = problem.sizes[free], problem.rows[free]
@@ -71,10 +71,11 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
     mass = 1.0 - weights.sum()
     x = rows - mean
     x *= root[:, None]
-    d = -mass * mean - weights[held] @ problem.rows[held]
+    d = -mass * mean - weights[at_cap] @ problem.rows[at_cap]
 
     solve = _orthogonal if exact or lam == 0.0 else _ridge
     u, w = solve(x, d, lam, RANK_TOLERANCE * math.sqrt(total))
+    # Rounding leaves u with a small sum of its own, which would change the total weight.
     u -= root * (root @ u) / total
     weights[free] = mass * sizes / total + root * u
     return Face(weights, w, float(mass / total - mean @ w))
@@ -82,6 +83,7 @@ def solve_face(problem: Problem, lam: float, status: Codes, *, exact: bool = Fal
 
 def _vertex(problem: Problem, lam: float, status: Codes, weights: Floats) -> Face:
     w = residual(problem, weights) / lam if lam > 0.0 else np.zeros(problem.rows.shape[1])
+    # Without a free weight theta is not determined: take the middle of the allowed interval.
     score = problem.rows @ w
     highest = -score[status == AT_ZERO]
     lowest = (problem.upper / problem.sizes - score)[status == AT_CAP]
@@ -103,6 +105,7 @@ def _ridge_tall(x: Floats, d: Floats, lam: float) -> tuple[Floats, Floats]:
     shifted[np.diag_indices_from(shifted)] += lam
     factor = scipy.linalg.cho_factor(shifted, overwrite_a=True, check_finite=False)
     w = scipy.linalg.cho_solve(factor, d, check_finite=False)
+    # Iterative refinement: the normal equations square the condition number.
     for _ in range(2):
         w += scipy.linalg.cho_solve(factor, d - (inner @ w + lam * w), check_finite=False)
     return x @ w, w
@@ -190,7 +193,7 @@ def _candidate(problem: Problem, lam: float, face: Face, status: Codes) -> Solut
 
 @dataclass(frozen=True)
 class _Faults:
-    """What a face's minimiser violates, each [M]: bounds of free weights, signs of multipliers."""
+    """What a face's minimiser violates, [M] each: bounds of free weights, signs of multipliers."""
 
     below: Codes
     above: Codes
@@ -202,6 +205,7 @@ class _Faults:
 
 
 def _faults(problem: Problem, status: Codes, face: Face) -> _Faults:
+    # Smaller violations are rounding; pivoting on them would cycle.
     tolerance = 1e-13 / problem.sizes.size
     rounding = problem.sizes * (1e-15 * float(np.linalg.norm(face.w)))
     free = status == FREE
@@ -299,8 +303,8 @@ def polish(problem: Problem, lam: float, status: Codes, *, fallback: bool = True
 
     The error bound decides, not the signs of multipliers: among near-ties the signs are noise.
     """
-    many = pivots if fallback else block_pivots
-    candidates = many(problem, lam, status)
+    method = pivots if fallback else block_pivots
+    candidates = method(problem, lam, status)
     best = next(candidates)
     while best.error > SETTLED and (candidate := next(candidates, None)) is not None:
         best = min(best, candidate, key=lambda s: s.error)

@@ -14,13 +14,13 @@ from fedshift.errors import InputError
 from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, Parts, weighted_sum
 
-# Of the updates: by which weights a part was summed while replies came in, part -> [C].
+# Key in the updates: the weights by which each part was summed on arrival, part -> [C].
 SUMMED = "summed"
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class Combine(Protocol):
-    """weights [C] and leaves [C, ...] -> [...]; the weights are known before anybody trains."""
+    """weights [C] and leaves [C, ...] -> [...]; the weights are known before any client trains."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -60,19 +60,20 @@ class Mean:
 def total(updates: Parts, part: str, weights: Tensor) -> Params:
     """sum_i w_i v_i of a part of the updates, leaves [...]; weights [C].
 
-    Where the engine has summed the part already (`algorithms.base.Capabilities.sums`), its leaves
-    are that sum; else they are stacked, [C, ...]. Raises ValueError for a sum by other weights.
+    If the engine has already summed the part (`algorithms.base.Capabilities.sums`), its leaves are
+    that sum; otherwise they are stacked, [C, ...]. Raises ValueError if it was summed by other
+    weights.
     """
-    by = updates.get(SUMMED, {}).get(part)
-    if by is None:
+    summed_by = updates.get(SUMMED, {}).get(part)
+    if summed_by is None:
         return weighted_sum(weights, updates[part])
-    if not torch.equal(by, weights):
+    if not torch.equal(summed_by, weights):
         raise ValueError(f'"{part}" was summed by other weights than the server asks for')
     return updates[part]
 
 
 def combined(combine: Combine, updates: Parts, seed: int) -> Params:
-    """The cohort's changes by a rule; for a `Mean`, their sum as in `total`."""
+    """Combine the cohort's changes by a rule; a `Mean` may already be summed, see `total`."""
     weights = updates["cohort"]["weight"]
     if isinstance(combine, Mean):
         return total(updates, "delta", weights)
@@ -81,11 +82,11 @@ def combined(combine: Combine, updates: Parts, seed: int) -> Params:
 
 def combine_counters(weights: Tensor, stacked: Params) -> Params:
     """The largest value among clients of positive weight; counters [C, ...] are never averaged."""
-    held = weights > 0
+    active = weights > 0
 
     def largest(v: Tensor) -> Tensor:
-        # torch compares no unsigned numbers of more than a byte.
-        return (v.long() if v.dtype in UNSIGNED else v)[held].amax(0).to(v.dtype)
+        # torch cannot compare unsigned integers wider than a byte.
+        return (v.long() if v.dtype in UNSIGNED else v)[active].amax(0).to(v.dtype)
 
     return {k: largest(v) for k, v in stacked.items()}
 
@@ -93,7 +94,7 @@ def combine_counters(weights: Tensor, stacked: Params) -> Params:
 def check_weights(weights: Tensor, count: int) -> None:
     """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9.
 
-    Raises InputError for any others, with what they are.
+    Raises InputError for all other weights and says what is wrong with them.
     """
     if weights.shape != (count,):
         raise InputError(
@@ -111,9 +112,9 @@ def check_weights(weights: Tensor, count: int) -> None:
 
 
 def _not_finite(weights: Tensor) -> str:
-    odd = (~torch.isfinite(weights)).nonzero().flatten().tolist()
-    if odd:
-        return f"weights must be finite; that of client {odd[0]} of the cohort is {weights[odd[0]]}"
+    bad = (~torch.isfinite(weights)).nonzero().flatten().tolist()
+    if bad:
+        return f"weights must be finite; that of client {bad[0]} of the cohort is {weights[bad[0]]}"
     return (
         f"weights are finite, up to {float(weights.abs().max()):.4g}, and their sum is not: it is "
         "more than a number can hold; divide a rule's numbers before they are summed"

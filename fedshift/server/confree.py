@@ -1,8 +1,8 @@
-"""ConFREE: a direction without what clients' changes have against one another.
+"""ConFREE: a common direction with the conflicts between clients' changes removed.
 
 Everything depends on the changes u_i through their inner products only, and every answer is a
 combination of them. The changes are therefore reduced to coordinates in their span, [n, r] with
-r <= n, and what is sought are n coefficients.
+r <= n, and the result is n coefficients.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedshift.server.weights import BySize, Uniform, Weights
 from fedshift.tree import Params, weighted_sum
 
 Scope = Literal["tensor", "model"]
-# Columns of a change that are reduced at a time: what is in memory in float64 is n times this.
+# Columns of the changes reduced at a time; n times as many float64 numbers are in memory.
 BLOCK = 65536
-# Relative to the longest change: a guidance shorter than this is rounding, and counts as none, and
+# A guidance shorter than this, relative to the longest change, is rounding and counts as zero.
 NOTHING = 1e-12
-# a combination u_w is not sought closer to zero than this.
+# The search for a combination u_w stops this close to zero, relative to the longest change.
 SHORTEST = 1e-7
 
 
@@ -45,13 +45,13 @@ def coordinates(leaves: Iterable[Tensor]) -> Floats:
     for leaf in leaves:
         for block in torch.split(leaf.flatten(1), BLOCK, dim=1):
             columns = block.T.double()
-            held = torch.cat([triangle, columns]) if len(triangle) else columns
-            triangle = torch.linalg.qr(held, mode="r").R
-    found: Floats = triangle.T.numpy()
-    return found
+            tall = torch.cat([triangle, columns]) if len(triangle) else columns
+            triangle = torch.linalg.qr(tall, mode="r").R
+    rows: Floats = triangle.T.numpy()
+    return rows
 
 
-def guidance(rows: Floats, source: np.random.Generator, normalise: bool = True) -> Floats:
+def guidance(rows: Floats, rng: np.random.Generator, normalise: bool = True) -> Floats:
     """Coefficients [n] of g_0 = (1/n) sum_i v_i, rows [n, r] being the changes u_i.
 
         v_i <- u_i;  for all other j in random order:
@@ -65,10 +65,10 @@ def guidance(rows: Floats, source: np.random.Generator, normalise: bool = True) 
     square = np.diag(gram)
     mixes = np.eye(n)
     for i in range(n):
-        for j in source.permutation(n):
-            along = float(mixes[i] @ gram[j])
-            if j != i and along < 0.0 and square[j] > 0.0:
-                mixes[i, j] -= along / square[j] if normalise else along
+        for j in rng.permutation(n):
+            product = float(mixes[i] @ gram[j])
+            if j != i and product < 0.0 and square[j] > 0.0:
+                mixes[i, j] -= product / square[j] if normalise else product
     mean: Floats = mixes.mean(axis=0)
     return mean if np.linalg.norm(mean @ rows) > NOTHING * _longest(rows) else np.zeros(n)
 
@@ -98,9 +98,9 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
     towards = (start @ rows) / (reach / alpha)
 
     def nearest(s: float) -> Floats:
-        apart = unit + (s / alpha) * towards
-        apart /= np.abs(apart).max()
-        return project(Problem(apart, np.ones(len(unit)), np.full(len(unit), NO_CAP)))
+        shifted = unit + (s / alpha) * towards
+        shifted /= np.abs(shifted).max()  # the solver expects rows of size 1
+        return project(Problem(shifted, np.ones(len(unit)), np.full(len(unit), NO_CAP)))
 
     def excess(log_s: float) -> float:
         length = float(np.linalg.norm(nearest(math.exp(log_s)) @ unit))
@@ -112,8 +112,8 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
         s = math.exp(scipy.optimize.brentq(excess, math.log(SHORTEST), 1e-9, xtol=1e-13))
     w = nearest(s)
     length = max(s, float(np.linalg.norm(w @ unit)))
-    moved: Floats = start + reach / (length * longest) * w
-    return moved
+    d: Floats = start + reach / (length * longest) * w
+    return d
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,15 @@ class ConFree:
         groups = [[name] for name in sorted(stacked)]
         if self.scope == "model":
             groups = [sorted(stacked)]
-        found: Params = {}
+        combined: Params = {}
         for names in groups:
             group = {name: stacked[name] for name in names}
-            source = numpy_generator(seed, "confree", *names)
-            found |= weighted_sum(self._coefficients(coordinates(group.values()), source), group)
-        return {name: found[name] for name in stacked}
+            rng = numpy_generator(seed, "confree", *names)
+            combined |= weighted_sum(self._coefficients(coordinates(group.values()), rng), group)
+        return {name: combined[name] for name in stacked}
 
-    def _coefficients(self, rows: Floats, source: np.random.Generator) -> Tensor:
-        start = guidance(rows, source, self.normalise)
+    def _coefficients(self, rows: Floats, rng: np.random.Generator) -> Tensor:
+        start = guidance(rows, rng, self.normalise)
         d = fairest(rows, start, self.alpha) if self.alpha else start
         return torch.from_numpy(d / (1.0 + self.alpha**2))
 
@@ -185,6 +185,7 @@ class PairwiseProjection:
         return self.weights(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        # Sorted names: the result must not depend on the order of the parameters.
         rows = coordinates(stacked[name] for name in sorted(stacked))
         gram = rows @ rows.T
         square = np.diag(gram)

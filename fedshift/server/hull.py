@@ -66,7 +66,7 @@ def project(problem: Problem) -> Floats:
     if (problem.upper >= 1.0).all():
         try:
             near = _project_by_columns(problem.rows)
-            # Beside the one that stands for sum a = 1, it loses how clients differ by little.
+            # Small differences between clients drown beside the added row of ones (sum a = 1).
             far = _reach(problem, near) >= APART
             if far or _distance_gap(problem, near) <= _exact_gap(problem, near):
                 return near
@@ -99,9 +99,9 @@ def _exact_gap(problem: Problem, weights: Floats) -> float:
 
 
 def _reach(problem: Problem, weights: Floats) -> float:
-    """max_i ||S_i - S^T a||: how far the clients lie from a mixture of theirs."""
-    apart = problem.rows - weights @ problem.rows
-    return float(np.sqrt(np.einsum("ij,ij->i", apart, apart).max()))
+    """max_i ||S_i - S^T a||: the largest distance of a client from the given mixture."""
+    offsets = problem.rows - weights @ problem.rows
+    return float(np.sqrt(np.einsum("ij,ij->i", offsets, offsets).max()))
 
 
 def _project_by_columns(rows: Floats) -> Floats:
@@ -134,7 +134,7 @@ def max_ess(problem: Problem, nearest: Floats, barred: Flags) -> Solution:
     """
     face = _face(problem, nearest, barred)
     if too_large(problem) or face.mass < 1e-14:
-        error = np.inf if too_large(problem) else face.astray
+        error = np.inf if too_large(problem) else face.off_face
         zero = np.zeros(problem.rows.shape[1])
         return Solution(nearest, face.status, zero, 0.0, error)
     exact = _least_squares_on_target(face.part)
@@ -156,25 +156,25 @@ def near_max_ess(problem: Problem, lam: float, nearest: Floats, limit: Solution)
     exact = polish(part, lam, limit.status[face.free], fallback=False)
     dual = solve_face(part, 0.0, exact.status)
     start = limit.weights[face.free] / face.mass
-    off = allocation_gap(part, start, dual.w, dual.theta) + lam * float(dual.w @ dual.w)
-    stay = Solution(start, exact.status, dual.w, dual.theta, math.sqrt(part.total * off))
-    apart = face.distance, face.missed
-    found = (
-        face.whole(exact, rounding_error(part, lam, exact, *apart)),
-        face.whole(stay, limit.error + rounding_error(part, lam, stay, *apart)),
+    excess = allocation_gap(part, start, dual.w, dual.theta) + lam * float(dual.w @ dual.w)
+    stay = Solution(start, exact.status, dual.w, dual.theta, math.sqrt(part.total * excess))
+    misses = face.distance, face.missed
+    candidates = (
+        face.whole(exact, rounding_error(part, lam, exact, *misses)),
+        face.whole(stay, limit.error + rounding_error(part, lam, stay, *misses)),
     )
-    best = min(found, key=lambda s: s.error)
+    best = min(candidates, key=lambda s: s.error)
     return best if _stays_off(problem, lam, nearest, best) else replace(best, error=np.inf)
 
 
 @dataclass(frozen=True)
 class _Face:
-    """The exposed face: status [M] (free on it), held weights [M], their rest of the mass.
+    """The exposed face: status [M] (free on it), fixed weights [M], the remaining mass.
 
     `part` is the problem of the free clients alone with v, seen from the face, as the target and
     their weights divided by `mass`; `shift` is that target minus T, and `distance` that of v to T,
     in the scale of `part`. `missed` is by how much v can miss the nearest point, in that scale too,
-    and `astray` the L1 of weights that the nearest point could have off the face.
+    and `off_face` the L1 of weights that the nearest point could have off the face.
     """
 
     status: Codes
@@ -184,7 +184,7 @@ class _Face:
     part: Problem
     distance: float
     missed: float
-    astray: float
+    off_face: float
 
     @property
     def free(self) -> Flags:
@@ -198,7 +198,7 @@ class _Face:
         weights[free], status[free] = self.mass * solution.weights, solution.status
         w = self.mass * solution.w
         theta = self.mass * solution.theta - float(self.shift @ w)
-        error = self.mass * solution.error + rounding + self.astray
+        error = self.mass * solution.error + rounding + self.off_face
         return Solution(weights, status, w, theta, error)
 
 
@@ -209,7 +209,7 @@ def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
     mass, free = 1.0 - float(fixed.sum()), status == FREE
     tiny = np.finfo(float).tiny
     size = max(mass, tiny)
-    # A mixture of the free rows, and not v less the held part, which would cancel.
+    # A mixture of the free rows: v minus the fixed part would cancel.
     shift = nearest[free] @ problem.rows[free] / max(float(nearest[free].sum()), tiny)
     part = Problem(
         problem.rows[free] - shift,
@@ -218,22 +218,22 @@ def _face(problem: Problem, nearest: Floats, barred: Flags) -> _Face:
         None if problem.counts is None else problem.counts[free],
     )
     distance = float(np.linalg.norm(nearest @ problem.rows)) / size
-    missed, astray = _projection_error(problem, nearest, status, barred)
-    astray += _let_in(problem, nearest, barred, missed)
-    return _Face(status, fixed, mass, shift, part, distance, missed / size, astray)
+    missed, off_face = _projection_error(problem, nearest, status, barred)
+    off_face += _barred_mass(problem, nearest, barred, missed)
+    return _Face(status, fixed, mass, shift, part, distance, missed / size, off_face)
 
 
-def _let_in(problem: Problem, nearest: Floats, barred: Flags, missed: float) -> float:
-    """The L1 of weights that barred clients could have after all, if v misses v* by so much.
+def _barred_mass(problem: Problem, nearest: Floats, barred: Flags, missed: float) -> float:
+    """Bound on the L1 of weights that barred clients could have, if v is off v* by `missed`.
 
     Of a label of which v* has v_k, a client with the share s_k has at most the weight v_k / s_k.
     """
     if problem.counts is None or not barred.any():
         return 0.0
     shares = problem.counts / problem.counts.sum(axis=1, keepdims=True)
-    inside, theirs = nearest @ shares + missed, shares[barred]
-    most = np.divide(inside, theirs, out=np.full_like(theirs, np.inf), where=theirs > 0.0)
-    return 2.0 * float(most.min(axis=1).sum())
+    mixed, held = nearest @ shares + missed, shares[barred]
+    upper = np.divide(mixed, held, out=np.full_like(held, np.inf), where=held > 0.0)
+    return 2.0 * float(upper.min(axis=1).sum())
 
 
 def _projection_error(
@@ -275,9 +275,9 @@ def _stays_off(problem: Problem, lam: float, nearest: Floats, solution: Solution
     slopes, status = _slopes(problem, nearest), _exposed(problem, nearest)
     level = slopes[linear_minimiser(slopes, problem.upper) > 0.0].max()
     pull = lam * (problem.rows @ solution.w + solution.theta)
-    zero, held = status == AT_ZERO, status == AT_CAP
+    zero, capped = status == AT_ZERO, status == AT_CAP
     least = slopes[zero] - level - pull[zero]
-    most = slopes[held] - level - pull[held] + lam * (problem.upper / problem.sizes)[held]
+    most = slopes[capped] - level - pull[capped] + lam * (problem.upper / problem.sizes)[capped]
     margin = _tie(problem, nearest) / 4
     return bool((least >= margin).all() and (most <= -margin).all())
 
@@ -290,15 +290,15 @@ def _least_squares_on_target(problem: Problem) -> Solution:
     reliable, and as a last resort its point itself is moved onto the target.
     """
     if problem.upper.sum() <= 1.0 + 1e-12:
-        held, zero = np.full(problem.sizes.shape, AT_CAP), np.zeros(problem.rows.shape[1])
-        return Solution(problem.upper / problem.upper.sum(), held, zero, 0.0, 0.0)
+        capped, zero = np.full(problem.sizes.shape, AT_CAP), np.zeros(problem.rows.shape[1])
+        return Solution(problem.upper / problem.upper.sum(), capped, zero, 0.0, 0.0)
     small = minimise(problem, SMALL_LAM * problem.total)
     exact = polish(problem, 0.0, small.status, fallback=False)
     if exact.error <= GOOD:
         return exact
     near = interior_point(problem, TINY_LAM * problem.total)
-    again = polish(problem, 0.0, near.status)
-    candidates = (exact, again, _onto_target(problem, near))
+    retry = polish(problem, 0.0, near.status)
+    candidates = (exact, retry, _onto_target(problem, near))
     return min(candidates, key=lambda s: (s.error, np.linalg.norm(residual(problem, s.weights))))
 
 

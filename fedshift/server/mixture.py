@@ -1,4 +1,4 @@
-"""Clients as a mixture to be fitted to the target: merged, projected, solved at a lam or an ESS."""
+"""Merge equal clients, project the target onto their hull, and solve at a lam or an ESS."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from fedshift.server.simplex import (
 
 # An ESS this close to the wanted one (relative) reaches it.
 ESS_TOLERANCE = 1e-12
-# A proven L1 error at which nothing better is looked for.
+# A proven L1 error that is good enough: no other method is tried.
 PROVEN = 1e-7
-# The lam / N beyond which no ESS is looked for: there the weights are n / N to the last bit.
+# No larger lam / N is tried: there the weights are n / N to the last bit.
 MOST_LAM = 1e30
 # Below this a label's share is rounding dust.
 ABSENT = 1e-14
@@ -74,8 +74,8 @@ def mixture(
     Equal rows enter f only through their sum, and sum a_i^2/n_i is then least for a_i proportional
     to n_i: the group is one client with n = sum n_i. A cap breaks this where it binds on the larger
     members only, so that with a cap only clients equal in row and size are merged: their weights
-    are equal at the (unique) optimum, and the group's cap is the sum of theirs. With `counts`, of
-    which the shares are the rounding, ties between clients are told from near ties.
+    are equal at the (unique) optimum, and the group's cap is the sum of theirs. `counts`, of
+    which the shares are the rounding, separate exact ties between clients from near ties.
     """
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
@@ -127,8 +127,8 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
     problem = clients.merged
     zero = np.zeros(problem.rows.shape[1])
     if clients.only_equal:
-        held = np.full(problem.sizes.shape, AT_CAP)
-        return Solution(clients.nearest, held, zero, 0.0, 0.0)
+        capped = np.full(problem.sizes.shape, AT_CAP)
+        return Solution(clients.nearest, capped, zero, 0.0, 0.0)
     if lam == math.inf:
         weights = problem.sizes / problem.total
         if (weights > problem.upper).any():
@@ -140,12 +140,12 @@ def at_lam(clients: Mixture, lam: float) -> Solution:
     if lam == 0.0:
         return limit
     exact = charged(problem, lam, polish(problem, lam, limit.status, fallback=False))
-    near = near_max_ess(problem, lam, clients.nearest, limit)
-    proven = min(exact, near, key=lambda s: s.error)
+    refined = near_max_ess(problem, lam, clients.nearest, limit)
+    proven = min(exact, refined, key=lambda s: s.error)
     if proven.error <= PROVEN:
         return proven
     unproven = replace(limit, error=math.inf)
-    return min(exact, near, unproven, key=lambda s: _gap(problem, lam, s.weights))
+    return min(exact, refined, unproven, key=lambda s: _gap(problem, lam, s.weights))
 
 
 def charged(problem: Problem, lam: float, solution: Solution) -> Solution:
@@ -167,7 +167,7 @@ def root(
     """
     latest = minimise(problem, high)
 
-    def at(log_lam: float) -> float:
+    def score_at(log_lam: float) -> float:
         nonlocal latest
         lam = math.exp(log_lam)
         if lam >= LEAST_LAM * problem.total:
@@ -177,13 +177,13 @@ def root(
         return score(lam, latest)
 
     ends = math.log(high), math.log(low)
-    if at(ends[0]) * at(ends[1]) > 0.0:
-        # Rounding put the root on an end: the better one is it.
-        found = min(ends, key=lambda t: abs(at(t)))
+    if score_at(ends[0]) * score_at(ends[1]) > 0.0:
+        # By rounding there is no sign change: take the end that is nearer to zero.
+        log_root = min(ends, key=lambda t: abs(score_at(t)))
     else:
-        found = scipy.optimize.brentq(at, *ends, xtol=1e-13, rtol=1e-15)
-    at(found)
-    return math.exp(found), charged(problem, math.exp(found), latest)
+        log_root = scipy.optimize.brentq(score_at, *ends, xtol=1e-13, rtol=1e-15)
+    score_at(log_root)
+    return math.exp(log_root), charged(problem, math.exp(log_root), latest)
 
 
 def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
@@ -194,33 +194,33 @@ def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
     lam = inf stays below the fraction, which takes a cap.
     """
     problem, goal = clients.merged, fraction * (1.0 - ESS_TOLERANCE)
-    floor = at_lam(clients, 0.0)
-    if ess_fraction(problem, floor.weights) >= goal:
-        return 0.0, floor
+    bottom = at_lam(clients, 0.0)
+    if ess_fraction(problem, bottom.weights) >= goal:
+        return 0.0, bottom
     top = at_lam(clients, math.inf)
     highest = ess_fraction(problem, top.weights)
     if goal >= highest * (1.0 - 2.0 * ESS_TOLERANCE):
         return (math.inf if goal <= highest else math.nan), top
 
-    def above(lam: float, solution: Solution) -> float:
+    def log_excess(lam: float, solution: Solution) -> float:
         return math.log(ess_fraction(problem, solution.weights) / fraction)
 
-    return root(problem, above, *_bracket(problem, above), floor)
+    return root(problem, log_excess, *_bracket(problem, log_excess), bottom)
 
 
-def _bracket(problem: Problem, above: Score) -> tuple[float, float]:
+def _bracket(problem: Problem, score: Score) -> tuple[float, float]:
     """lam a factor of 16 apart with the score below zero at the first, from lam = N outwards."""
     low = high = problem.total
-    now = minimise(problem, low)
-    falling = above(low, now) >= 0.0
+    solution = minimise(problem, low)
+    falling = score(low, solution) >= 0.0
     while True:
         edge = low / 16.0 if falling else high * 16.0
-        now = minimise(problem, edge, now.status)
+        solution = minimise(problem, edge, solution.status)
         if falling:
             low, high = edge, low
         else:
             low, high = high, edge
-        reached = above(edge, now) >= 0.0
+        reached = score(edge, solution) >= 0.0
         # A goal that rounding puts next to the top may not be reached at all.
         within = LEAST_LAM * problem.total <= edge <= MOST_LAM * problem.total
         if reached != falling or not within:

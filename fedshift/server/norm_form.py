@@ -5,7 +5,7 @@ With q(a) = sum_i a_i^2/n_i and the unit ball for the subgradients of the norm i
     max D(w) over ||w|| <= 1 / (2 lam),   D(w) = min_a q(a) - 2 w . (S^T a - T),
 
 a over the (capped) simplex; that of the squared form at mu is max D(w) - mu ||w||^2, its maximiser
-w(mu) = r(mu) / mu, and ||w(mu)|| falls as mu grows. Hence two cases, told apart by w(0+), the
+w(mu) = r(mu) / mu, and ||w(mu)|| falls as mu grows. Hence two cases, distinguished by w(0+), the
 shortest of the multipliers of S^T a = T in min q(a), finite if and only if T is in the hull:
 
 - 2 lam ||w(0+)|| <= 1: D has its maximum in the ball, the residual is exactly zero and a is the
@@ -27,7 +27,7 @@ from fedshift.server.qp import LEAST_LAM, SMALL_LAM, minimise
 from fedshift.server.rounding import ON_TARGET, ROUNDING, rounding_error
 from fedshift.server.simplex import Problem, Solution, linear_gap, residual
 
-# The least mu / N that is tried: below, the residual is rounding.
+# The smallest mu / N that is tried; below it the residual is rounding.
 LEAST_MU = 1e-21
 
 
@@ -54,8 +54,8 @@ def at_lam_norm(clients: Mixture, lam: float) -> tuple[float, Solution]:
     exact = _exact_penalty(clients, lam, (small, limit))
     if norm_evidence(clients, lam, 0.0, exact)[1] <= PROVEN:
         return 0.0, exact
-    either = ((0.0, exact), _binding(clients, lam, low, min(high, small_mu)))
-    return min(either, key=lambda s: norm_evidence(clients, lam, *s)[1])
+    candidates = ((0.0, exact), _binding(clients, lam, low, min(high, small_mu)))
+    return min(candidates, key=lambda s: norm_evidence(clients, lam, *s)[1])
 
 
 def _length(solution: Solution) -> float:
@@ -63,15 +63,15 @@ def _length(solution: Solution) -> float:
 
 
 def _exact_penalty(clients: Mixture, lam: float, duals: tuple[Solution, ...]) -> Solution:
-    """The max-ESS point with the multipliers, scaled into the ball, that come nearest to a proof.
+    """The max-ESS point with the multipliers, scaled into the ball, that give the best proof.
 
-    Those of the max-ESS problem itself cover the clients of the exposed face only: a client barred
-    from it is held at zero by r = 0 there, here by a multiplier that has to fit in the ball.
+    The max-ESS problem's own multipliers cover the clients of the exposed face only. There r = 0
+    keeps a client off the face at zero; here a multiplier has to, and it must fit in the ball.
     """
-    floor = at_lam(clients, 0.0)
-    inside = [(d, 1.0 / max(1.0, 2.0 * lam * _length(d))) for d in duals]
-    tries = [replace(floor, w=t * d.w, theta=t * d.theta) for d, t in inside]
-    return min(tries, key=lambda s: allocation_gap(clients.merged, s.weights, s.w, s.theta))
+    limit = at_lam(clients, 0.0)
+    scaled = [(d, 1.0 / max(1.0, 2.0 * lam * _length(d))) for d in duals]
+    candidates = [replace(limit, w=t * d.w, theta=t * d.theta) for d, t in scaled]
+    return min(candidates, key=lambda s: allocation_gap(clients.merged, s.weights, s.w, s.theta))
 
 
 def _binding(clients: Mixture, lam: float, low: float, high: float) -> tuple[float, Solution]:
@@ -105,13 +105,13 @@ def norm_evidence(
     r = residual(problem, a)
     size = float(np.linalg.norm(r))
     dual = 2.0 * lam * solution.w
-    tries = [dual / max(1.0, float(np.linalg.norm(dual)))]
+    candidates = [dual / max(1.0, float(np.linalg.norm(dual)))]
     if size > 0.0:
-        tries.append(r / size)
+        candidates.append(r / size)
     pull = 2.0 * lam * a / problem.sizes
     gap = min(
         linear_gap(pull - problem.rows @ u, a, problem.upper) + max(size - float(u @ r), 0.0)
-        for u in tries
+        for u in candidates
     )
     if mu == 0.0:
         return gap, _penalty_error(problem, lam, solution, size)

@@ -74,9 +74,9 @@ class Adam:
         return _first_moments(params, self.tau)
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
-        m, v = _mixed(_held("m", state), delta, self.beta1), _held("v", state)
+        m, v = _blend(_moment("m", state), delta, self.beta1), _moment("v", state)
         v = map_(lambda v, d: self.beta2 * v + (1.0 - self.beta2) * d * d, v, delta)
-        return _moved(params, m, v, self.lr, self.tau), _named("m", m) | _named("v", v)
+        return _step(params, m, v, self.lr, self.tau), _prefixed("m", m) | _prefixed("v", v)
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Yogi:
         return _first_moments(params, self.tau)
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
-        m, v = _mixed(_held("m", state), delta, self.beta1), _held("v", state)
+        m, v = _blend(_moment("m", state), delta, self.beta1), _moment("v", state)
         v = map_(lambda v, d: v - (1.0 - self.beta2) * d * d * torch.sign(v - d * d), v, delta)
-        return _moved(params, m, v, self.lr, self.tau), _named("m", m) | _named("v", v)
+        return _step(params, m, v, self.lr, self.tau), _prefixed("m", m) | _prefixed("v", v)
 
 
 def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
@@ -117,22 +117,23 @@ def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
 
 def _first_moments(params: Params, tau: float) -> Params:
     v = map_(lambda p: torch.full_like(p, tau**2), params)
-    return _named("m", zeros(params)) | _named("v", v)
+    return _prefixed("m", zeros(params)) | _prefixed("v", v)
 
 
-def _mixed(m: Params, delta: Params, beta: float) -> Params:
+def _blend(m: Params, delta: Params, beta: float) -> Params:
     return map_(lambda m, d: beta * m + (1.0 - beta) * d, m, delta)
 
 
-def _moved(params: Params, m: Params, v: Params, lr: float, tau: float) -> Params:
+def _step(params: Params, m: Params, v: Params, lr: float, tau: float) -> Params:
     return map_(lambda p, m, v: torch.add(p, lr * m / (v.sqrt() + tau)), params, m, v)
 
 
-def _named(moment: str, tree: Params) -> Params:
+def _prefixed(moment: str, tree: Params) -> Params:
     """Two moments in one flat state: "m.<parameter>" and "v.<parameter>"."""
     return {f"{moment}.{name}": x for name, x in tree.items()}
 
 
-def _held(moment: str, state: Params) -> Params:
+def _moment(moment: str, state: Params) -> Params:
+    """The reverse of `_prefixed`: one moment of the flat state, by parameter."""
     prefix = f"{moment}."
     return {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}

@@ -38,7 +38,7 @@ from fedshift.server.pals_input import (
 from fedshift.server.simplex import NO_CAP, Floats, Solution, objective, residual
 from fedshift.sketch import sketched
 
-# Gap at which an answer counts as exact, and the proven L1 error that goes with it. The gap's own
+# An answer counts as exact up to this gap and this proven L1 error. The gap's own
 # rounding is about 1e-16 |f|; the bound on the error is of second order in rounding.
 GAP_TOLERANCE = 1e-12
 L1_TOLERANCE = 1e-6
@@ -56,7 +56,7 @@ class PalsWeights:
     gap is at most 1e-12 max(1, |f|), a is on the simplex to 1e-12, and ||a - a*||_1 <= 1e-6 by the
     duality gap of the active set and a charge for rounding and for the projection at lam = 0. a* is
     the optimum for the very numbers given, at `lam`; at lam = 0 the max-ESS minimiser. `note` says
-    that `ess` changes nothing, where lam = 0 has as much.
+    so where `ess` changes nothing because lam = 0 already has as much.
     """
 
     weights: Floats
@@ -112,7 +112,7 @@ def pals_weights(
     """FedPALS weights: argmin_a ||T - S^T a||^2 + lam sum_i a_i^2/n_i, sum a = 1, 0 <= a_i <= cap.
 
     `label_counts` [M, K] are non-negative, S_i = counts_i / n_i; `target` [K] sums to 1 within 1e-6
-    (rescaled only with `normalise_target`); a label that no client holds stays in `residual`.
+    (rescaled only with `normalise_target`); a label that no client has stays in `residual`.
     Give exactly one of `lam`, in units of examples, 0 <= lam <= inf, and `ess`, a fraction in
     (0, 1]: the smallest lam with ESS / N >= ess. lam = 0 is the limit lam -> 0+, the minimiser of
     the distance with the largest ESS, and so is any lam below 1e-12 N; lam = inf is n / N (with a
@@ -120,7 +120,7 @@ def pals_weights(
     weight. `fidelity="norm"` minimises ||T - S^T a|| + lam sum_i a_i^2/n_i, not squared; it is
     solved as alpha_norm(lam) = alpha_squared(2 r lam) with r = ||T - S^T a|| at the solution.
 
-    Raises InputError for counts or a target that are no such tables, for clients of less than 1e-12
+    Raises InputError for counts or a target of another form, for clients of less than 1e-12
     or more than 1e18 examples, for lam and ess both or neither or out of range (lam > 0 goes from
     1e-100 to 1e100), and for a cap or an ess that cannot be met.
 
@@ -148,11 +148,11 @@ def ess_curve(
         raise InputError(
             f"fractions must be a list of ESS fractions, as (0.25, 0.5); got {described(fractions)}"
         )
-    wanted = list(fractions)
-    for fraction in wanted:
+    checked = list(fractions)
+    for fraction in checked:
         check_setting(None, fraction, cap, fidelity)
     clients = _prepare(label_counts, target, cap, False)
-    return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in wanted)
+    return tuple(_with_ess(clients, number(fraction), fidelity) for fraction in checked)
 
 
 # --------------------------------------------------------------------------- solving
@@ -176,13 +176,13 @@ def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWei
             "examples; raise cap or lower ess"
         )
     if fidelity == "squared" or lam in (0.0, math.inf):
-        return _noted(_result(clients, lam, solution), fraction)
+        return _with_note(_result(clients, lam, solution), fraction)
     distance = _distance(clients, solution)
     return _norm_result(clients, lam / (2.0 * distance), lam, solution)
 
 
-def _noted(solved: PalsWeights, fraction: float) -> PalsWeights:
-    """With a note where the ESS asked for is below that of lambda = 0."""
+def _with_note(solved: PalsWeights, fraction: float) -> PalsWeights:
+    """Add a note where the requested ESS is below that of lambda = 0."""
     if solved.lam or not solved.ess_fraction > fraction * (1 + 1e-9):
         return solved
     return replace(
@@ -220,9 +220,9 @@ def _report(
     full, total = clients.mixture.full, clients.mixture.full.total
     weights = np.zeros(clients.count)
     weights[clients.places] = active
-    left = residual(full, active)
+    unmatched = residual(full, active)
     nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
-    for array in (weights, left):
+    for array in (weights, unmatched):
         array.setflags(write=False)
     exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
     on_simplex = abs(float(active.sum()) - 1.0) <= SUM_TOLERANCE and float(active.min()) >= 0.0
@@ -233,7 +233,7 @@ def _report(
         ess=ess,
         ess_fraction=ess / total,
         distance=float(np.linalg.norm(nearest)),
-        residual=left,
+        residual=unmatched,
         gap=gap,
         l1_bound=0.0 if lam == math.inf else _l1_bound(total, gap, lam),
         certified=exact and on_simplex,
@@ -253,14 +253,14 @@ def _prepare(
     label_counts: ArrayLike, target: ArrayLike, cap: float | None, rescale: bool
 ) -> _Clients:
     counts = checked_counts(label_counts)
-    wanted = checked_target(target, counts.shape[1], rescale)
+    shares = checked_target(target, counts.shape[1], rescale)
     sizes = counts.sum(axis=1)
     active = np.flatnonzero(sizes > 0.0)
-    most = NO_CAP
+    largest = NO_CAP
     if cap is not None:
-        most = number(cap)
-        check_cap(most, active.size)
-    bound = NO_CAP if most >= 1.0 else max(most, 1.0 / active.size)
+        largest = number(cap)
+        check_cap(largest, active.size)
+    bound = NO_CAP if largest >= 1.0 else max(largest, 1.0 / active.size)
     n = sizes[active]
-    mixed = mixture(counts[active] / n[:, None], n, wanted, bound, counts[active])
+    mixed = mixture(counts[active] / n[:, None], n, shares, bound, counts[active])
     return _Clients(mixed, active, counts.shape[0])

@@ -67,28 +67,28 @@ def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
     if not isinstance(rescale, bool | np.bool_):
         raise InputError(f"normalise_target must be True or False; got {described(rescale)}")
     try:
-        wanted = numbers(target)
+        shares = numbers(target)
     except ValueError as error:
         raise InputError(f"target must be a list of {classes} numbers; {error}") from error
-    if wanted.shape != (classes,):
+    if shares.shape != (classes,):
         raise InputError(
             f"target must have one entry per class: label_counts has {classes} classes, target has "
-            f"shape {wanted.shape}"
+            f"shape {shares.shape}"
         )
-    for bad, what in ((~np.isfinite(wanted), "not finite"), (wanted < 0.0, "negative")):
+    for bad, what in ((~np.isfinite(shares), "not finite"), (shares < 0.0, "negative")):
         if bad.any():
             k = int(np.argmax(bad))
-            raise InputError(f"target[{k}] is {wanted[k]:g}, which is {what}; allowed: 0 to 1")
+            raise InputError(f"target[{k}] is {shares[k]:g}, which is {what}; allowed: 0 to 1")
     with np.errstate(over="ignore"):
-        total = float(wanted.sum())
+        total = float(shares.sum())
     if rescale and total > 0.0:
-        return rescaled(wanted)
+        return rescaled(shares)
     if abs(total - 1.0) > 1e-6:
         raise InputError(
             f"target sums to {total:.9g}, it must sum to 1 within 1e-6; pass label shares, or "
             "normalise_target=True to have it divided by its sum"
         )
-    return wanted
+    return shares
 
 
 def rescaled(wanted: Floats) -> Floats:

@@ -39,7 +39,7 @@ LEAST_LAM = 1e-12
 SMALL_LAM = 1e-10
 # A proven L1 error that makes a warm start good enough.
 GOAL = 1e-9
-# A weight or slack that has run into its bound; going on would only underflow.
+# A weight or slack this small is at its bound; further steps would only underflow.
 VANISHED = 1e-100
 
 
@@ -89,6 +89,7 @@ class _Newton:
 
     def __init__(self, rows: Floats, diagonal: Floats) -> None:
         self._rows, self._diagonal, self._inverse = rows, diagonal, 1.0 / diagonal
+        # K x K instead of M x M: there are usually far more clients than labels.
         scaled = rows * np.sqrt(self._inverse)[:, None]
         inner = scaled.T @ scaled
         inner[np.diag_indices_from(inner)] += 0.5
@@ -118,10 +119,10 @@ def _longest(x: Floats, dx: Floats) -> float:
     return min(1.0, 0.9995 * float(np.min(-x[falling] / dx[falling]))) if falling.any() else 1.0
 
 
-def _mehrotra_step(problem: Problem, lam: float, now: _Iterate) -> _Iterate:
+def _mehrotra_step(problem: Problem, lam: float, point: _Iterate) -> _Iterate:
     """One predictor-corrector iteration (Mehrotra 1992, SIAM J. Optim. 2(4), 575-601)."""
-    a, slack, z, v = now.a, now.s, now.z, now.v
-    dual = gradient(problem, lam, a) - now.y - z + v
+    a, slack, z, v = point.a, point.s, point.z, point.v
+    dual = gradient(problem, lam, a) - point.y - z + v
     short = a.sum() - 1.0
     solve = _Newton(problem.rows, 2.0 * lam / problem.sizes + z / a + v / slack)
     ones = solve(np.ones_like(a))
@@ -133,14 +134,14 @@ def _mehrotra_step(problem: Problem, lam: float, now: _Iterate) -> _Iterate:
         return _Iterate(da, -da, (-low - z * da) / a, (-high + v * da) / slack, float(dy))
 
     predictor = direction(a * z, slack * v)
-    here = now.complementarity
-    there = now.moved(predictor, now.length(predictor)).complementarity
-    target = (there / here) ** 3 * here / (2 * a.size)
+    gap = point.complementarity
+    predicted = point.moved(predictor, point.length(predictor)).complementarity
+    target = (predicted / gap) ** 3 * gap / (2 * a.size)
     corrector = direction(
         a * z + predictor.a * predictor.z - target,
         slack * v - predictor.a * predictor.v - target,
     )
-    return now.moved(corrector, now.length(corrector))
+    return point.moved(corrector, point.length(corrector))
 
 
 def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
@@ -149,34 +150,34 @@ def interior_point(problem: Problem, lam: float, rounds: int = 80) -> Solution:
     Stops when the complementarity a.z + (u-a).v is 1e-8 of the regulariser's least value lam/N,
     or when rounding keeps it from falling further.
     """
-    now = _start(problem, lam)
-    wanted = 1e-8 * lam / problem.total
+    point = _start(problem, lam)
+    goal = 1e-8 * lam / problem.total
     for _ in range(rounds):
-        before = now.complementarity
+        before = point.complementarity
         try:
-            following = _mehrotra_step(problem, lam, now)
+            following = _mehrotra_step(problem, lam, point)
         except scipy.linalg.LinAlgError:
             break
         after = following.complementarity
         if not np.isfinite(after) or after > 10.0 * before:
             break
-        now = following
+        point = following
         stalled = after > 0.9 * before and after < 1e-11
-        if after <= wanted or stalled or min(now.a.min(), now.s.min()) < VANISHED:
+        if after <= goal or stalled or min(point.a.min(), point.s.min()) < VANISHED:
             break
-    weights = allocate(now.a / problem.sizes, problem.sizes, problem.upper)
+    weights = allocate(point.a / problem.sizes, problem.sizes, problem.upper)
     w = residual(problem, weights) / lam
-    theta = now.y / (2.0 * lam)
+    theta = point.y / (2.0 * lam)
     error = error_bound(problem, lam, weights, w, theta)
-    return Solution(weights, _guess(problem, lam, now), w, theta, error)
+    return Solution(weights, _guess(problem, lam, point), w, theta, error)
 
 
-def _guess(problem: Problem, lam: float, now: _Iterate) -> Codes:
+def _guess(problem: Problem, lam: float, point: _Iterate) -> Codes:
     """The status that one semismooth Newton step would give: where n h leaves [0, u]."""
     pull = 2.0 * lam / problem.sizes
-    status = np.full(now.a.shape, FREE)
-    status[now.z > pull * now.a] = AT_ZERO
-    status[now.v > pull * now.s] = AT_CAP
+    status = np.full(point.a.shape, FREE)
+    status[point.z > pull * point.a] = AT_ZERO
+    status[point.v > pull * point.s] = AT_CAP
     return status
 
 
@@ -210,21 +211,22 @@ def accelerated_gradient(problem: Problem, lam: float, rounds: int = 2000) -> So
     Found. Comput. Math. 15, 715-732, eq. 13. Stops at a Frank-Wolfe gap of 1e-12 * max(1, f).
     """
     steepest = 2.0 * (_curvature(problem) + lam)
-    now = allocate(np.zeros_like(problem.sizes), problem.sizes, problem.upper)
-    ahead, momentum = now, 1.0
+    weights = allocate(np.zeros_like(problem.sizes), problem.sizes, problem.upper)
+    ahead, momentum = weights, 1.0
     for count in range(rounds):
         scores = ahead / problem.sizes - gradient(problem, lam, ahead) / steepest
         following = allocate(scores, problem.sizes, problem.upper)
-        if ((ahead - following) / problem.sizes) @ (following - now) > 0.0:
-            ahead, momentum = now, 1.0
+        # Momentum points uphill: drop it and restart from the last point.
+        if ((ahead - following) / problem.sizes) @ (following - weights) > 0.0:
+            ahead, momentum = weights, 1.0
             continue
-        grown = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum**2))
-        ahead = following + (momentum - 1.0) / grown * (following - now)
-        now, momentum = following, grown
-        if count % 20 == 0 and _converged(problem, lam, now):
+        next_momentum = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * momentum**2))
+        ahead = following + (momentum - 1.0) / next_momentum * (following - weights)
+        weights, momentum = following, next_momentum
+        if count % 20 == 0 and _converged(problem, lam, weights):
             break
-    status = np.where(now > 0.0, FREE, AT_ZERO)
-    return Solution(now, status, residual(problem, now) / lam, 0.0, np.inf)
+    status = np.where(weights > 0.0, FREE, AT_ZERO)
+    return Solution(weights, status, residual(problem, weights) / lam, 0.0, np.inf)
 
 
 def _converged(problem: Problem, lam: float, weights: Floats) -> bool:
@@ -242,4 +244,4 @@ def _curvature(problem: Problem, rounds: int = 30) -> float:
         if size == 0.0:
             return 0.0
         x = x / size
-    return 1.05 * size
+    return 1.05 * size  # power iteration approaches from below; too large a step would diverge

@@ -1,4 +1,4 @@
-"""The rank of a table of counts, in integers: which rows are dependent, which only nearly so."""
+"""The rank of a table of counts, in integers: dependent rows versus nearly dependent ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 
 
 def rank(counts: Floats) -> int:
-    """The rank of counts [M, K], whole or not, taken for the very numbers that they are."""
+    """The rank of counts [M, K], whole numbers or not, without rounding."""
     if min(counts.shape, default=0) == 0:
         return 0
     return max(_rank_modulo(_remainders(counts, p), p) for p in PRIMES)
@@ -37,16 +37,16 @@ def _remainders(counts: Floats, prime: int) -> Integers:
 
 def _rank_modulo(table: Integers, prime: int) -> int:
     """By elimination; products of two remainders stay below 2^62."""
-    left = table if table.shape[0] <= table.shape[1] else np.ascontiguousarray(table.T)
+    rest = table if table.shape[0] <= table.shape[1] else np.ascontiguousarray(table.T)
     count = 0
-    while left.size:
-        row, left = left[0], left[1:]
-        places = np.flatnonzero(row)
-        if places.size == 0:
+    while rest.size:
+        row, rest = rest[0], rest[1:]
+        columns = np.flatnonzero(row)
+        if columns.size == 0:
             continue
-        column = int(places[0])
+        column = int(columns[0])
         row = row * pow(int(row[column]), -1, prime) % prime
-        left = (left - left[:, column : column + 1] * row % prime) % prime
-        left = np.delete(left, column, axis=1)
+        rest = (rest - rest[:, column : column + 1] * row % prime) % prime
+        rest = np.delete(rest, column, axis=1)
         count += 1
     return count

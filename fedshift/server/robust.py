@@ -1,7 +1,7 @@
 """Combination rules that a minority of arbitrary changes cannot move far.
 
 One client has one vote: sizes and labels are claims, and a claim must not buy influence here.
-Non-finite changes never come this far; the engine refuses them with the client's name.
+Non-finite changes never get here: the engine refuses them and names the client.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Krum:
             )
 
     def weigh(self, table: Params) -> Tensor:
-        # Here, too, so that a run with too few clients is refused before anybody trains.
+        # Checked here too: a run with too few clients is refused before any client trains.
         self._check(len(table["n"]))
         return Uniform()(table)
 
@@ -170,6 +170,7 @@ def square_distances(stacked: Params) -> Tensor:
     """
     count = len(next(iter(stacked.values())))
     total = torch.zeros(count, count, dtype=torch.float64)
+    # torch's default is a matrix product, which loses small distances.
     exact = "donot_use_mm_for_euclid_dist"
     for block in (piece for leaf in stacked.values() for piece in _blocks(leaf)):
         total += torch.cdist(block, block, compute_mode=exact).square()
@@ -181,8 +182,8 @@ def distances_to(v: Params, stacked: Params) -> Tensor:
     total = torch.zeros(len(next(iter(stacked.values()))), dtype=torch.float64)
     for name, leaf in stacked.items():
         centre = v[name].flatten()[None]
-        for here, block in zip(_blocks(centre), _blocks(leaf), strict=True):
-            total += (block - here).square().sum(1)
+        for part, block in zip(_blocks(centre), _blocks(leaf), strict=True):
+            total += (block - part).square().sum(1)
     return total.sqrt()
 
 
@@ -194,5 +195,5 @@ def _blocks(leaf: Tensor) -> Iterator[Tensor]:
 
 def _middle(leaf: Tensor, cut: int) -> Tensor:
     """The mean over the first axis of `leaf` [C, ...] without `cut` values at either end."""
-    kept = leaf.sort(dim=0).values[cut : len(leaf) - cut]
-    return kept.double().mean(0).to(leaf.dtype)
+    middle = leaf.sort(dim=0).values[cut : len(leaf) - cut]
+    return middle.double().mean(0).to(leaf.dtype)

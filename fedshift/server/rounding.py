@@ -21,9 +21,9 @@ ROUNDING = 4e-16
 RANK_TOLERANCE = 1e-15
 # A residual up to this is rounding: the weights mix to the target.
 ON_TARGET = 2e-15
-# Stands for a singular value that is not zero and drowns in rounding.
+# Stands for a singular value that is not zero but is lost in rounding.
 HIDDEN = 1e-100
-# A charge that needs no closer look.
+# A charge this small need not be computed more exactly.
 NEGLIGIBLE = 1e-9
 
 
@@ -63,23 +63,23 @@ def spectrum(problem: Problem, face: Flags) -> Spectrum:
     if x.shape[0] > x.shape[1]:
         x = np.linalg.qr(x, mode="r")
     values = np.linalg.svd(x, compute_uv=False)
-    kept = values[values > RANK_TOLERANCE]
-    if _nearly_dependent(problem, face, kept.size):
-        kept = np.append(kept, HIDDEN)
-    return Spectrum(kept, kept.size < sizes.size - 1)
+    above = values[values > RANK_TOLERANCE]
+    if _nearly_dependent(problem, face, above.size):
+        above = np.append(above, HIDDEN)
+    return Spectrum(above, above.size < sizes.size - 1)
 
 
-def _nearly_dependent(problem: Problem, face: Flags, seen: int) -> bool:
-    """Whether the counts tell apart what rounding makes dependent: more of rank than is `seen`."""
-    if problem.counts is None or seen >= _most_modes(problem, face):
+def _nearly_dependent(problem: Problem, face: Flags, count: int) -> bool:
+    """Whether the counts have a higher rank than the `count` values that survive rounding."""
+    if problem.counts is None or count >= _most_modes(problem, face):
         return False
-    return seen < rank(problem.counts[face]) - 1
+    return count < rank(problem.counts[face]) - 1
 
 
 def _most_modes(problem: Problem, face: Flags) -> int:
     """How many singular values above 0 a face can have.
 
-    Centred rows sum to zero, and a label that none of these clients holds adds nothing.
+    Centred rows sum to zero, and a label that none of these clients has adds nothing.
     """
     labels: int = problem.rows.shape[1]
     if problem.counts is not None:

@@ -1,4 +1,4 @@
-"""Heads row by row: who holds which label, in which slot it travels, and sums over its holders.
+"""Heads row by row: which clients have a label, the slot it travels in, sums over its holders.
 
 Shapes: N clients, C of them in the cohort, K labels, L slots.
 """
@@ -16,7 +16,7 @@ from fedshift.tree import Params, Parts, weighted_sum
 
 
 def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, ...]:
-    """Names of the head's parameters, each of which must have a row per label.
+    """Names of the head's parameters; each must have one row per label.
 
     Raises InputError where none starts with a prefix of `head`, one has another number of rows, or
     only some of a layer's are named.
@@ -54,22 +54,22 @@ def slot_table(held: Tensor, slots: int | None, seed: int) -> Tensor:
     """The label in each slot of each client, -1 in an empty one: held [N, K] bool -> [N, L] int64.
 
     L is `slots`, or the size of the largest label set. A client's labels, and the empty slots
-    between them, are in an order drawn for it alone from (seed, client): it says nothing about the
+    between them, are in an order drawn from (seed, client). The order reveals nothing about the
     numbers that labels have on the server. Raises InputError where L is too small.
     """
     largest = int(held.sum(1).max())
     width = max(largest, 1) if slots is None else slots
     if width < max(largest, 1):
-        who = int(held.sum(1).argmax())
+        client = int(held.sum(1).argmax())
         raise InputError(
-            f"client {who} holds {largest} labels and slots = {width}; give at least {largest}, or "
-            "leave slots out"
+            f"client {client} holds {largest} labels and slots = {width}; give at least {largest}, "
+            "or leave slots out"
         )
     table = torch.full((len(held), width), -1)
     for i, row in enumerate(held):
-        mine = row.nonzero().flatten()
+        labels = row.nonzero().flatten()
         order = torch.randperm(width, generator=generator(seed, "slots", i))
-        table[i, order[: len(mine)]] = mine
+        table[i, order[: len(labels)]] = labels
     return table
 
 
@@ -91,7 +91,7 @@ def in_slots(v: Tensor, labels: Tensor) -> Tensor:
 def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Rows by slot to rows by label, zero where there is none: [C, L, ...], [C, L] -> [C, K, ...].
 
-    What lies in empty slots is dropped.
+    The contents of empty slots are dropped.
     """
     index = torch.where(labels < 0, classes, labels).reshape(*labels.shape, *[1] * (v.ndim - 2))
     out = v.new_zeros(len(v), classes + 1, *v.shape[2:])
@@ -101,15 +101,15 @@ def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
 def holder_shares(weights: Tensor, held: Tensor) -> Tensor:
     """a_iy = a_i 1{y in Y_i} / sum_j a_j 1{y in Y_j}: weights [C], held [C, K] -> [C, K] float64.
 
-    A label that nobody of positive weight holds has 0 throughout. One that all of them hold has the
-    weights themselves, not divided by a sum that is 1 up to rounding, so that label sets that are
-    all full change no bit.
+    A label that no client of positive weight holds has share 0 everywhere. A label that all of them
+    hold gets the weights as they are: dividing by a sum of 1 up to rounding would change bits where
+    every client has every label.
     """
-    some = weights.double()[:, None] * held
-    total = some.sum(0)
-    share = some / torch.where(total > 0, total, 1.0)
-    everybody = (held | (weights == 0)[:, None]).all(0)
-    return torch.where(everybody, weights.double()[:, None], share)
+    masses = weights.double()[:, None] * held
+    total = masses.sum(0)
+    share = masses / torch.where(total > 0, total, 1.0)
+    by_all = (held | (weights == 0)[:, None]).all(0)
+    return torch.where(by_all, weights.double()[:, None], share)
 
 
 def row_sum(shares: Tensor, stacked: Tensor) -> Tensor:
@@ -119,8 +119,8 @@ def row_sum(shares: Tensor, stacked: Tensor) -> Tensor:
     """
     out = torch.zeros(stacked.shape[1:], dtype=torch.float64, device=stacked.device)
     for share, rows in zip(shares, stacked, strict=True):
-        wide = share.reshape(-1, *[1] * (rows.ndim - 1))
-        out.add_((rows.double() * wide).masked_fill(wide == 0, 0))
+        factor = share.reshape(-1, *[1] * (rows.ndim - 1))
+        out.add_((rows.double() * factor).masked_fill(factor == 0, 0))
     return out.to(stacked.dtype)
 
 

@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 # A weight on the simplex never exceeds one, so an upper bound of two is never active.
 NO_CAP = 2.0
-# A sum of weights this far from 1 is no rounding of sums of like numbers.
+# A sum of weights this far from 1 is more than ordinary rounding.
 DRIFTED = 1e-9
 TINY = float(np.finfo(float).tiny)
 AT_ZERO, FREE, AT_CAP = np.int8(-1), np.int8(0), np.int8(1)
@@ -72,11 +72,11 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
     """
     breaks = np.concatenate([-scores, upper / sizes - scores])
     order = np.argsort(breaks, kind="stable")
-    at = breaks[order]
+    sorted_breaks = breaks[order]
     slope = np.cumsum(np.concatenate([sizes, -sizes])[order])
-    mass = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(at))])
+    mass = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(sorted_breaks))])
     k = max(int(np.searchsorted(mass, 1.0, side="left")) - 1, 0)
-    theta = at[k] + (1.0 - mass[k]) / slope[k] if slope[k] > 0.0 else at[k]
+    theta = sorted_breaks[k] + (1.0 - mass[k]) / slope[k] if slope[k] > 0.0 else sorted_breaks[k]
     weights: Floats = np.clip(sizes * (scores + theta), 0.0, upper)
     free = (weights > 0.0) & (weights < upper)
     # One exact re-balance on the final support: cumulative sums over 2M terms lose a few digits.
@@ -84,14 +84,14 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
     weights[free] += short * sizes[free] / max(sizes[free].sum(), TINY)
     np.clip(weights, 0.0, upper, out=weights)
     if abs(float(weights.sum()) - 1.0) > DRIFTED:
-        return _allocate_anew(scores, sizes, upper, at)
+        return _allocate_by_bisection(scores, sizes, upper, sorted_breaks)
     return weights
 
 
-def _allocate_anew(scores: Floats, sizes: Floats, upper: Floats, breaks: Floats) -> Floats:
+def _allocate_by_bisection(scores: Floats, sizes: Floats, upper: Floats, breaks: Floats) -> Floats:
     """`allocate` where sizes differ so much that running sums lose the small ones altogether.
 
-    The segment of theta is found by halves among the sorted breakpoints, every sum taken anew.
+    The segment of theta is found by bisection over the sorted breakpoints, each sum from scratch.
     """
     low, high = 0, breaks.size - 1
     while high - low > 1:

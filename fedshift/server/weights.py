@@ -99,7 +99,7 @@ class Pals:
         """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
         lam, ess, cap = (
-            None if given is None else number(given) for given in (self.lam, self.ess, self.cap)
+            None if value is None else number(value) for value in (self.lam, self.ess, self.cap)
         )
         rule = tuple(numbers(self.target).tolist()), lam, ess, cap, self.fidelity
         return _solved(labels.tobytes(), labels.shape, *rule)
@@ -110,11 +110,11 @@ def _solved(
     labels: bytes, shape: tuple[int, ...], target: tuple[float, ...],
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity,
 ) -> PalsWeights:  # fmt: skip
-    """The weights over a table of label counts; not solved again where the same cohort comes next.
+    """Weights for a table of label counts; cached for a cohort that comes twice in a row.
 
     The solver takes milliseconds, which in a small federation is as long as training.
     """
     counts = np.frombuffer(labels).reshape(shape)
     solved = pals_weights(counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
-    solved.weights.setflags(write=False)  # they are kept for whoever asks next
+    solved.weights.setflags(write=False)  # cached: later callers get the same array
     return solved

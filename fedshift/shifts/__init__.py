@@ -4,6 +4,7 @@ A shift is called as `shift(labels, classes, clients, rng)`; see `Shift`. Featur
 a client's images look like: `transform_of(pool, client)(images)`; see `covariate`.
 """
 
+from fedshift.moved import moved
 from fedshift.shifts.base import (
     Partition,
     Shift,
@@ -31,9 +32,10 @@ from fedshift.shifts.label import DirichletPerClass, DirichletPerClient, Iid, Sh
 from fedshift.shifts.label_sets import LabelSetSplit
 from fedshift.shifts.measures import LabelDistances, domain_auc, label_distances
 from fedshift.shifts.noise import GaussianNoise, noise_pool, noisy_writers
-from fedshift.shifts.pacs import Imbalanced
 from fedshift.shifts.quantity import QuantitySkew
 from fedshift.shifts.target import dirichlet_marginal, resample_to, sparse_marginal
+
+__getattr__ = moved(__name__, Imbalanced="fedshift.papers.datasets.fedpals_clients")
 
 __all__ = [
     "Brightness",
@@ -44,7 +46,6 @@ __all__ = [
     "GaussianNoise",
     "Hue",
     "Iid",
-    "Imbalanced",
     "Invert",
     "LabelDistances",
     "LabelSetSplit",

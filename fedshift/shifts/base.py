@@ -1,4 +1,4 @@
-"""What a shift is, the checks of its input and output, label tables and how to deal by them."""
+"""The protocol of shifts, checks of their input and output, label tables and dealing by them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Shift(Protocol):
 
     `labels` is int64 [n] with values 0..K-1, `classes` is K, `clients` is M. The result is M index
     arrays into `labels`, each ascending, no index in two of them. Every draw comes from `rng`.
-    Implementations are frozen dataclasses; bad input is an `InputError`. A target that is split
-    off in the same way as the clients is one more client: ask for M + 1 parts and take the last.
+    Implementations are frozen dataclasses; bad input is an `InputError`. To split off a target
+    in the same way as the clients, ask for M + 1 parts and take the last one.
     """
 
     def __call__(
@@ -70,7 +70,7 @@ def as_numbers(name: str, values: ArrayLike) -> Floats:
 def check_pool(labels: ArrayLike, classes: int, rng: np.random.Generator) -> Ints:
     """`labels` as int64 [n] when they are a non-empty vector of whole numbers in 0..K-1.
 
-    Refuses an `rng` that is not a Generator here too: a seed in its place would do nothing.
+    Also refuses an `rng` that is not a Generator, such as a seed.
     """
     check_count("classes", classes, 1)
     if not isinstance(rng, np.random.Generator):
@@ -133,14 +133,14 @@ def check_partition(
     used = np.concatenate(parts)
     if used.size and (used.min() < 0 or used.max() >= n):
         raise InputError(f"parts point outside the samples; allowed: indices 0..{n - 1}.")
-    times = np.bincount(used, minlength=n)
-    if times.max(initial=0) > 1:
+    uses = np.bincount(used, minlength=n)
+    if uses.max(initial=0) > 1:
         raise InputError(
-            f"sample {times.argmax()} is in {times.max()} parts; a sample has one owner."
+            f"sample {uses.argmax()} is in {uses.max()} parts; a sample has one owner."
         )
     if whole and used.size < n:
         raise InputError(
-            f"sample {times.argmin()} is in no part, and {n - used.size - 1} others; "
+            f"sample {uses.argmin()} is in no part, and {n - used.size - 1} others; "
             "this shift promises to use all."
         )
 
@@ -150,13 +150,13 @@ def label_counts(labels: ArrayLike, parts: Sequence[Ints], classes: int) -> Ints
     array, clients = np.asarray(labels), len(parts)
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     owner = np.repeat(np.arange(clients), sizes)
-    held = array[np.concatenate([*parts, np.empty(0, np.int64)])]
-    if held.size and (held.min() < 0 or held.max() >= classes):
+    used = array[np.concatenate([*parts, np.empty(0, np.int64)])]
+    if used.size and (used.min() < 0 or used.max() >= classes):
         raise InputError(
-            f"labels from {held.min()} to {held.max()} with classes={classes}; "
+            f"labels from {used.min()} to {used.max()} with classes={classes}; "
             f"allowed: 0..{classes - 1}."
         )
-    return np.bincount(owner * classes + held, minlength=clients * classes).reshape(
+    return np.bincount(owner * classes + used, minlength=clients * classes).reshape(
         clients, classes
     )
 
@@ -184,9 +184,9 @@ def largest_remainder(quota: Floats) -> Ints:
     to the lower index. Row sums must be whole up to rounding errors.
     """
     base = np.floor(quota + _SLACK)
-    short = np.rint(quota.sum(axis=-1, keepdims=True)) - base.sum(axis=-1, keepdims=True)
+    missing = np.rint(quota.sum(axis=-1, keepdims=True)) - base.sum(axis=-1, keepdims=True)
     rank = np.argsort(np.argsort(base - quota, axis=-1, kind="stable"), axis=-1)
-    return np.asarray(base + (rank < short), dtype=np.int64)
+    return np.asarray(base + (rank < missing), dtype=np.int64)
 
 
 def round_within(quota: Floats, capacity: Ints) -> Ints:
@@ -201,27 +201,27 @@ def round_within(quota: Floats, capacity: Ints) -> Ints:
     base = np.floor(quota + _SLACK).astype(np.int64)
     fraction = quota - base
     up = largest_remainder(quota) - base
-    short = up.sum(axis=1)
+    missing = up.sum(axis=1)
     room = capacity - base.sum(axis=0)
     for column in np.flatnonzero(up.sum(axis=0) > room):
         smallest_first = np.argsort(np.where(up[:, column] > 0, fraction[:, column], np.inf))
         up[smallest_first[: up[:, column].sum() - room[column]], column] = 0
-    short -= up.sum(axis=1)
+    missing -= up.sum(axis=1)
     room -= up.sum(axis=0)
-    if short.any():
-        up += _repair(up, fraction > _SLACK, short, room)
+    if missing.any():
+        up += _repair(up, fraction > _SLACK, missing, room)
     return base + up
 
 
-def _repair(up: Ints, open_: NDArray[np.bool_], short: Ints, room: Ints) -> Ints:
-    """Changes in {-1, 0, 1} [M, K] that give row i `short[i]` more, column y at most `room[y]`."""
+def _repair(up: Ints, open_: NDArray[np.bool_], missing: Ints, room: Ints) -> Ints:
+    """Changes in {-1, 0, 1} [M, K]: `missing[i]` more in row i, at most `room[y]` in column y."""
     rows, columns = up.shape
     source, sink = rows + columns, rows + columns + 1
     add, drop = np.argwhere((up == 0) & open_), np.argwhere(up == 1)
     row, column = np.arange(rows), rows + np.arange(columns)
     tails = [add[:, 0], rows + drop[:, 1], np.full(rows, source), column]
     heads = [rows + add[:, 1], drop[:, 0], row, np.full(columns, sink)]
-    limit = [np.ones(len(add) + len(drop), np.int64), short, room]
+    limit = [np.ones(len(add) + len(drop), np.int64), missing, room]
     edges = (np.concatenate(tails), np.concatenate(heads))
     graph = coo_array((np.concatenate(limit), edges), shape=(sink + 1, sink + 1))
     flow = maximum_flow(csr_array(graph).astype(np.int32), source, sink).flow
@@ -247,15 +247,16 @@ def deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Partition:
     Asking for more samples of a label than there are is an `InputError`.
     """
     clients, classes = counts.shape
-    left = np.bincount(labels, minlength=classes) - counts.sum(axis=0)
-    if (left < 0).any():
-        y = int(left.argmin())
+    unused = np.bincount(labels, minlength=classes) - counts.sum(axis=0)
+    if (unused < 0).any():
+        y = int(unused.argmin())
         raise InputError(
             f"{counts[:, y].sum()} samples of label {y} asked for; there are "
-            f"{counts[:, y].sum() + left[y]}. Ask for fewer."
+            f"{counts[:, y].sum() + unused[y]}. Ask for fewer."
         )
+    # One more owner, M, takes what is not dealt; `split_by_owner` drops it.
     owners = np.tile(np.arange(clients + 1), classes)
-    owner = np.repeat(owners, np.vstack([counts, left]).T.ravel())
+    owner = np.repeat(owners, np.vstack([counts, unused]).T.ravel())
     return split_by_owner(shuffled_by_label(labels, rng), owner, clients)
 
 
@@ -277,6 +278,6 @@ def largest_multiple(supply: Ints, demand: Floats) -> tuple[int, int]:
     """
     # Demands near the smallest float give inf here, which is right: they never bind.
     with np.errstate(over="ignore"):
-        upto = np.divide(supply, demand, out=np.full(demand.size, np.inf), where=demand > 0)
-    binding = int(upto.argmin())
-    return math.floor(upto[binding] * (1 + 1e-12)), binding
+        limits = np.divide(supply, demand, out=np.full(demand.size, np.inf), where=demand > 0)
+    binding = int(limits.argmin())
+    return math.floor(limits[binding] * (1 + 1e-12)), binding

@@ -1,4 +1,4 @@
-"""Images as floats: what is accepted, and red, green, blue to hue, saturation, value and back."""
+"""Checks of images as floats; red, green, blue to hue, saturation, value and back."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def check_images(images: Tensor) -> Tensor:
     Raises InputError for another type or shape, values outside [0, 1] and NaN.
     """
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        given = getattr(images, "dtype", type(images).__name__)
+        kind = getattr(images, "dtype", type(images).__name__)
         raise InputError(
-            f"images are {given}; allowed: floats in [0, 1]. Give bytes as x.float() / 255."
+            f"images are {kind}; allowed: floats in [0, 1]. Give bytes as x.float() / 255."
         )
     if images.ndim != 4 or images.shape[1] not in _CHANNELS:
         raise InputError(

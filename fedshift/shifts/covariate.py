@@ -1,7 +1,7 @@
 """Feature shift: clients that see the same kinds of images in other colours or brightness.
 
 All transforms act on each pixel alone, in floats: images in [0, 1], [n, 3 or 1, h, w], to the same.
-They are pure and draw nothing, and refuse other input with InputError (`colour.check_images`).
+They are pure, draw nothing, and raise InputError for other input (`colour.check_images`).
 
 Source of values, order and indices: Wang et al. 2026, "FedDRM" (arXiv 2509.23049), Section 4, and
 the authors' code, which works on 8-bit images and rounds after each step; here nothing is rounded
@@ -191,8 +191,9 @@ def wide_pool() -> Pool:
     """54 transforms: saturation, hue, gamma at three values each, and 2-bit posterising or none.
 
     Entry i takes gamma 0.6, 1, 1.4 by i mod 3, hue -0.15, 0, 0.15 by floor(i/3) mod 3, saturation
-    0.4, 1, 1.6 by floor(i/9) mod 3, and is posterised from 27 on. So 8 clients, who take the first
-    eight, all have saturation 0.4. FedDRM's Table 3; indices and bits are the authors' code's.
+    0.4, 1, 1.6 by floor(i/9) mod 3, and is posterised from 27 on. So 8 clients, which take the
+    first eight, all have saturation 0.4. FedDRM's Table 3; indices and bits are the authors'
+    code's.
     """
     gammas, hues, saturations = _WIDE
     return tuple(

@@ -27,8 +27,8 @@ class RandomResizedCrop:
     Szegedy et al. 2014, arXiv 1409.4842, Section 6; the procedure is torchvision's. The FedDRM
     authors' code does this with scale 0.9 to 1 before the colours are changed, freshly for every
     image that is read, in training and in testing; their paper does not mention it. Here nothing
-    calls it by itself: a client's images are made once, and a crop of test images would put noise
-    into every accuracy. To follow their code, `crop(images, generator)` before the transform.
+    calls it: a client's images are made once, and cropping test images would add noise to every
+    accuracy. To follow their code, `crop(images, generator)` before the transform.
 
     images [n, 3 or 1, h, w] in [0, 1] to the same; all draws come from `generator`.
 
@@ -48,9 +48,9 @@ class RandomResizedCrop:
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = check_images(images).shape
         top, left, rows, columns = self.boxes(n, height, width, generator)
-        down, across = _reads(top, rows, height), _reads(left, columns, width)
-        out = _between(images, down[:, None, :, None], 2)
-        return _between(out, across[:, None, None, :], 3).clamp(0, 1)
+        down, across = _positions(top, rows, height), _positions(left, columns, width)
+        out = _interpolated(images, down[:, None, :, None], 2)
+        return _interpolated(out, across[:, None, None, :], 3).clamp(0, 1)
 
     def boxes(
         self, n: int, height: int, width: int, generator: torch.Generator
@@ -77,18 +77,18 @@ def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, 
     return rows, columns, (height - rows) // 2, (width - columns) // 2
 
 
-def _reads(start: Tensor, length: Tensor, size: int) -> Tensor:
+def _positions(start: Tensor, length: Tensor, size: int) -> Tensor:
     """Positions [n, size] that the result's pixels read, for boxes of `length` from `start`."""
     j = torch.arange(size, dtype=torch.float64)
-    inside = (j + 0.5) * (length / size)[:, None] - 0.5
-    return start[:, None] + torch.minimum(inside.clamp(min=0), (length - 1)[:, None])
+    offset = (j + 0.5) * (length / size)[:, None] - 0.5
+    return start[:, None] + torch.minimum(offset.clamp(min=0), (length - 1)[:, None])
 
 
-def _between(images: Tensor, at: Tensor, axis: int) -> Tensor:
-    """Linear interpolation along `axis` at positions `at`: n at axis 0, the size at `axis`."""
-    at = at.to(images.device)
-    low = at.floor().long()
+def _interpolated(images: Tensor, positions: Tensor, axis: int) -> Tensor:
+    """Linear interpolation along `axis` at `positions`: n at axis 0, the size at `axis`."""
+    positions = positions.to(images.device)
+    low = positions.floor().long()
     high = (low + 1).clamp(max=images.shape[axis] - 1)
-    share = (at - low).to(images.dtype)
+    share = (positions - low).to(images.dtype)
     a, b = (images.gather(axis, i.expand_as(images)) for i in (low, high))
     return a + (b - a) * share

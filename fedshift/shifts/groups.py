@@ -25,10 +25,10 @@ def whole_groups(groups: ArrayLike, clients: int) -> Partition:
     """
     array, sizes = _checked(groups, clients)
     filled = int((sizes > 0).sum())
-    owner, held = np.full(len(sizes), -1), np.zeros(clients, np.int64)
+    owner, totals = np.full(len(sizes), -1), np.zeros(clients, np.int64)
     for group in np.argsort(sizes, kind="stable")[::-1][:filled]:
-        owner[group] = held.argmin()
-        held[owner[group]] += sizes[group]
+        owner[group] = totals.argmin()
+        totals[owner[group]] += sizes[group]
     return tuple(np.flatnonzero(owner[array] == client) for client in range(clients))
 
 
@@ -37,8 +37,8 @@ def group_shares(groups: ArrayLike, clients: int, rng: np.random.Generator) -> P
 
     `groups` [n] numbers each sample's group, from 0; the result is M index arrays, ascending,
     without overlap, which hold every sample. Of W groups that occur, in random order, the first
-    W mod M clients get floor(W / M) + 1 and the others floor(W / M). Numbers of samples follow from
-    the groups': of writers with some 100 samples each, they are nearly equal.
+    W mod M clients get floor(W / M) + 1 and the others floor(W / M). The clients' sizes
+    follow from the groups: with writers of some 100 samples each they are nearly equal.
 
     Source: the MADE/MOON report, whose 30 clients have N_w / 30 of the N_w writers each.
 

@@ -48,7 +48,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Sparsity:
-    """Every client holds C labels, drawn at random, with the same number of samples of each.
+    """Every client has C labels, drawn at random, with the same number of samples of each.
 
     Client i draws a set Y_i of C labels uniformly without replacement. With n_y samples and m_y
     clients holding label y, n_iy = floor(min_{y: m_y > 0} n_y / m_y) for y in Y_i and 0 elsewhere,
@@ -73,8 +73,8 @@ class Sparsity:
     ) -> Partition:
         labels = check_inputs(labels, classes, clients, rng)
         supply = np.bincount(labels, minlength=classes)
-        held = draw_label_sets(self.labels_per_client, supply > 0, clients, rng)
-        holders = held.sum(axis=0)
+        sets = draw_label_sets(self.labels_per_client, supply > 0, clients, rng)
+        holders = sets.sum(axis=0)
         each = np.where(holders > 0, supply // np.maximum(holders, 1), labels.size)
         if each.min() == 0:
             y = int(each.argmin())
@@ -83,7 +83,7 @@ class Sparsity:
                 "samples; each holder needs at least one. Ask for fewer clients or fewer "
                 f"labels_per_client (given {self.labels_per_client}), or use more data."
             )
-        return deal(labels, held * each.min(), rng)
+        return deal(labels, sets * each.min(), rng)
 
 
 def draw_label_sets(
@@ -96,16 +96,16 @@ def draw_label_sets(
 
     `InputError` when there are fewer than `size` labels to draw from.
     """
-    among = np.flatnonzero(present)
-    if size > among.size:
-        without = present.size - among.size
-        note = f", {without} of {present.size} classes having no samples" if without else ""
+    drawable = np.flatnonzero(present)
+    if size > drawable.size:
+        absent = present.size - drawable.size
+        note = f", {absent} of {present.size} classes having no samples" if absent else ""
         raise InputError(
-            f"labels_per_client={size}; allowed: 1 to {among.size}, the number of labels in the "
-            f"data{note}. Lower labels_per_client."
+            f"labels_per_client={size}; allowed: 1 to {drawable.size}, the number of labels in "
+            f"the data{note}. Lower labels_per_client."
         )
     sets = np.zeros((rows, present.size), np.int64)
-    sets[:, among] = rng.permuted(np.tile(np.arange(among.size) < size, (rows, 1)), axis=1)
+    sets[:, drawable] = rng.permuted(np.tile(np.arange(drawable.size) < size, (rows, 1)), axis=1)
     return sets
 
 
@@ -122,8 +122,8 @@ class DirichletPerClient:
 
     `rule="fill"`: n_i = floor(n/M) + [i < n mod M] and no sample is lost. All clients draw their
     n_i labels from p_i; a label asked for more often than n_y keeps a random n_y of the requests,
-    and the refused draw again from p_i restricted to the labels left (from the supply left where
-    p_i has no mass there), in at most K passes. Marginals drift towards what nobody wanted.
+    and the refused ones draw again from p_i restricted to the labels left (from the supply left
+    where p_i has no mass there), in at most K passes. Marginals drift towards unpopular labels.
 
     "exact" is the default because target-aware weights depend on the S_i, and because in it
     clients are exchangeable: a target drawn as the last client follows its p like any other.
@@ -177,14 +177,16 @@ def fill(p: Floats, supply: Ints, sizes: Ints, rng: np.random.Generator) -> Ints
     one label left all requests fit, so the passes end.
     """
     counts = np.zeros(p.shape, np.int64)
-    left, need = supply.copy(), sizes.copy()
+    supply_left, need = supply.copy(), sizes.copy()
     while need.any():
-        want = rng.multinomial(need, _normalised(p * (left > 0), left.astype(np.float64)))
-        for y in np.flatnonzero(want.sum(axis=0) > left):
-            want[:, y] = rng.multivariate_hypergeometric(want[:, y], left[y])
-        counts += want
-        left -= want.sum(axis=0)
-        need -= want.sum(axis=1)
+        requests = rng.multinomial(
+            need, _normalised(p * (supply_left > 0), supply_left.astype(np.float64))
+        )
+        for y in np.flatnonzero(requests.sum(axis=0) > supply_left):
+            requests[:, y] = rng.multivariate_hypergeometric(requests[:, y], supply_left[y])
+        counts += requests
+        supply_left -= requests.sum(axis=0)
+        need -= requests.sum(axis=1)
     return counts
 
 
@@ -229,11 +231,11 @@ class DirichletPerClass:
 
 
 def _cut(q: Floats, supply: Ints) -> Ints:
-    """n_y cut at the cumulated proportions: [K, M] and [K] to a label table [M, K]."""
-    upto = np.cumsum(q, axis=1)
+    """Cut n_y at the cumulated proportions: q [K, M], supply [K] to a label table [M, K]."""
+    cumulated = np.cumsum(q, axis=1)
     # Dividing by the last entry makes it exactly 1, so that the row's last client with any mass
     # closes the row and one whose mass is 0 gets nothing, whatever the rounding.
-    cuts = np.floor(upto / upto[:, -1:] * supply[:, None]).astype(np.int64)
+    cuts = np.floor(cumulated / cumulated[:, -1:] * supply[:, None]).astype(np.int64)
     return np.diff(cuts, axis=1, prepend=0).T
 
 

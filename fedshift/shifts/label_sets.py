@@ -1,4 +1,4 @@
-"""Clients that hold a few labels each, as many examples of them as everybody else."""
+"""Clients that hold a few labels each and all have equally many examples."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedshift.errors import InputError
 from fedshift.shifts.base import Ints, Partition, check_count, check_inputs, deal
 from fedshift.shifts.label import draw_label_sets
 
-Held = NDArray[np.bool_]
+Sets = NDArray[np.bool_]
 TRIES = 1000
 
 
 @dataclass(frozen=True)
 class LabelSetSplit:
-    """Every client holds k labels and `samples` examples, shared evenly among its labels.
+    """Every client holds k labels and `samples` examples, divided evenly among its labels.
 
     n_iy = floor(n/k) or ceil(n/k) for y in Y_i, with n = `samples`, and 0 elsewhere; which labels
     get one more is drawn. The rest of the data stays unused.
@@ -25,9 +25,9 @@ class LabelSetSplit:
     common = None    Y_i is drawn uniformly without replacement, for each client on its own. All
                      sets are drawn anew, up to 1,000 times, while some label asks for more examples
                      than there are or, with `cover`, has no client
-    common = c       all clients share c labels, and the k - c others of each are nobody else's:
-                     any two sets have c labels in common, all together c + M (k - c) labels.
-                     c = 0 is disjoint, c = k full overlap. `cover` is not looked at
+    common = c       all clients share c labels, and no other client has the k - c others: any two
+                     sets have c labels in common, all together c + M (k - c) labels. c = 0 is
+                     disjoint, c = k full overlap. `cover` is ignored
 
     `InputError`: k < 1 or above the number of labels that have samples, n < k, c outside 0..k, too
     few labels for c, or draws that never fit.
@@ -60,14 +60,14 @@ class LabelSetSplit:
         supply = np.bincount(labels, minlength=classes)
         problem = ""
         for _ in range(TRIES if self.common is None else 1):
-            held = self._sets(supply > 0, clients, rng)
-            counts = shared_evenly(self.samples, held, rng)
-            problem = self._problem(held, counts, supply)
+            sets = self._sets(supply > 0, clients, rng)
+            counts = shared_evenly(self.samples, sets, rng)
+            problem = self._problem(sets, counts, supply)
             if not problem:
                 return deal(labels, counts, rng)
         raise InputError(problem)
 
-    def _sets(self, present: Held, clients: int, rng: np.random.Generator) -> Held:
+    def _sets(self, present: Sets, clients: int, rng: np.random.Generator) -> Sets:
         k, c = self.labels_per_client, self.common
         if c is None:
             return draw_label_sets(k, present, clients, rng).astype(np.bool_)
@@ -79,37 +79,37 @@ class LabelSetSplit:
                 f"labels; there are {len(order)}. Use fewer clients, a smaller labels_per_client "
                 "or a larger common."
             )
-        held = np.zeros((clients, len(present)), np.bool_)
-        held[:, order[:c]] = True
-        held[np.arange(clients)[:, None], order[c:needed].reshape(clients, k - c)] = True
-        return held
+        sets = np.zeros((clients, len(present)), np.bool_)
+        sets[:, order[:c]] = True
+        sets[np.arange(clients)[:, None], order[c:needed].reshape(clients, k - c)] = True
+        return sets
 
-    def _problem(self, held: Held, counts: Ints, supply: Ints) -> str:
+    def _problem(self, sets: Sets, counts: Ints, supply: Ints) -> str:
         """Why these sets cannot be used, in words; empty where they can."""
-        if self.common is None and self.cover and (~held[:, supply > 0].any(axis=0)).any():
+        if self.common is None and self.cover and (~sets[:, supply > 0].any(axis=0)).any():
             return (
                 f"none of {TRIES} draws of {self.labels_per_client} labels for each of "
-                f"{len(held)} clients could be used; in the last one some label had no client. "
+                f"{len(sets)} clients could be used; in the last one some label had no client. "
                 "Raise labels_per_client or clients, or set cover = false."
             )
         short = np.flatnonzero(counts.sum(0) > supply)
         if short.size:
             y = int(short[0])
             return (
-                f"label {y} is held by {held[:, y].sum()} clients that want "
+                f"label {y} is held by {sets[:, y].sum()} clients that want "
                 f"{counts[:, y].sum()} examples of it; there are {supply[y]}. Lower samples "
                 f"(given {self.samples}) or clients."
             )
         return ""
 
 
-def shared_evenly(samples: int, held: Held, rng: np.random.Generator) -> Ints:
-    """Each row's `samples` over the labels that it holds: held [M, K] -> counts [M, K].
+def shared_evenly(samples: int, sets: Sets, rng: np.random.Generator) -> Ints:
+    """Divide `samples` among the labels of each row: sets [M, K] -> counts [M, K].
 
-    Entries of a row differ by at most one; who gets one more is drawn from `rng`. A row without
-    labels has zeros.
+    Entries of a row differ by at most one; the labels with one more are drawn from `rng`. A row
+    without labels has zeros.
     """
-    size = held.sum(axis=1, keepdims=True)
-    order = np.where(held, rng.random(held.shape), np.inf).argsort(axis=1).argsort(axis=1)
+    size = sets.sum(axis=1, keepdims=True)
+    order = np.where(sets, rng.random(sets.shape), np.inf).argsort(axis=1).argsort(axis=1)
     base, more = samples // np.maximum(size, 1), samples % np.maximum(size, 1)
-    return np.asarray(held * (base + (order < more)), dtype=np.int64)
+    return np.asarray(sets * (base + (order < more)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How far clients are apart: in their labels, and in what a classifier can tell from their inputs.
+"""How different clients are: in their labels, and in how well a classifier separates their inputs.
 
 Shapes: M clients, K classes; tables [M, M] are symmetric, float64.
 """
@@ -53,7 +53,7 @@ def label_distances(counts: ArrayLike) -> LabelDistances:
     absent = share.sum(1) == 0
     unknown = absent[:, None] | absent[None, :]
     js, hellinger, variation = (np.where(unknown, np.nan, np.clip(t, 0, 1)) for t in tables)
-    np.fill_diagonal(hellinger, np.where(absent, np.nan, 0.0))  # 1 - sum S is not 0 to the bit
+    np.fill_diagonal(hellinger, np.where(absent, np.nan, 0.0))  # 1 - sum S is not exactly 0
     return LabelDistances(js, hellinger, variation)
 
 
@@ -65,18 +65,18 @@ def domain_auc(
     most: int = 500,
     ridge: float = 1.0,
 ) -> Floats:
-    """P(f(x) > f(x')) + P(=)/2, x from client i, x' from client j, f telling i from j; [M, M].
+    """P(f(x) > f(x')) + P(=)/2, x from client i, x' from client j, f separating i from j; [M, M].
 
     The area under the ROC curve of a classifier of which client an input is from, one for each
-    pair: 1/2 says that it cannot tell, 1 that the two never look alike. f is logistic regression
+    pair: 1/2 means that it cannot separate them, 1 that it always can. f is logistic regression
     with penalty (ridge/2) ||w||^2 on standardised features, fitted on all folds but the one that it
     scores; the AUC is the mean over folds, because scores of different fits do not compare. Below
     1/2 is chance, not a reversed classifier. NaN on the diagonal.
 
     inputs[i] is [n_i, ...], flattened; of more than `most` examples, so many are drawn. All draws
     are keyed by (seed, client), so a pair's value does not depend on the other clients. Both sides
-    weigh the same whatever their sizes. A linear f misses what takes a curved border: it bounds
-    what could be told from below.
+    weigh the same whatever their sizes. A linear f misses curved borders, so the value
+    is a lower bound for what a better classifier finds.
 
     Lopez-Paz and Oquab 2017, "Revisiting classifier two-sample tests", arXiv 1610.06545, with AUC
     in place of accuracy. Raises InputError for clients with fewer examples than folds, different
@@ -127,8 +127,8 @@ def logistic(x: Floats, first: NDArray[np.bool_], ridge: float) -> tuple[Floats,
         value = weight @ np.logaddexp(0, -margin) + ridge / 2 * theta[:-1] @ theta[:-1]
         return float(value), np.append(x.T @ slope + ridge * theta[:-1], slope.sum())
 
-    found = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B")
-    return found.x[:-1], float(found.x[-1])
+    fit = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B")
+    return fit.x[:-1], float(fit.x[-1])
 
 
 def _drawn(values: ArrayLike, client: int, seed: int, folds: int, most: int) -> tuple[Floats, Ints]:
@@ -153,9 +153,9 @@ def _pair_auc(
     first = np.arange(len(x)) < len(one[0])
     areas = []
     for k in range(folds):
-        kept = fold != k
-        mean, scale = x[kept].mean(0), x[kept].std(0)
+        training = fold != k
+        mean, scale = x[training].mean(0), x[training].std(0)
         z = (x - mean) / np.where(scale > 0, scale, 1.0)
-        w, _ = logistic(z[kept], first[kept], ridge)
-        areas.append(auc(z[~kept & first] @ w, z[~kept & ~first] @ w))
+        w, _ = logistic(z[training], first[training], ridge)
+        areas.append(auc(z[~training & first] @ w, z[~training & ~first] @ w))
     return float(np.mean(areas))

@@ -1,4 +1,4 @@
-"""Feature shift by Gaussian noise that grows with the client's number, alone and with writers."""
+"""Feature shift by Gaussian noise that grows with the client's id, alone or with writers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GaussianNoise:
     """x -> clip(x + e, 0, 1), e ~ N(0, deviation^2) independently for each value.
 
     `deviation` is a standard deviation, on images [n, 3 or 1, h, w] in [0, 1]; 0 changes nothing.
-    The noise of an image is drawn from (seed, client, the image itself): it is the same wherever
-    and in whatever company the image comes up, and another one for any other image.
+    The noise of an image is drawn from (seed, client, the image itself). It does not depend on the
+    other images in the batch, and differs between images.
 
     Raises InputError unless the deviation is a finite number of at least 0, and for a client below
     0.
@@ -52,15 +52,16 @@ class GaussianNoise:
 
     def _drawn(self, image: Tensor) -> Tensor:
         digest = hashlib.blake2b(image.contiguous().numpy().data, digest_size=8).hexdigest()
-        source = generator(self.seed, "noise", self.client, digest)
-        return torch.randn(image.shape, generator=source, dtype=image.dtype)
+        rng = generator(self.seed, "noise", self.client, digest)
+        return torch.randn(image.shape, generator=rng, dtype=image.dtype)
 
 
 @dataclass(frozen=True)
 class Shared:
     """Image j of a set goes through entry o_j of a pool; equally many through each, or one more.
 
-    The order o is drawn by (seed, number of images): for test images that look like everybody's.
+    The order o is drawn by (seed, number of images): for test images that look like those of all
+    clients.
     Raises InputError for an empty pool.
     """
 
@@ -79,7 +80,7 @@ class Shared:
 
 
 def noise_pool(sigma: float, clients: int, seed: int = 0) -> Pool:
-    """Entry i - 1 adds noise of standard deviation sigma i / M, i = 1, ..., M: nobody's is clean.
+    """Entry i - 1 adds noise of standard deviation sigma i / M, i = 1, ..., M: no client is clean.
 
     Source: the MADE/MOON report, which writes N(0, sigma i / M) with sigma = 0.5 and does not say
     whether that is a variance. Chosen: a standard deviation, as NIID-Bench's code has it (Li et al.

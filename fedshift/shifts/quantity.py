@@ -1,4 +1,4 @@
-"""Quantity skew: clients that differ in how much data they have, not in what kind."""
+"""Quantity skew: clients that differ in the size of their data, not in its kind."""
 
 from __future__ import annotations
 

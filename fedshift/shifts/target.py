@@ -46,21 +46,21 @@ def check_marginal(marginal: ArrayLike, classes: int, name: str = "marginal") ->
 
     The result sums to 1 to the last bits. Anything else is an `InputError` about `name`.
     """
-    given = as_numbers(name, marginal)
-    if given.shape != (classes,):
-        what = f"{len(given)} numbers" if given.ndim == 1 else f"the shape {given.shape}"
+    values = as_numbers(name, marginal)
+    if values.shape != (classes,):
+        what = f"{len(values)} numbers" if values.ndim == 1 else f"the shape {values.shape}"
         raise InputError(f"{name} has {what}; allowed: one for each of {classes} classes.")
-    bad = np.flatnonzero(~np.isfinite(given) | (given < 0))
+    bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if bad.size:
         raise InputError(
-            f"{name}[{bad[0]}]={given[bad[0]]:g}; allowed: finite numbers >= 0 that sum to 1."
+            f"{name}[{bad[0]}]={values[bad[0]]:g}; allowed: finite numbers >= 0 that sum to 1."
         )
-    total = float(given.sum())
+    total = float(values.sum())
     if abs(total - 1) > 1e-6:
         raise InputError(
             f"{name} sums to {total:.6g}; allowed: 1 within 1e-6. Divide counts by their sum."
         )
-    return np.asarray(given / total)
+    return np.asarray(values / total)
 
 
 def resample_to(

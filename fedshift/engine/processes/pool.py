@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import cast
 
-from fedshift.client.products import faster
 from fedshift.data import ClientData, of_importance
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
 from fedshift.engine.inputs import check_backend, check_workers
@@ -41,6 +40,7 @@ from fedshift.engine.processes.waiting import heard
 from fedshift.engine.processes.worker import Task, serve
 from fedshift.engine.sums.partial import Books, apart
 from fedshift.errors import InputError, TrainingError
+from fedshift.kernels.products import faster
 from fedshift.randomness import one_at_a_time
 from fedshift.sketch import sketched
 from fedshift.tree import Parts

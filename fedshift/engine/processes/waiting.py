@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-SWITCH = "FEDSHIFT_AWAKE"
+from fedshift.kernels.torch_private import plain
+
 # Seconds awake. To be woken takes time, most on virtual machines, and who wakes another waits for
 # it, too: much to a round of 7 ms (W3 of docs/results/benchmarks.md). Longer than between two such
 # rounds, and little to a round of large models, whose processes sleep.
@@ -16,8 +17,8 @@ AWAKE = 0.003
 
 
 def awake() -> float:
-    """`AWAKE`, unless the environment variable FEDSHIFT_AWAKE is 0: then they sleep at once."""
-    return 0.0 if os.environ.get(SWITCH) == "0" else AWAKE
+    """`AWAKE`, unless FEDSHIFT_PLAIN=1: then they sleep at once."""
+    return 0.0 if plain() else AWAKE
 
 
 def heard(

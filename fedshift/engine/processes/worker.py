@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fedshift.data import ClientData
-from fedshift.engine.allocator import keep_memory
 from fedshift.engine.backends import FAILED, Backend, Block, ClientUpdate, Job, Reply, work
 from fedshift.engine.checks.replies import odd_kind
 from fedshift.engine.processes.messages import unpacked
@@ -21,6 +20,7 @@ from fedshift.engine.processes.waiting import awake, heard
 from fedshift.engine.sums.partial import Books, Terms, summed
 from fedshift.engine.sums.running import Share
 from fedshift.errors import FedshiftError, TrainingError
+from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.tree import Parts
 

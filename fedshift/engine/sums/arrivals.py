@@ -44,6 +44,19 @@ def _singly(ahead: list[Reply | Block], rest: Iterator[Reply | Block]) -> Iterat
         del one  # while the next one is trained
 
 
+def _once_each(replies: Iterable[Reply], asked: Asked) -> Iterator[Reply]:
+    silent = set(asked.clients)
+    for reply in replies:
+        if reply.client not in silent:
+            twice = reply.client in asked.clients
+            raise TrainingError(
+                f"client {reply.client} {'answered twice' if twice else 'was not asked'}"
+            )
+        silent.remove(reply.client)
+        yield reply
+        del reply  # while the next one is trained
+
+
 def in_turn(
     gate: Gate,
     came: Iterable[Reply | Block],
@@ -82,14 +95,7 @@ def in_turn(
             left = [reply._replace(changed={}) for reply in left]
         kept.extend(left)
 
-    silent = set(asked.clients)
-    for reply in replies:
-        if reply.client not in silent:
-            twice = reply.client in asked.clients
-            raise TrainingError(
-                f"client {reply.client} {'answered twice' if twice else 'was not asked'}"
-            )
-        silent.remove(reply.client)
+    for reply in _once_each(replies, asked):
         waiting[reply.client] = reply
         del reply
         while left and all(i in waiting for i in left[-1]):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from fedshift import datasets, recipes
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
+from fedshift.experiments.engines import ALONE, backend_of
 from fedshift.experiments.networks import network
 from fedshift.experiments.own_tests import pool_rows
-from fedshift.experiments.side_by_side import ALONE, backend_of
+from fedshift.experiments.places import Source
 from fedshift.papers.protocols.study import Column, Row, Study
 from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 
@@ -43,7 +44,8 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
         try:
             config = config_of(plan, row, column, LAMBDA_0 if row.ess else {}, 0)
             if shaped:
-                _build(config, built)
+                with Source(overrides=plan.overrides).placing():
+                    _build(config, built)
         except InputError as e:
             why = str(e).replace(f"{plan.study.name}, {column.key}, {row.label}: ", "")
             found.setdefault(why, {})[row.key] = None

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
 from fedshift.experiments.metrics import Metrics
-from fedshift.experiments.training import best_of
+from fedshift.experiments.outcome import best_of
 from fedshift.files import clean
 from fedshift.papers.reproduce.complete import Number, first_error
 

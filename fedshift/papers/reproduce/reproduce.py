@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedshift.errors import InputError
+from fedshift.experiments.engines import ALONE
 from fedshift.experiments.folder import trained_with
+from fedshift.experiments.places import Source
 from fedshift.experiments.progress import Asked, nobody_asks
-from fedshift.experiments.side_by_side import ALONE
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import make_folder
 from fedshift.papers.protocols.study import narrowed
@@ -45,7 +46,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
 
-    backend how clients train, one of `side_by_side.ALONE`
+    backend how clients train, one of `engines.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
     """
@@ -194,10 +195,16 @@ Do = Callable[[Mapping[str, Run]], Report]
 
 
 def _executor(request: Request, store: Store, listen: Listener, asked: Asked) -> Do:
+    source = Source(overrides=request.overrides)
+
     def do(runs: Mapping[str, Run]) -> Report:
-        return execute(
+        report = execute(
             runs, store, jobs=request.jobs, backend=request.backend, listen=listen, asked=asked
         )
+        return replace(report, failures={
+            name: source.placed(why) if source.about((), why) else why
+            for name, why in report.failures.items()
+        })  # fmt: skip
 
     return do
 

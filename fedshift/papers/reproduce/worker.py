@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
-from fedshift.experiments.folder import EventLog, kept_in, record
+from fedshift.experiments.engines import ALONE, backend_of
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import EventLog, kept_in
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.resume import check_links
-from fedshift.experiments.side_by_side import ALONE, backend_of
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
 from fedshift.papers.reproduce.store import Run, Store

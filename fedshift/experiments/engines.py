@@ -1,0 +1,268 @@
+"""What plays the rounds of a run: the clients in this process, or in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import torch
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.backends import Backend, loop
+from fedshift.engine.device import on
+from fedshift.engine.levers import channels_last, winograd
+from fedshift.engine.probe import check_fit, probe
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.run import Federation, Round, run
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.traffic import Meter
+from fedshift.errors import InputError, unknown
+from fedshift.experiments.config import Training
+
+
+class Engine(Protocol):
+    """What plays the rounds of a run, here or elsewhere."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend whose results this engine reproduces bit for bit."""
+
+    def rounds(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        training: Training,
+        options: Mapping[str, Any],
+        *,
+        after: Round | None,
+        meter: Meter,
+    ) -> Iterator[Round]:
+        """All rounds after `after`, one by one.
+
+        options: the method's, as they were chosen, for an engine whose clients make the method
+        themselves. meter: is told the bytes of each round. Raises InputError for training that the
+        engine cannot do, and UnfitError, when it is called, for what its backend cannot train.
+        """
+
+
+Name = Literal[
+    "loop", "workers", "stacked", "dense", "channels-last", "winograd", "cuda", "cuda-loop", "auto"
+]
+# Those that can train several clients at once, in processes.
+SPREAD = ("workers", "dense", "channels-last", "winograd", "auto")
+# Those of one process whose numbers do not depend on how fast they are.
+ALONE = tuple(name for name in get_args(Name) if name not in ("workers", "auto"))
+# Those that train whatever the loop trains, or find out themselves what they can.
+FIT = ("loop", "workers", "cuda-loop", "auto")
+# Faster ways to train one client, by name.
+ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
+    "channels-last": channels_last,
+    "winograd": lambda backend: winograd(channels_last(backend)),
+}
+Say = Callable[[str], None]
+
+
+def check_name(name: str) -> str:
+    """The name of a backend. Raises InputError for any other."""
+    if name not in get_args(Name):
+        raise unknown("backend", name, get_args(Name))
+    return name
+
+
+class Way(NamedTuple):
+    """A backend by name, and in how many processes; 0: in this one."""
+
+    name: str
+    processes: int = 0
+
+    def __str__(self) -> str:
+        many = f"{self.processes} workers"
+        if self.name == "workers":
+            return many
+        return f"{self.name} in {many}" if self.processes else self.name
+
+    @property
+    def numbers(self) -> str:
+        """The name of what gives the same numbers bit for bit in as few processes as may be."""
+        if self.name == "workers":
+            return "loop"
+        return str(self) if self.name == "dense" else self.name
+
+    @staticmethod
+    def again(numbers: str) -> Way:
+        """The inverse of `numbers`."""
+        name, _, many = numbers.partition(" in ")
+        return Way(name, int(many.partition(" ")[0]) if many else 0)
+
+    def alone(self) -> Backend:
+        """Without processes."""
+        if self.name.startswith("cuda"):
+            return on("cuda", loop if self.name == "cuda-loop" else Stacked())
+        if self.name in ("stacked", "dense"):
+            return Stacked(dense=self.name == "dense")
+        return self._each(loop)
+
+    def over(self, team: Team) -> Backend:
+        """In processes: whoever is idle gets the next client; "dense" gets its share at once."""
+        if self.name == "dense":
+            return team.blocks(Stacked(dense=True))
+        return self._each(team)
+
+    def _each(self, backend: Backend) -> Backend:
+        return ONE_BY_ONE[self.name](backend) if self.name in ONE_BY_ONE else backend
+
+
+def processes(count: int) -> Engine:
+    """The engine that trains `count` clients at once, each on one thread.
+
+    The result is that of one process bit for bit. Raises InputError for a count below 1, and for a
+    configuration with more threads than one.
+    """
+    return backend_of("workers", count)
+
+
+def backend_of(name: str, count: int | None = None, say: Say = lambda line: None) -> Engine:
+    """The engine in this process by the backend of this name.
+
+    count   processes of "workers", and the most that "auto" may take, None being one per core;
+            "dense", "channels-last" and "winograd" are one process unless it is given
+    say     is told in one line what "auto" has chosen and why, once per experiment
+
+    Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where
+    there is no such device, and for workers where the configuration has more threads than one;
+    "auto" then leaves them out.
+    """
+    Way(check_name(name)).alone()  # a device that is not there says so before anything is trained
+    if count is not None and count < 1:
+        raise InputError(f"--workers {count}: give 1 or more")
+    if count is not None and name not in SPREAD:
+        raise InputError(
+            f"--workers {count} is for the backends {', '.join(SPREAD)}; {name} is one process"
+        )
+    if count is None:
+        count = (os.cpu_count() or 1) if name in ("workers", "auto") else 0
+    return InProcess(Way(name, count), say)
+
+
+@dataclass
+class InProcess:
+    """Clients on this machine, by a backend; "auto" is settled in the first run of an experiment.
+
+    say: is told in one line what "auto" has chosen and why. used: the backend of the last run.
+    """
+
+    way: Way = Way("loop")
+    say: Say = field(default=lambda line: None, repr=False)
+    used: Way | None = None
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend whose results are reproduced; before a run, of the one asked for."""
+        return (self.used or self.way).numbers
+
+    def rounds(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        training: Training,
+        options: Mapping[str, Any],
+        *,
+        after: Round | None = None,
+        meter: Meter | None = None,
+    ) -> Iterator[Round]:
+        """As `Engine`; the options are not needed here."""
+        _check_limits(self.way, training)
+        cohort = training.cohort
+        if self.way.name not in FIT:
+            backend = self.way.alone()
+            check_fit(backend, algorithm, federation, training.rounds, cohort=cohort, after=after)
+        if self.way.processes:
+            return self._spread(algorithm, federation, training, after, meter)
+        self.used = self.way
+        return run(
+            algorithm, federation, training.rounds,
+            cohort=cohort, backend=self.way.alone(), after=after, meter=meter,
+        )  # fmt: skip
+
+    def _spread(
+        self, algorithm: Algorithm, federation: Federation, training: Training,
+        after: Round | None, meter: Meter | None,
+    ) -> Iterator[Round]:  # fmt: skip
+        """Rounds whose clients have processes of their own, unless "auto" finds others faster."""
+        cohort = training.cohort
+        # A process more than there are clients in a round would never have one.
+        most = len(federation.clients) if cohort is None else cohort
+        if self.way.name == "auto":
+            # "auto" trains in this process first, and forks then: see `check_forked`.
+            forks = training.threads == 1 and not torch.cuda.is_available()
+            count = min(self.way.processes, most) if forks else 0
+            self.way = _fastest(algorithm, federation, cohort, count, self.say)
+        way = self.used = self.way._replace(processes=min(self.way.processes, most))
+        with contextlib.ExitStack() as stack:
+            backend = way.alone()
+            if way.processes:
+                limits: dict[str, Any] = {
+                    "deadline": training.deadline, "retries": training.retries,
+                }  # fmt: skip
+                team = stack.enter_context(workers(federation.clients, way.processes, **limits))
+                backend = way.over(team)
+            yield from run(
+                algorithm, federation, training.rounds,
+                cohort=cohort, backend=backend, after=after, meter=meter,
+            )  # fmt: skip
+
+
+def _check_limits(way: Way, training: Training) -> None:
+    """Raise InputError for threads, a deadline or retries that the backend has no use for."""
+    spread = way.processes > 0 and way.name != "auto"
+    if training.threads != 1 and spread:
+        raise InputError(
+            f"training.threads = {training.threads}, and workers have one thread each; set it to "
+            "1, or leave out --workers"
+        )
+    # Nothing can end a client that is at work in this process, and none can die alone.
+    if training.deadline is not None and not spread:
+        raise InputError(
+            "training.deadline needs clients in processes of their own, which can be ended: "
+            "--workers N, or Flower"
+        )
+    if training.retries and way.processes == 0:
+        raise InputError(
+            f"training.retries = {training.retries} asks clients again whose process died, "
+            "and here all train in one process; leave it out, or train with --workers N, or on "
+            "Flower"
+        )
+
+
+def _fastest(
+    algorithm: Algorithm, federation: Federation, cohort: int | None, count: int, say: Say
+) -> Way:
+    """The backend that takes least for the first steps of round 1; count: processes, at most."""
+    with _opened(federation, count) as contenders:
+        named = {str(way): contender for way, contender in contenders.items()}
+        spread = {str(way): way.processes for way in contenders if way.processes}
+        probed = probe(named, algorithm, federation, cohort, spread)
+    say(probed.line())
+    return next((way for way in contenders if str(way) == probed.fastest), Way("loop"))
+
+
+@contextlib.contextmanager
+def _opened(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend]]:
+    """All that may be faster than the loop; workers only if there are two or more."""
+    ways = [Way("stacked"), Way("dense")]
+    if federation.clients[0].x.dim() == 4:
+        ways += [Way(name) for name in ONE_BY_ONE]
+    if torch.cuda.is_available():
+        ways += [Way("cuda"), Way("cuda-loop")]
+    with contextlib.ExitStack() as held:
+        contenders: dict[Way, Backend] = {way: way.alone() for way in ways}
+        # Where processes cannot be forked there are none to choose.
+        with contextlib.suppress(InputError):
+            if count > 1:
+                team = held.enter_context(workers(federation.clients, count))
+                spread = [Way(name, count) for name in SPREAD if name != "auto"]
+                contenders |= {way: way.over(team) for way in spread}
+        yield contenders

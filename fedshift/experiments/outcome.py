@@ -1,0 +1,150 @@
+"""What comes of an experiment: a trained model with its measurements, or one per candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.run import Federation, Round
+from fedshift.engine.traffic import Traffic
+from fedshift.estimate import AccuracyEstimate
+from fedshift.evaluation.scores import Score
+from fedshift.experiments.config import Config
+from fedshift.experiments.label_sets import SetRound
+from fedshift.experiments.metrics import Metrics
+from fedshift.experiments.played import Played
+from fedshift.experiments.progress import Missed
+from fedshift.experiments.served import LastRound, ServedMetrics
+from fedshift.experiments.task import Prepared
+from fedshift.server.pals import PalsWeights
+from fedshift.tree import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A trained model and all that was measured on the way.
+
+    weights   [M] over all clients, or, where rounds draw cohorts, their means over the rounds
+    sets      per evaluated round, for a method with label sets
+    traffic   of the last round
+    missed    answers that did not come, or could not be used
+    played    the weights of the rounds, where these draw cohorts; None elsewhere
+    """
+
+    label: str
+    params: Params
+    buffers: Params
+    weights: tuple[float, ...]
+    metrics: tuple[Metrics, ...]
+    test: Score
+    clients: tuple[Score, ...]
+    estimate: AccuracyEstimate
+    federation: Federation
+    last: Round
+    served: tuple[ServedMetrics, ...] = ()
+    at_end: LastRound | None = None
+    sets: tuple[SetRound, ...] = ()
+    traffic: Traffic = Traffic()
+    missed: Missed = Missed()
+    played: Played | None = None
+
+    @property
+    def final(self) -> Metrics:
+        """The metrics after the last round."""
+        return self.metrics[-1]
+
+    @property
+    def best(self) -> Metrics | None:
+        """The evaluated round of lowest validation loss (the first of equals): early stopping.
+
+        The FedPALS paper keeps this model; None without validation examples that follow T.
+        """
+        return best_of(self.metrics)
+
+
+def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
+    """The round of lowest validation loss, the first of equals; None where none has one."""
+    known = [m for m in metrics if not math.isnan(m.validation_loss)]
+    return min(known, key=lambda m: m.validation_loss, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One ESS fraction of the grid (0 stands for lambda = 0) and the model trained with it.
+
+    solved: the weights over all clients.
+    """
+
+    label: str
+    fraction: float
+    solved: PalsWeights
+    outcome: Outcome
+
+    @property
+    def ess(self) -> float:
+        """In examples: of the weights over all clients, or as its rounds had it on average."""
+        played = self.outcome.played
+        return self.solved.ess if played is None else played.mean.ess
+
+    @property
+    def ess_fraction(self) -> float:
+        """The same as a share of all examples, or of a cohort's."""
+        played = self.outcome.played
+        return self.solved.ess_fraction if played is None else played.mean.ess_fraction
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The candidates, and the label that each selector picks.
+
+    "estimate"    target accuracy estimated from clients' validation counts; needs T only
+    "validation"  accuracy on validation examples that follow T, where there are any
+    "source"      accuracy on the clients' own pooled validation examples
+    "oracle"      accuracy on the target's test set: cheating, for comparison only
+    """
+
+    rule: str
+    candidates: tuple[Candidate, ...]
+    picks: dict[str, str]
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that the configured rule picks."""
+        return next(c for c in self.candidates if c.label == self.picks[self.rule])
+
+    def to_json(self) -> dict[str, Any]:
+        """The table of candidates and picks, for the run folder."""
+        rows = []
+        for c in self.candidates:
+            final = c.outcome.final
+            rows.append(
+                {
+                    "label": c.label,
+                    "ess_fraction": c.ess_fraction,
+                    "estimated_accuracy": final.estimated_accuracy,
+                    "estimated_se": final.estimated_se,
+                    "validation_accuracy": final.validation_accuracy,
+                    "source_accuracy": final.source_accuracy,
+                    "target_accuracy": final.target_accuracy,
+                }
+            )
+        return {
+            "rule": self.rule,
+            "chosen": self.chosen.label,
+            "picks": self.picks,
+            "candidates": rows,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What was configured, what it was run on, and what came of it."""
+
+    config: Config
+    prepared: Prepared
+    algorithm: Algorithm
+    outcome: Outcome
+    choice: Choice | None

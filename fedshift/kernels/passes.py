@@ -1,0 +1,156 @@
+"""A module's forward pass with other tensors in the places of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from fedshift.errors import InputError, nearest, shown
+from fedshift.kernels.torch_private import parts_of, tensor_at, tensors_of
+from fedshift.tree import Params
+
+# Where a tensor is: its holder and the key in it, as `tensors_of` gives them.
+Place = tuple[Any, Any]
+Places = dict[str, tuple[Place, ...]]
+# Each module, those that it held, and how many parameters and buffers.
+Modules = tuple[tuple[nn.Module, tuple[nn.Module | None, ...], int], ...]
+
+
+def places(net: nn.Module) -> Places:
+    """Where the module holds each parameter and buffer, by the name that it has there.
+
+    A tensor that several modules share has one name and several places.
+    """
+    names = {id(v): k for k, v in (*net.named_parameters(), *net.named_buffers())}
+    by_name: dict[str, list[Place]] = {name: [] for name in names.values()}
+    for module in net.modules():
+        for holder, key, value in tensors_of(module):
+            if id(value) in names:
+                by_name[names[id(value)]].append((holder, key))
+    return {name: tuple(where) for name, where in by_name.items()}
+
+
+def alike(one: Places, other: Places) -> bool:
+    """Whether the same names are held in the same places."""
+
+    def by_id(places: Places) -> dict[str, list[tuple[int, Any]]]:
+        return {name: [(id(v), key) for v, key in where] for name, where in places.items()}
+
+    return by_id(one) == by_id(other)
+
+
+def modules_of(net: nn.Module) -> Modules:
+    """What every module of the network consists of, for `changed`."""
+    return tuple((m, *parts_of(m)) for m in net.modules())
+
+
+def changed(modules: Modules) -> bool:
+    """Whether one of these modules has other parts, or more or fewer tensors, than it had."""
+    return any(parts_of(m) != (parts, count) for m, parts, count in modules)
+
+
+def retied(places: Places) -> bool:
+    """Whether a name's places hold several tensors now, or several names hold one tensor."""
+    distinct = set[int]()
+    for where in places.values():
+        ids = {id(tensor_at(*place)) for place in where}
+        if len(ids) > 1 or ids & distinct:
+            return True
+        distinct |= ids
+    return False
+
+
+def call(
+    net: nn.Module, where: Places, tensors: Params, *inputs: Any, written: Params | None = None
+) -> Any:
+    """net(*inputs) with `tensors` by name; names that are not given keep the module's tensors.
+
+    What the pass writes goes to the given tensors. written: a dictionary with some of these; a
+    tensor that the pass puts in the place of one of them is put into it, too. Does what
+    `torch.func.functional_call` does, whose checks at every call cost as much as a small layer.
+    Raises InputError for a name that the module does not have.
+    """
+    try:
+        before = [
+            (holder, key, tensor_at(holder, key)) for name in tensors for holder, key in where[name]
+        ]
+    except KeyError:
+        raise misfit(where, tensors) from None
+    if before and isinstance(before[0][0], nn.Module):  # nothing can be replaced there
+        given = dict(tensors)
+        out = functional_call(net, given, inputs)
+        if written is not None:
+            written.update({name: given[name] for name in written})
+        return out
+    try:
+        for name, tensor in tensors.items():
+            for holder, key in where[name]:
+                holder[key] = tensor
+        out = net(*inputs)
+        for name in written or ():
+            holder, key = where[name][0]
+            if holder[key] is not tensors[name]:
+                written[name] = holder[key]  # type: ignore[index]
+        return out
+    finally:
+        for holder, key, tensor in before:
+            holder[key] = tensor
+
+
+def misfit(where: Places, tensors: Params) -> InputError:
+    """The error for tensors that are not the module's, by the first name that is odd or missing."""
+    some = ", ".join(list(where)[:8])
+    for name in tensors:
+        if not all(
+            key in holder
+            for holder, key in where.get(name, (({}, name),))
+            if isinstance(holder, dict)
+        ):
+            return InputError(
+                f'the network has no parameter or buffer "{shown(name)}"; it has {some}.'
+                f"{nearest(name, where)}"
+            )
+    missing = [name for name in where if name not in tensors]
+    return InputError(
+        f'"{missing[0]}" is missing among the parameters and buffers given; the network has '
+        f"{some}: give all of them, as model.init() has them"
+    )
+
+
+def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]) -> None:
+    """Raise InputError where a network used its own tensors in place of those that it was given.
+
+    outputs: of a pass by `call` on the leaves `given`, with their graph. By the time of a backward
+    pass the module has its own tensors again, and those that it holds by other references were
+    never replaced.
+    """
+    total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
+    parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    again: list[nn.Module] = []
+    inside = set(net.modules())  # other threads may compute other networks meanwhile
+
+    def note(module: nn.Module, inputs: Any) -> None:
+        if module in inside:
+            again.append(module)
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        reached = torch.autograd.grad(total, (*parameters.values(), *given), allow_unused=True)
+    finally:
+        hook.remove()
+    if again:
+        raise InputError(
+            f"the network's {type(again[0]).__name__} is computed again in the backward pass, as "
+            "by torch.utils.checkpoint, where it would have other weights; leave that out"
+        )
+    for name, grad in zip(parameters, reached, strict=False):  # parameters come first
+        if grad is not None:
+            raise InputError(
+                f'the network reads "{name}" by another reference than its module\'s, as a list of '
+                "parameters; read it by the module's attribute, else it is not trained"
+            )

@@ -1,0 +1,160 @@
+"""Max-pools with the same numbers for less work, in every `nn.Sequential` that is called as one.
+
+Rectifiers after a pool instead of before it: relu(max_j z_j) = max_j relu(z_j), as relu is
+monotone. Both send a gradient to the first largest z_j if it is above 0, and to none if it is not.
+A pool of 2 x 2 leaves a quarter of the entries.
+
+Pools of 2 x 2 as maxima of every second row, then column. Torch's own takes one entry after the
+other where channels come first, and guesses before each which is larger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
+
+from fedshift.kernels.torch_private import (
+    has_global_hooks,
+    has_hooks,
+    max_pool_backward,
+    supported,
+)
+
+# Entries of a batch of images below which torch's own pool is as fast.
+LARGE = 1 << 16
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+# What these give is theirs alone until the next layer writes there.
+FRESH = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+)  # fmt: skip
+
+
+def with_pools(net: nn.Module) -> tuple[nn.Sequential, ...]:
+    """The `nn.Sequential`s whose max-pools may be computed for less.
+
+    Not subclasses, whose forward may be another; none where hooks cannot be seen.
+    """
+    if not supported("global_hooks", "hooks", "max_pool_backward"):
+        return ()
+    sequences = (m for m in net.modules() if type(m) is nn.Sequential)
+    return tuple(s for s in sequences if any(type(layer) in POOLS for layer in s))
+
+
+@contextlib.contextmanager
+def pooled(sequences: Sequence[nn.Sequential]) -> Iterator[None]:
+    """Calls of these take the way that costs less while the block runs.
+
+    Their layers stay where they are: who takes them one by one, or some of them, gets what stands
+    there. Another thread that leaves the block earlier costs time alone.
+    """
+    try:
+        for sequence in sequences:
+            # What has a forward of its own keeps it.
+            vars(sequence).setdefault("forward", partial(_through, sequence))
+        yield
+    finally:
+        for sequence in sequences:
+            given = vars(sequence).get("forward")
+            if isinstance(given, partial) and given.func is _through:
+                vars(sequence).pop("forward", None)
+
+
+def _through(sequence: nn.Sequential, x: Any) -> Any:
+    """What the sequence makes of x; which layers can be turned is asked at every call."""
+    if has_global_hooks():  # they must see every layer
+        return nn.Sequential.forward(sequence, x)  # type: ignore[no-untyped-call]
+    layers, i = tuple(sequence), 0
+    while i < len(layers):
+        if _turns(layers, i):
+            x, i = layers[i](_pool(layers[i + 1], x)), i + 2
+        else:
+            x, i = _pool(layers[i], x), i + 1
+    return x
+
+
+def _turns(layers: Sequence[nn.Module], i: int) -> bool:
+    """Whether layer i is a rectifier that may as well come after a pool behind it."""
+    if type(layers[i]) is not nn.ReLU or i + 1 == len(layers):
+        return False
+    relu, pool, before = layers[i], layers[i + 1], layers[i - 1] if i else None
+    # With the rectifier first, the first of several 0 is the largest.
+    if type(pool) not in POOLS or getattr(pool, "return_indices", False):
+        return False
+    # One that writes to what it is given must not be missed by others who hold that.
+    alone = not relu.inplace or (before is not None and type(before) in FRESH and _plain(before))
+    return alone and _plain(relu) and _plain(pool)
+
+
+def _pool(layer: nn.Module, x: Any) -> Any:
+    return halved(x) if _halves(layer) and _plain(layer) else layer(x)
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Whether it is a max-pool whose windows are 2 x 2, side by side."""
+    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
+        return False
+    sizes = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    wide = (v if isinstance(v, tuple) else (v, v) for v in sizes)
+    return tuple(wide) == ((2, 2), (2, 2), (0, 0), (1, 1))
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether it has torch's own forward, and no hooks."""
+    return "forward" not in vars(layer) and not has_hooks(layer)
+
+
+def halved(x: Tensor) -> Tensor:
+    """`max_pool2d(x, 2)`, by maxima of rows and columns where these are faster."""
+    large = x.dim() == 4 and x.numel() >= LARGE and min(x.shape[2:]) > 1
+    if not large or x.device.type != "cpu" or not x.is_contiguous():
+        return max_pool2d(x, 2)
+    y: Tensor = _Maxima.apply(x)[0]  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Maxima(torch.autograd.Function):
+    """The largest of each window of x [n, c, h, w], and where it is: [n, c, h // 2, w // 2] twice.
+
+    The place, among the h w of its image, is that of the first of equals row by row, as torch's is;
+    where a window has NaN, it may be another than torch's. Of zeros of both signs, either is the
+    largest.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        h, w = (v // 2 * 2 for v in x.shape[-2:])
+        top, bottom = x[..., :h:2, :w], x[..., 1:h:2, :w]
+        low, tall = bottom > top, torch.maximum(top, bottom)
+        left, right = tall[..., ::2], tall[..., 1::2]
+        low_left, low_right = low[..., ::2], low[..., 1::2]
+        # Of an equal lower left and upper right one, the latter comes first.
+        other = (right > left) | ((right == left) & (low_left > low_right))
+        across, wide = torch.arange(0, w, 2, device=x.device), x.shape[-1]
+        corner = torch.arange(0, h * wide, 2 * wide, device=x.device)[:, None] + across
+        place = torch.add(corner, other) + wide * torch.where(other, low_right, low_left)
+        return torch.maximum(left, right), place
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        # Not the output: the rectifier after it may write there.
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_forward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor, _: Any) -> Tensor:
+        x, place = ctx.saved_tensors
+        return max_pool_backward(given, x, place)
+
+    @staticmethod
+    def jvp(ctx: Any, given: Tensor) -> tuple[Tensor, None]:
+        (place,) = ctx.saved_tensors
+        return given.flatten(-2).gather(-1, place.flatten(-2)).view(place.shape), None

@@ -1,0 +1,198 @@
+"""Every private or undocumented name of torch that the package uses, with a public fallback.
+
+A name is used only where `supported` says so: this torch has it, and the environment variable
+FEDSHIFT_PLAIN is not 1. That variable turns off all shortcuts of this folder at once. Results are
+then the same, some of them but for rounding, and training is slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import has_torch_function
+
+SWITCH = "FEDSHIFT_PLAIN"
+# Switches of single shortcuts in earlier versions. Set to 0, each now turns off all of them.
+EARLIER = ("ONEDNN", "SHORT_BACKWARD", "AWAKE", "KEEP_MEMORY")
+
+# Where a module keeps its tensors and its parts.
+HOLDERS = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+# Each looks a name up; AttributeError or ImportError where this torch does not have it.
+_NAMES: dict[str, Callable[[], Any]] = {
+    "run_backward": lambda: torch.autograd.Variable._execution_engine.run_backward,
+    "linear_pointwise": lambda: torch.ops.mkldnn._linear_pointwise.default,
+    "log_softmax_backward": lambda: torch.ops.aten._log_softmax_backward_data.default,
+    "threshold_backward": lambda: torch.ops.aten.threshold_backward.default,
+    "max_pool_backward": lambda: torch.ops.aten.max_pool2d_with_indices_backward.default,
+    "global_hooks": lambda: nn.modules.module._has_any_global_hook,
+    "is_wrapped": lambda: torch._C._functorch.is_functorch_wrapped_tensor,
+    "holders": lambda: [getattr(nn.Identity(), name) for name in HOLDERS],
+    "flat_weights": lambda: nn.RNN(1, 1)._flat_weights,
+    "hooks": lambda: [getattr(nn.Identity(), name) for name in HOOKS],
+    "version": lambda: torch.zeros(())._version,
+    "any_dropout": lambda: nn.modules.dropout._DropoutNd,
+    "any_batch_norm": lambda: nn.modules.batchnorm._BatchNorm,
+}
+
+
+@cache
+def plain() -> bool:
+    """Whether all shortcuts are turned off; read once in a process."""
+    earlier = any(os.environ.get(f"FEDSHIFT_{name}") == "0" for name in EARLIER)
+    return earlier or os.environ.get(SWITCH) == "1"
+
+
+@cache
+def private(name: str) -> Any:
+    """What torch has under a private name; None where it has no such name, or `plain`."""
+    if plain():
+        return None
+    try:
+        return _NAMES[name]()
+    except (AttributeError, ImportError):
+        return None
+
+
+def supported(*names: str) -> bool:
+    """Whether all of these private names may be used."""
+    return all(private(name) is not None for name in names)
+
+
+def backward(loss: Tensor, at: tuple[Tensor, ...]) -> Sequence[Tensor | None]:
+    """The gradient of a loss [] at each of `at`, None for what it does not reach.
+
+    `torch.autograd.grad` calls `run_backward` in the end. What it does before, for outputs and
+    gradients of any kind, takes a tenth of a small model's step. Raises RuntimeError for a loss
+    that is no single number.
+    """
+    one = loss.new_ones(())
+    # Subclasses of tensors and torch function modes may define `grad` in their own way.
+    run = None if has_torch_function((loss, *at)) else private("run_backward")
+    if run is None:
+        return torch.autograd.grad(loss, at, one, allow_unused=True)
+    grads: Sequence[Tensor | None] = run(
+        (loss,), (one,), False, False, at, allow_unreachable=True, accumulate_grad=False
+    )
+    return grads
+
+
+def onednn_linear(x: Tensor, w: Tensor) -> Tensor:
+    """x w^T [n, h] of x [n, d] and w [h, d], by oneDNN; torch.nn.functional.linear takes MKL."""
+    multiply = private("linear_pointwise")
+    if multiply is None:
+        return linear(x, w)
+    product: Tensor = multiply(x, w, None, "none", [], "")
+    return product
+
+
+def log_softmax_backward(given: Tensor, log: Tensor, dim: int) -> Tensor:
+    """given - softmax sum(given): the gradient before a log-softmax `log`, from that after it."""
+    back = private("log_softmax_backward")
+    if back is None:
+        return given - log.exp() * given.sum(dim, keepdim=True)
+    delta: Tensor = back(given, log, dim, log.dtype)
+    return delta
+
+
+def relu_backward(given: Tensor, out: Tensor) -> Tensor:
+    """The gradient before a ReLU that gave `out`, from that after it."""
+    back = private("threshold_backward")
+    if back is None:
+        return given.masked_fill(out <= 0, 0.0)
+    delta: Tensor = back(given, out, 0.0)
+    return delta
+
+
+def max_pool_backward(given: Tensor, x: Tensor, place: Tensor) -> Tensor:
+    """The gradient before a max-pool 2 x 2 of x that took the entries at `place`."""
+    back = private("max_pool_backward")
+    if back is None:
+        return nn.functional.max_unpool2d(given, place, [2, 2], [2, 2], output_size=x.shape)
+    delta: Tensor = back(given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
+    return delta
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks are registered for all modules; True where that cannot be known."""
+    asked = private("global_hooks")
+    return asked is None or bool(asked())
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks are registered for this module; True where that cannot be known.
+
+    FEDSHIFT_PLAIN does not matter here: knowing of hooks only makes callers more careful.
+    """
+    return any(getattr(module, name, True) for name in HOOKS)
+
+
+def version(v: Tensor) -> int | None:
+    """How often a tensor was written to; None where that cannot be known.
+
+    Tensors of inference mode do not count it.
+    """
+    return v._version if supported("version") and not v.is_inference() else None
+
+
+def within_vmap(v: Tensor) -> bool:
+    """Whether a tensor stands for those of several clients, and has no values to look at."""
+    asked = private("is_wrapped")
+    if asked is not None:
+        return bool(asked(v))
+    try:
+        v.untyped_storage()
+    except NotImplementedError:
+        return v.layout == torch.strided
+    return False
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
+    """(holder, key, tensor or None) of each tensor of a module without its parts.
+
+    Setting holder[key] replaces the tensor. Where private names may not be used, the holder is the
+    module itself, the key an attribute of it, and nothing can be replaced.
+    """
+    if not supported("holders", "flat_weights"):
+        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+        yield from ((module, k, v) for k, v in (*parameters, *buffers))
+        return
+    yield from ((module._parameters, k, v) for k, v in module._parameters.items())
+    yield from ((module._buffers, k, v) for k, v in module._buffers.items())
+    if isinstance(module, nn.RNNBase):  # its forward reads a list of its own
+        yield from ((module._flat_weights, k, v) for k, v in enumerate(module._flat_weights))
+
+
+def tensor_at(holder: Any, key: Any) -> Any:
+    """What is held where `tensors_of` said."""
+    return getattr(holder, key) if isinstance(holder, nn.Module) else holder[key]
+
+
+def parts_of(module: nn.Module) -> tuple[tuple[nn.Module | None, ...], int]:
+    """The modules that a module is made of, and how many tensors it has besides."""
+    if not supported("holders"):
+        return tuple(v for _, v in module.named_children()), sum(1 for _ in tensors_of(module))
+    return tuple(module._modules.values()), len(module._parameters) + len(module._buffers)
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether it is one of torch's layers of dropout."""
+    public = (
+        nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+        nn.FeatureAlphaDropout,
+    )  # fmt: skip
+    return isinstance(module, private("any_dropout") or public)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether it is one of torch's layers of batch normalisation."""
+    public = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+    return isinstance(module, private("any_batch_norm") or public)

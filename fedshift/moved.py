@@ -1,0 +1,31 @@
+"""Names that moved to another module: the former place still gives them, with a warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def moved(module: str, **places: str) -> Callable[[str], Any]:
+    """A `__getattr__` for `module`, which gives each name from the module where it is now."""
+
+    def get(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        _warn(f"{module}.{name}", f"{places[name]}.{name}")
+        return getattr(import_module(places[name]), name)
+
+    return get
+
+
+def replaced(module: str, place: str) -> None:
+    """Make `module`, which is being imported, another name of the module at `place`."""
+    _warn(module, place)
+    sys.modules[module] = import_module(place)
+
+
+def _warn(before: str, now: str) -> None:
+    warnings.warn(f"{before} is {now} now", DeprecationWarning, stacklevel=3)

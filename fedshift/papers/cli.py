@@ -1,0 +1,62 @@
+"""The command `fedshift reproduce`: its arguments. What it does is loaded when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedshift.cli.choices import Format, FormatOption, HowAlone, Overrides
+from fedshift.cli.loading import loading
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def reproduce(
+    context: typer.Context,
+    target: Annotated[str | None, typer.Argument()] = None,
+    dataset: Annotated[list[str], typer.Option(help="Only this data set; may be repeated.")] = [],  # noqa: B006
+    split: Annotated[list[str], typer.Option(help="Only this split, as in C=3.")] = [],  # noqa: B006
+    methods: Annotated[str | None, typer.Option(help="Only these, as in fedpals,fedavg.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="As in 0-7 or 0,2,5.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
+    backend: Annotated[HowAlone, typer.Option(help="How clients train.")] = HowAlone.loop,
+    tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="Draw the table from what is there.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Runs and tables; what is there is used.")] = Path(
+        "reproduced"
+    ),
+    publish: Annotated[
+        Path | None, typer.Option(help="Also here, with the runs' summaries but no models.")
+    ] = None,
+    config: Overrides = [],  # noqa: B006
+    format: FormatOption = Format.table,
+) -> None:
+    """Train a paper's table or figure again, and set it beside what was printed.
+
+    TARGET: as in fedpals/table1; leave out to list all.
+    """
+    with loading():
+        from fedshift.papers.command import list_tables, reproduce_target
+
+    as_json = format is Format.json
+    if target is None:
+        list_tables(_options(context) - {"--format"}, as_json=as_json)
+        return
+    reproduce_target(
+        target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
+        overrides=config, jobs=jobs, backend=backend.value, tune=tune, train=not no_train, out=out,
+        publish=publish, as_json=as_json,
+    )  # fmt: skip
+
+
+def _options(context: typer.Context) -> set[str]:
+    """The options that stood on the command line."""
+    sources = {p.name: context.get_parameter_source(p.name or "") for p in context.command.params}
+    given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {p.opts[-1] for p in context.command.params if p.name in given}

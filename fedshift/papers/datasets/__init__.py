@@ -1,0 +1,1 @@
+"""Data sets that only the papers use; `catalogue` adds them to those that are known."""

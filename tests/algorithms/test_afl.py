@@ -1,0 +1,338 @@
+"""AFL: the laws that tie it to FedAvg, and the minimax point that it seeks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedshift import recipes
+from fedshift.algorithms.afl import Afl, mean_risk
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.local import Local, plan_all
+from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, Term, View, batch_mean
+from fedshift.data import ClientData, client_data
+from fedshift.engine.run import Federation, run, start
+from fedshift.errors import InputError
+from fedshift.evaluation.scores import score
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.tree import Parts
+from support.by_hand import apart, final
+from support.comparing import by_bisection
+from support.federations import CLASSES, TARGET, double, make_clients, make_federation, one_job
+
+# --- laws -------------------------------------------------------------------------------------
+
+
+def test_without_a_step_it_is_fedavg(setting: Setting, federated: Any) -> None:
+    for options in ({}, {"cohort": 3}):
+        one = final(recipes.fedavg(setting), federated(), **options)
+        for still in (None, (0, 1, 1, 0, 2, 1)):
+            two = final(recipes.afl(setting, gamma=0.0, domains=still), federated(), **options)
+            assert apart(one.server["params"], two.server["params"]) == 0
+            assert torch.equal(one.weights, two.weights)
+        moved = final(recipes.afl(setting, gamma=0.1), federated(), **options)
+        assert apart(one.server["params"], moved.server["params"]) > 1e-5
+
+
+def test_batchnorm_without_a_step_is_fedavg(normed: Model) -> None:
+    """Measuring losses leaves the running statistics alone."""
+    federation = make_federation(normed)
+    local = Local(epochs=1, batch=7)
+    one = final(FedAvg(normed, local=local), federation)
+    two = final(Afl(normed, gamma=0.0, local=local), federation)
+    assert apart(one.server["params"], two.server["params"]) == 0
+    assert apart(one.server["buffers"], two.server["buffers"]) == 0
+    moved = final(Afl(normed, gamma=0.1, local=local), federation)
+    assert apart(one.server["buffers"], moved.server["buffers"]) > 1e-4
+
+
+def reported(algorithm: Afl, server: Parts, losses: list[float], ids: list[int]) -> Tensor:
+    """lambda after a round in which the clients `ids` report these losses and nobody moves."""
+    still = {k: torch.zeros(len(ids), *v.shape) for k, v in server["params"].items()}
+    updates = {
+        "cohort": {"id": torch.tensor(ids), "weight": algorithm.weigh(server, torch.tensor(ids))},
+        "delta": still,
+        "buffers": {},
+        "counters": {},
+        "risk": {"loss": torch.tensor(losses, dtype=torch.float64)},
+    }
+    return algorithm.mixture(server | algorithm.server_update(server, updates, 0))
+
+
+def test_lambda_is_the_projected_step(setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.afl(setting, gamma=0.2), federated()
+    server = start(algorithm, federation).server
+    losses = [0.3, 2.0, 1.1, 0.7, 4.0, 0.2]
+    sizes = federation.table["n"] / federation.table["n"].sum()
+    expected = by_bisection(sizes + 0.2 * torch.tensor(losses, dtype=torch.float64))
+    assert torch.equal(algorithm.mixture(server), sizes)
+    assert float((reported(algorithm, server, losses, list(range(6))) - expected).abs().max()) < (
+        1e-12
+    )
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4, 5], [1, 3, 4]])
+def test_equal_losses_leave_lambda(setting: Setting, federated: Any, ids: list[int]) -> None:
+    algorithm, federation = recipes.afl(setting, gamma=0.5), federated()
+    server = start(algorithm, federation).server
+    before = algorithm.mixture(server)
+    after = reported(algorithm, server, [1.7] * len(ids), ids)
+    assert float((after - before).abs().max()) < 1e-15
+    unequal = reported(algorithm, server, [1.7] * (len(ids) - 1) + [1.8], ids)
+    assert float((unequal - before).abs().max()) > 1e-2
+
+
+def test_a_cohort_moves_only_its_own_lambda(setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.afl(setting, gamma=0.5), federated()
+    server = start(algorithm, federation).server
+    before, after = algorithm.mixture(server), reported(algorithm, server, [0.1, 3.0], [2, 5])
+    rest = [0, 1, 3, 4]
+    assert torch.equal(after[rest], before[rest])
+    assert float(after[[2, 5]].sum()) == pytest.approx(float(before[[2, 5]].sum()), abs=1e-15)
+    assert after[5] > before[5]
+
+
+def test_lambda_stays_on_the_simplex(setting: Setting, federated: Any) -> None:
+    for options in ({}, {"cohort": 3}):
+        algorithm = recipes.afl(setting, gamma=0.3)
+        for played in run(algorithm, federated(), 8, **options):
+            mixture = algorithm.mixture(played.server)
+            assert float(mixture.min()) >= 0
+            assert float(played.server["mixture"]["mass"].sum()) == pytest.approx(125, abs=1e-11)
+            held = mixture[played.cohort]
+            assert float(held.sum()) > 0
+
+
+def test_a_client_whose_loss_is_large_gains(setting: Setting, federated: Any) -> None:
+    clients = list(make_clients())
+    flipped = clients[4]._replace(y=(clients[4].y + 2) % CLASSES)
+    algorithm = recipes.afl(setting, gamma=0.1)
+    plain = final(algorithm, federated(), 6).server
+    odd = final(algorithm, federated((*clients[:4], flipped, clients[5])), 6).server
+    assert algorithm.mixture(odd)[4] > algorithm.mixture(plain)[4] + 0.05
+
+
+# --- the loss that is reported -------------------------------------------------------------------
+
+
+def test_risk_is_the_mean_loss_in_evaluation_mode(normed: Model) -> None:
+    federation = make_federation(normed)
+    data = federation.clients[3]
+    params, buffers = federation.params, federation.buffers
+    expected = score(normed, params, buffers, data, CLASSES).loss  # type: ignore[arg-type]
+    plan = plan_all({"risk": Local(epochs=1, batch=7)}, data, 1, 0, 3)["risk"]
+    risk = mean_risk(normed, CrossEntropy(), params, buffers, {}, data, plan)
+    assert float(risk) == pytest.approx(expected, rel=1e-6)
+    assert not risk.requires_grad
+    padded = plan._replace(
+        rows=torch.cat([plan.rows, torch.zeros(2, 7).long()]),
+        weight=torch.cat([plan.weight, torch.zeros(2, 7)]),
+        sizes=None,
+    )
+    again = mean_risk(normed, CrossEntropy(), params, buffers, {}, data, padded)
+    assert float(again) == pytest.approx(expected, rel=1e-6)
+    trained, _ = normed.train(params, buffers, data.x)
+    own = torch.nn.functional.cross_entropy(trained["logits"], data.y)
+    assert abs(float(own) - expected) > 1e-3  # the control: batch statistics are another loss
+
+
+def test_risk_is_of_the_model_received(setting: Setting, federated: Any) -> None:
+    """And of the data: a proximal term in the objective does not enter."""
+    federation = federated()
+    job = one_job(recipes.afl(setting), federation)
+    longer = replace(recipes.afl(setting), local=Local(lr=0.3, epochs=5, batch=8))
+    held = replace(recipes.afl(setting), objective=CrossEntropy() + Proximal(1.0))
+    one = recipes.afl(setting).client_update(*job[1:5])[0]["risk"]["loss"]
+    assert torch.equal(longer.client_update(*job[1:5])[0]["risk"]["loss"], one)
+    assert torch.equal(held.client_update(*job[1:5])[0]["risk"]["loss"], one)
+    moved = job.message | {"params": {k: v + 0.1 for k, v in job.message["params"].items()}}
+    other = recipes.afl(setting).client_update(moved, *job[2:5])[0]["risk"]["loss"]
+    assert abs(float(other - one)) > 1e-4
+
+
+def test_one_number_more_leaves_and_is_declared(setting: Setting, federated: Any) -> None:
+    job = one_job(recipes.afl(setting), federated())
+    ours = recipes.afl(setting)
+    update, _ = ours.client_update(*job[1:5])
+    plain, _ = recipes.fedavg(setting).client_update(
+        *one_job(recipes.fedavg(setting), federated())[1:5]
+    )
+    assert update.keys() - plain.keys() == {"risk"}
+    assert update["risk"]["loss"].shape == ()
+    assert "mean loss of the model received" in ours.reveals()["risk"]
+    assert ours.reveals()["register"] == "number of training examples, once"
+
+
+# --- clients of weight zero ----------------------------------------------------------------------
+
+
+def without(server: Parts, client: int) -> Parts:
+    """The server's state with lambda_client = 0."""
+    mass = server["mixture"]["mass"].clone()
+    mass[client] = 0.0
+    return server | {"mixture": {"mass": mass}}
+
+
+def test_idle_clients_report_and_do_not_train(setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.afl(setting), federated()
+    first = start(algorithm, federation)
+    first = first._replace(server=without(first.server, 3))
+    message = algorithm.broadcast(first.server, 3)
+    assert "idle" in message
+    assert "idle" not in algorithm.broadcast(first.server, 2)
+    job = one_job(algorithm, federation, 3)
+    update, changed = algorithm.client_update(message, *job[2:5])
+    active, _ = algorithm.client_update(job.message, *job[2:5])
+    assert all(not v.any() for v in update["delta"].values())
+    assert torch.equal(update["risk"]["loss"], active["risk"]["loss"])
+    assert apart(active["delta"], update["delta"]) > 1e-3
+    assert not changed
+
+    class Everyone(Afl):
+        def broadcast(self, server: Parts, client: int) -> Parts:
+            return {"params": server["params"], "buffers": server["buffers"]}
+
+    everyone = Everyone(algorithm.model, local=setting.local)
+    one = list(run(algorithm, federation, 1, after=first))[-1]
+    two = list(run(everyone, federation, 1, after=first))[-1]
+    assert one.trained == two.trained == (0, 1, 2, 3, 4, 5)
+    assert apart(one.server["params"], two.server["params"]) == 0
+    assert torch.equal(one.server["mixture"]["mass"], two.server["mixture"]["mass"])
+
+
+def test_a_client_comes_back_from_zero(setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.afl(setting, gamma=0.1), federated()
+    server = without(start(algorithm, federation).server, 4)
+    ids = list(range(6))
+    assert reported(algorithm, server, [0.1, 0.1, 0.1, 0.1, 5.0, 0.1], ids)[4] > 0.3
+    assert reported(algorithm, server, [0.1, 0.1, 0.1, 0.1, 0.1, 0.1], ids)[4] == 0
+
+
+def test_a_cohort_without_weight_changes_nothing_but_is_no_error(
+    setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = recipes.afl(setting), federated()
+    first = start(algorithm, federation)
+    server = without(without(first.server, 1), 4)
+    weights = algorithm.weigh(server, torch.tensor([1, 4]))
+    assert weights.tolist() == pytest.approx([23 / 30, 7 / 30])
+    assert all("idle" in algorithm.broadcast(server, i) for i in (1, 4))
+    assert torch.equal(reported(algorithm, server, [1.0, 2.0], [1, 4]), algorithm.mixture(server))
+
+
+def test_a_client_without_examples_stays_at_zero(mlp: Model) -> None:
+    clients = make_clients(sizes=(9, 20))
+    empty = ClientData(clients[0].x[:0], clients[0].y[:0], clients[0].w[:0], torch.tensor(2))
+    algorithm = recipes.afl(Setting(mlp, TARGET, Local(batch=8)))
+    done = final(algorithm, make_federation(mlp, (*clients, empty)))
+    assert algorithm.mixture(done.server)[2] == 0
+    assert float(algorithm.mixture(done.server).sum()) == pytest.approx(1)
+
+
+def test_terms_with_memory_keep_it_while_idle(setting: Setting, federated: Any) -> None:
+    algorithm = replace(recipes.afl(setting), objective=CrossEntropy() + Contrastive())
+    federation = federated()
+    job = one_job(algorithm, federation, 3)
+    server = without(start(algorithm, federation).server, 3)
+    assert not algorithm.client_update(algorithm.broadcast(server, 3), *job[2:5])[1]
+    assert algorithm.client_update(*job[1:5])[1].keys() == {"previous", "previous_buffers"}
+
+
+# --- domains ----------------------------------------------------------------------------------
+
+
+def test_domains_share_by_size(setting: Setting, federated: Any) -> None:
+    """Loss of a domain = mean over its examples; its weight goes to its clients by n_i / n_d."""
+    domains = (0, 1, 1, 0, 2, 1)
+    algorithm, federation = recipes.afl(setting, gamma=0.2, domains=domains), federated()
+    server = start(algorithm, federation).server
+    n = federation.table["n"]
+    losses = torch.tensor([0.3, 2.0, 1.1, 0.7, 4.0, 0.2], dtype=torch.float64)
+    groups = [[0, 3], [1, 2, 5], [4]]
+    mean = torch.stack([(n[g] * losses[g]).sum() / n[g].sum() for g in groups])
+    first = torch.stack([n[g].sum() for g in groups]) / n.sum()
+    assert float((algorithm.mixture(server) - first).abs().max()) < 1e-15
+    after = reported(algorithm, server, losses.tolist(), list(range(6)))
+    assert float((after - by_bisection(first + 0.2 * mean)).abs().max()) < 1e-12
+    weights = algorithm.weigh(server | {"mixture": {"mass": after * n.sum()}}, torch.arange(6))
+    for d, group in enumerate(groups):
+        assert float((weights[group] - after[d] * n[group] / n[group].sum()).abs().max()) < 1e-12
+    apart_ = recipes.afl(setting, gamma=0.2)
+    alone = reported(apart_, start(apart_, federation).server, losses.tolist(), list(range(6)))
+    assert float((alone - weights).abs().max()) > 1e-2
+
+
+def test_each_client_its_own_domain_is_the_default(setting: Setting, federated: Any) -> None:
+    one = final(recipes.afl(setting), federated(), cohort=4)
+    two = final(recipes.afl(setting, domains=tuple(range(6))), federated(), cohort=4)
+    assert apart(one.server["params"], two.server["params"]) == 0
+    swapped = final(recipes.afl(setting, domains=(0, 0, 1, 1, 2, 2)), federated(), cohort=4)
+    assert apart(one.server["params"], swapped.server["params"]) > 1e-5
+
+
+def test_all_in_one_domain_is_fedavg(setting: Setting, federated: Any) -> None:
+    one = final(recipes.fedavg(setting), federated())
+    two = final(recipes.afl(setting, gamma=9.0, domains=(0,) * 6), federated())
+    assert apart(one.server["params"], two.server["params"]) == 0
+
+
+def test_settings_out_of_range_are_refused(setting: Setting, federated: Any) -> None:
+    with pytest.raises(InputError, match=r"gamma must be 0 or more, got -0\.1"):
+        recipes.afl(setting, gamma=-0.1)
+    with pytest.raises(InputError, match=r"numbered 0\.\.D-1 without gaps, got \[0, 2\]"):
+        recipes.afl(setting, domains=(0, 2, 2))
+    with pytest.raises(InputError, match="domains names 2 clients, the federation has 6"):
+        final(recipes.afl(setting, domains=(0, 1)), federated(), 1)
+
+
+# --- the minimax point ------------------------------------------------------------------------
+
+
+class Point(nn.Module):
+    """One parameter, whatever the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor([0.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.theta.expand(len(x), 1)
+
+
+class Parabola(Term):
+    """(a/2) (theta - c)^2 with a, c in the two columns of x."""
+
+    def __call__(self, view: View) -> Tensor:
+        a, c = view.batch.x.unbind(1)
+        return batch_mean(a / 2 * (view.out["logits"][:, 0] - c) ** 2, view.batch)
+
+
+@pytest.mark.slow
+def test_two_parabolas_end_at_equal_losses() -> None:
+    """F_1 = theta^2/2 and F_2 = 2 (theta - 3)^2: min max is at theta = 2, lambda = (2/3, 1/3).
+
+    There F_1 = F_2 = 2 and lambda_1 F_1' + lambda_2 F_2' = 2 lambda_1 - 4 lambda_2 = 0.
+    """
+    model = Model(Point())
+    rows = ((1.0, 0.0), (4.0, 3.0))
+    clients = tuple(
+        client_data(torch.tensor([row] * 5), torch.zeros(5).long(), i) for i, row in enumerate(rows)
+    )
+    federation = double(
+        Federation(
+            clients, *model.init(), {"n": torch.tensor([5.0, 5.0]).double()},
+            make_federation(model, make_clients()).seeds,
+        )
+    )  # fmt: skip
+    local = Local(lr=0.1, epochs=1, batch=5)
+    algorithm = Afl(model, 0.04, objective=Parabola(), risk=Parabola(), local=local)
+    done = final(algorithm, federation, 300)
+    assert float(done.server["params"]["theta"]) == pytest.approx(2.0, abs=1e-6)
+    assert algorithm.mixture(done.server).tolist() == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
+    average = final(FedAvg(model, objective=Parabola(), local=local), federation, 100)
+    assert float(average.server["params"]["theta"]) == pytest.approx(2.4, abs=1e-6)

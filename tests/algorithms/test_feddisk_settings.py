@@ -1,0 +1,126 @@
+"""FedDisk: what it refuses, and how options reach it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.importance import Classified, Direct
+from fedshift.data import client_data
+from fedshift.engine.run import run
+from fedshift.errors import InputError, TrainingError
+from fedshift.model import Model
+from fedshift.models.made import Made
+from fedshift.recipes import Setting
+from support.by_hand import apart, final
+from support.densities import direct, fast, weighed
+
+
+def test_degenerate_weights_are_refused(inputs: Setting, federated: Any) -> None:
+    narrow = direct(inputs, density_epochs=4, least_ess=0.95, low=-3.0, high=3.0)
+    algorithm = replace(fast(narrow), span=None)
+    with pytest.raises(TrainingError) as caught:
+        weighed(algorithm, federated())
+    text = str(caught.value)
+    assert text.startswith("client ")
+    assert "importance weights of its" in text
+    assert "less than least_ess = 0.95 allows" in text
+    assert "(density_rounds), or lower least_ess" in text  # options of both methods, these first
+    assert "in feddisk lower temper or most" in text
+    assert "bounds" not in text
+    assert weighed(replace(algorithm, least_ess=0.0), federated()).t == 3
+
+
+def test_inputs_that_the_density_would_clip_are_refused(inputs: Setting, federated: Any) -> None:
+    federation = federated()
+    x = federation.clients[0].x
+    outside = int((x.abs() > 1).sum()) / x.numel()
+    message = (
+        rf"client 0: {100 * outside:.0f} % of its inputs' values lie outside \[low, high\] = "
+        r"\[-1, 1\], where the density clips them; give low and high"
+    )
+    for recipe in (recipes.feddisk, recipes.made):
+        with pytest.raises(InputError, match=message):
+            final(recipe(inputs, density_rounds=1, hidden=(4,)), federation, 1)
+    algorithm = recipes.feddisk(inputs, density_rounds=1, hidden=(4,))
+    assert final(replace(algorithm, span=None), federation, 1).t == 1
+    for outliers, ones in ((40, 100), (41, 0)):  # of 800 values: up to 5 % are clipped
+        few = torch.where(torch.arange(800) < outliers, 2.0, 0.5).reshape(100, 8)
+        data = client_data(few, torch.zeros(100).long(), 2)
+        if ones:
+            state = algorithm.init_client(federation.params, {}, data)
+            assert state["importance"]["a"].sum() == ones
+            continue
+        with pytest.raises(InputError, match="client 2: 5 % of"):
+            algorithm.init_client(federation.params, {}, data)
+        padded = data._replace(w=(torch.arange(100) >= 6).to(data.w))
+        algorithm.init_client(federation.params, {}, padded)  # padding is not looked at
+
+
+def test_settings_out_of_range_are_refused(inputs: Setting, normed: Model) -> None:
+    for options, message in (
+        ({"density_rounds": 0}, "density_rounds must be a whole number of 1 or more, got 0"),
+        ({"weighing_rounds": 0}, "weighing_rounds must be a whole number of 1 or more, got 0"),
+        ({"density_epochs": 0}, "density_epochs must be a whole number of 1 or more, got 0"),
+        ({"ratio_epochs": 0}, "ratio_epochs must be a whole number of 1 or more, got 0"),
+        ({"hidden": (0,)}, r"hidden must be widths of layers.*such as \(500,\); got \(0,\)"),
+        ({"hidden": 8}, "hidden must be a tuple, each a whole number, got 8"),
+        ({"hidden": ("a",)}, 'each a whole number, got a tuple with the text "a"'),
+        ({"most": 1.0}, "the largest weight must be finite and above 1, got most = 1.0"),
+        ({"most": float("inf")}, "must be finite and above 1, got most = inf"),
+        ({"least_ess": 1.0}, r"least_ess is a share in \[0, 1\), got 1.0"),
+        ({"temper": 0.0}, "temper must be above 0 and at most 1, got 0.0"),
+        ({"temper": 1.5, "estimator": "classifier"}, "temper must be above 0 and at most 1, got"),
+        ({"estimator": "clasifier"}, 'unknown estimator of feddisk.*Did you mean "classifier"'),
+        ({"ordering": "reversed"}, "unknown ordering of MADE"),
+        ({"low": 2.0, "high": 1.0}, "low must be below high"),
+        ({"mu": -1.0}, "MOON's mu must be a number of 0 or more"),
+    ):
+        for setting in (inputs, replace(inputs, shape=None)):
+            with pytest.raises(InputError, match=message):
+                direct(setting, **options)
+    with pytest.raises(InputError, match="FedDisk's weighing must be at least 1, got 0"):
+        replace(direct(inputs), weighing=0)
+    with pytest.raises(InputError, match="the density has buffers; masks and the like"):
+        replace(direct(inputs), density=normed)
+
+
+def test_options_reach_the_method(inputs: Setting) -> None:
+    given = recipes.feddisk(inputs, density_epochs=3, ratio_epochs=7, mu=0.5, tau=0.2, most=4.0)
+    assert (given.local.epochs, given.most) == (3, 4.0)
+    assert isinstance(given.ratio, Classified)
+    assert given.ratio.local.epochs == 7
+    assert given.inner == recipes.moon(inputs, mu=0.5, tau=0.2)
+    default = recipes.feddisk(inputs)
+    assert (default.rounds, default.weighing, default.most) == (20, 1, 10.0)
+    assert default.least_ess == 0.15
+    assert (default.local.epochs, default.local.lr, default.local.batch) == (1, 1e-3, 100)
+    assert default.inner == recipes.fedavg(inputs)
+
+
+def test_tempers_by_default(inputs: Setting) -> None:
+    assert recipes.feddisk(inputs, estimator="direct").ratio == Direct(0.02)
+    default = recipes.feddisk(inputs).ratio
+    assert isinstance(default, Classified)
+    assert default.temper == 1.0
+
+
+def test_without_the_shape_of_inputs_nothing_starts(setting: Setting, federated: Any) -> None:
+    """The recipe can be listed and its options checked; a run is refused before its first round."""
+    algorithm = recipes.feddisk(setting)
+    message = r"no density network: .* Setting\(..., shape=\(1, 28, 28\)\)"
+    with pytest.raises(InputError, match=message):
+        next(run(algorithm, federated(), 30))
+
+
+def test_the_first_densities_belong_to_the_settings_seed(inputs: Setting) -> None:
+    a, b, c = (direct(replace(inputs, seed=k)).network().init()[0] for k in (0, 0, 1))
+    assert apart(a, b) == 0
+    assert apart(a, c) > 1e-3
+    nets = [direct(replace(inputs, seed=k), ordering="random").network().net for k in (0, 0, 1)]
+    orders = [tuple(net.degrees[0]) for net in nets if isinstance(net, Made)]
+    assert orders[0] == orders[1] != orders[2]  # and so do the masks

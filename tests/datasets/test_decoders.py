@@ -1,0 +1,66 @@
+"""Files damaged at random: a minute of the benchmark, and that it finds what it looks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedshift.errors import DataError
+from fedshift.files import read_object
+from fedshift.testing.damage import CHANGES, Reader, damaged, fuzz_file
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_minute_of_damaged_files() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "decoders.py", "--seconds", "60", "--seed", "1000"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[:3000] + done.stderr[-2000:]
+    assert "Broken, nothing" in done.stdout
+
+
+def test_every_kind_of_damage_changes_a_file() -> None:
+    whole = json.dumps({"a": [1, 2.5], "b": {"c": "text" * 20}}).encode()
+    for change in CHANGES:
+        source = np.random.default_rng(0)
+        assert sum(change(whole, source) != whole for _ in range(20)) >= 10, change
+    one, again = (damaged(whole, np.random.default_rng(3)) for _ in range(2))
+    assert one == again != whole
+
+
+def test_a_reader_that_is_sound(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    path.write_text('{"a": [1, 2.5], "b": {"c": 3}}')
+    found = fuzz_file(Reader("lock", path, lambda: read_object(path)), 200, seed=0)
+    assert found.broken == ()
+    assert found.taken > 0
+    assert found.refused > 100
+    assert path.read_text() == '{"a": [1, 2.5], "b": {"c": 3}}'
+
+
+def test_readers_that_are_not(tmp_path: Path) -> None:
+    """One that lets errors out, one that names no file, one that is slow: all are told."""
+    path = tmp_path / "lock.json"
+    path.write_text('{"a": 1}')
+
+    def mute() -> None:
+        try:
+            read_object(path)
+        except DataError:
+            raise DataError("something is wrong") from None
+
+    raw = fuzz_file(Reader("raw", path, lambda: json.loads(path.read_bytes())), 50, seed=0)
+    assert any("JSONDecodeError" in one for one in raw.broken)
+    assert any("unclear" in one for one in fuzz_file(Reader("mute", path, mute), 50, 0).broken)
+    slow = fuzz_file(Reader("slow", path, lambda: None, most=-1.0), 3, seed=0)
+    assert [one.partition(": ")[2][:4] for one in slow.broken] == ["took"] * 3

@@ -1,0 +1,166 @@
+"""Who may give a federation's SuperLink orders, and what its server does when it is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.deploy.federation import Link, _failure, _follow, environment, superlink
+from fedshift.deploy.guard import put_up
+from fedshift.deploy.place import make_place
+from fedshift.deploy.processes import free_port, running
+from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
+
+
+def requested(app: Any, path: str, peer: str, own: str = "192.0.2.1") -> int:
+    """The status of an answer to a POST from this address to that one."""
+    sent: list[Any] = []
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "scheme": "https", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(b"x-forwarded-for", b"127.0.0.1")], "client": (peer, 5), "server": (own, 8000),
+    }  # fmt: skip
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+@pytest.mark.slow
+def test_other_machines_reach_what_nodes_need_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On Flower's own application: who starts runs or registers keys must be on its machine."""
+    from flwr.superlink import extensions
+    from flwr.superlink.main import create_app
+
+    path, fleet = "/v1/control/start-run", "/v1/fleet/pull-messages"
+    assert requested(create_app(), path, "192.0.2.9") != 403  # the control: Flower lets all in
+    monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    put_up()
+    assert "FORWARDED_ALLOW_IPS" not in os.environ
+    guarded = create_app()
+    for peer in ("192.0.2.9", "2001:db8::1", "::ffff:192.0.2.9", "somebody", ""):
+        for asked_for in (path, "/v1/runtime/acquire-task", "/v1/control/register-node", "/docs"):
+            assert requested(guarded, asked_for, peer) == 403
+        assert requested(guarded, f"/v1/fleet/..{path}", peer) != 200
+        assert requested(guarded, fleet, peer) != 403
+    for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1"):
+        assert requested(guarded, path, peer) != 403
+
+
+def test_a_federations_superlink_is_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def never(arguments: list[str], env: Any, log: Path) -> Iterator[None]:
+        started.append(arguments)
+        raise InputError("enough")
+        yield
+
+    make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
+    monkeypatch.setattr("fedshift.deploy.federation.running", never)
+    with (
+        pytest.raises(InputError, match="enough"),
+        superlink(tmp_path / "f", host="127.0.0.1", port=free_port()),
+    ):
+        pass
+    assert started[0][:3] == [sys.executable, "-m", "fedshift.deploy.guard"]
+    assert "--enable-supernode-auth" in started[0]
+    assert "--insecure" not in started[0]
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "flower").write_text("in the way")
+    with pytest.raises(InputError, match="flower: cannot be made: File exists; Flower writes"):
+        environment(tmp_path / "flower")
+    nowhere = tmp_path / "none" / "log"
+    with (
+        pytest.raises(InputError, match="log: cannot be written: No such file"),
+        running([sys.executable, "-c", ""], os.environ, nowhere),
+    ):
+        pass
+
+
+def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status that cannot be had ends no run, unless it stays away."""
+    link, here = Link(tmp_path, {}, tmp_path / "log"), "fedshift.deploy.federation."
+    for name in ("POLL", "STATUS"):
+        monkeypatch.setattr(f"{here}{name}", 0.0)
+    answers_in_turn = [InputError("busy")] * 3 + [{"runs": [{"status": "running"}]}]
+
+    def busy(arguments: list[str], env: Any) -> Any:
+        if answers_in_turn:
+            found = answers_in_turn.pop(0)
+            if isinstance(found, InputError):
+                raise found
+            return found
+        (tmp_path / "summary.json").write_text("{}")
+        return {"runs": [{"status": "finished:completed"}]}
+
+    monkeypatch.setattr(f"{here}asked", busy)
+    _follow("1", tmp_path, link, lambda event: None)
+    (tmp_path / "summary.json").unlink()
+    answers_in_turn += [InputError("gone")] * 4
+    with pytest.raises(FedshiftError, match="Flower does not say how the run is: gone") as error:
+        _follow("1", tmp_path, link, lambda event: None)
+    assert error.value.exit_code == 70
+
+
+def test_events_of_before_are_not_told_again(tmp_path: Path) -> None:
+    """Nor does the failure that a run goes on after end it."""
+    lines = [{"event": "round"}, {"event": "failed", "error": "killed"}, {"event": "start"}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
+    (tmp_path / "summary.json").write_text("{}")
+    heard: list[Any] = []
+    _follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, known=2)
+    assert heard == lines[2:]
+
+
+def test_runs_that_fail_before_their_first_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is in Flower's record of what the run's server said."""
+    flwr, link = tmp_path / "flwr", Link(tmp_path, os.environ, tmp_path / "log")
+    monkeypatch.setattr("fedshift.deploy.federation.command", lambda name: str(flwr))
+    flwr.touch(0o755)
+    for said, kind, told in (
+        ("fedshift.errors.DataError: t.csv: damaged\nbye", DataError, "t.csv: damaged"),
+        ("one\ntwo\nKeyError: 3\nbye", TrainingError, "the run finished:failed: two KeyError: 3 b"),
+    ):
+        flwr.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+        found = _failure("finished:failed", "1", link)
+        assert type(found) is kind
+        assert str(found).startswith(told)
+
+
+def test_a_superlink_under_a_wrong_name_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_place(tmp_path / "f", "", 1, ["127.0.0.1"])
+    here = "fedshift.deploy.federation."
+    monkeypatch.setattr(f"{here}running", lambda *a: contextlib.nullcontext())
+    monkeypatch.setattr(f"{here}wait_for", lambda *a: None)
+    monkeypatch.setattr(f"{here}answers", lambda server, authority: f"{server} hangs up")
+    with (
+        pytest.raises(FedshiftError, match=r"^127.0.0.1:\d+ hangs up; see .*superlink.log"),
+        superlink(tmp_path / "f", host="127.0.0.1", port=free_port()),
+    ):
+        pass

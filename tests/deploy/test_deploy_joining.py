@@ -1,0 +1,101 @@
+"""What keeps a client from joining a federation: certificates, keys, addresses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.tls import tls_server
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+
+from fedshift.deploy.joining import join
+from fedshift.deploy.keys import check_server, write_authority, write_client_key
+from fedshift.deploy.place import clients_of, make_place
+from fedshift.deploy.processes import free_port
+from fedshift.deploy.reaching import answers
+from fedshift.errors import InputError
+
+
+def authority(folder: Path, *hosts: str, days: int = 30) -> Path:
+    folder.mkdir()
+    write_authority(folder, hosts or ["127.0.0.1"], days=days)
+    return folder
+
+
+def test_a_server_that_is_not_the_federations(tmp_path: Path) -> None:
+    ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
+    elsewhere = authority(tmp_path / "elsewhere", "fed.example.org")
+    late = authority(tmp_path / "late", days=0)
+    with tls_server(ours) as here:
+        assert answers(here, ours / "ca.crt") == ""
+        with pytest.raises(InputError, match=rf"^{here} shows a certificate that .*does not vouch"):
+            answers(here, other / "ca.crt")
+    with tls_server(elsewhere) as here, pytest.raises(InputError, match="IP address mismatch"):
+        answers(here, elsewhere / "ca.crt")
+    with tls_server(late) as here, pytest.raises(InputError, match="certificate has expired"):
+        answers(here, late / "ca.crt")
+    with tls_server(None) as here, pytest.raises(InputError, match="speaks no TLS"):
+        answers(here, ours / "ca.crt")
+    nobody = f"127.0.0.1:{free_port()}"
+    assert answers(nobody, ours / "ca.crt") == f"{nobody} cannot be reached: Connection refused"
+
+
+def test_a_server_without_usable_keys(tmp_path: Path) -> None:
+    folder, other = tmp_path / "f", authority(tmp_path / "other")
+    make_place(folder, "", 1, ["localhost"])
+    check_server(folder)
+    own = {name: (folder / name).read_bytes() for name in ("server.crt", "server.key")}
+    for change, told in (
+        ({"server.key": None}, "server.key: cannot be read: No such file"),
+        ({"server.key": (other / "server.key").read_bytes()}, "server.key: not the key of"),
+        ({"server.key": b"hello"}, "server.key: not the key of"),
+        ({n: (other / n).read_bytes() for n in own}, "server.crt: not signed by .*; take the one"),
+    ):
+        for name, held in change.items():
+            (folder / name).unlink() if held is None else (folder / name).write_bytes(held)
+        with pytest.raises(InputError, match=told):
+            clients_of(folder)
+        for name, held in own.items():
+            (folder / name).write_bytes(held)
+    (folder / "clients" / "client-0" / "key.pub").unlink()
+    with pytest.raises(InputError, match="key.pub: is missing; the server must know this key"):
+        clients_of(folder)
+    with pytest.raises(InputError, match="other: no federation's folder; make it with"):
+        clients_of(other)
+
+
+def test_clients_that_cannot_join(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no client's folder; give one of clients/client-0"):
+        join(tmp_path, "127.0.0.1:8000")
+    folder = tmp_path / "f"
+    make_place(folder, "", 1, ["localhost"])
+    place = folder / "clients" / "client-0"
+    for odd in ("here", "https://here:8000", "here:8000/", "here:99999", ":8000", "a b:8000"):
+        with pytest.raises(InputError, match=f'server "{odd}": write it as host:port'):
+            join(place, odd)
+    nobody, said = f"127.0.0.1:{free_port()}", []
+    with pytest.raises(InputError, match="cannot be reached: Connection refused, for 0 s now"):
+        join(place, nobody, patience=0.0, say=said.append)
+    (place / "key").write_text("hello")
+    with pytest.raises(InputError, match="key: not a private key without a password; take the o"):
+        join(place, nobody)
+    (place / "key").unlink()
+    with pytest.raises(InputError, match="key: cannot be read: No such file"):
+        join(place, nobody)
+    write_client_key(place / "key.2")
+    (place / "key.2").rename(place / "key")
+    (place / "ca.crt").unlink()
+    with pytest.raises(InputError, match=r"ca.crt: cannot be read"):
+        join(place, nobody)
+
+
+@pytest.mark.parametrize("host", ["fed.example.org:8000", "https://fed", "a b", "", "müll.example"])
+def test_certificates_are_for_names_and_addresses(host: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f'host "{host}": give a name, as fed.example.org, or an'):
+        write_authority(tmp_path, ["localhost", host])
+    assert not list(tmp_path.iterdir())
+    write_authority(
+        tmp_path, ["localhost", "fed.example.org", "::1", "192.0.2.7", "xn--mll-hoa.de"]
+    )

@@ -1,0 +1,194 @@
+"""A federation of real processes on loopback: TLS, a key per client. Minutes, so slow.
+
+One SuperLink and three SuperNodes for all of these tests, in this order: the last one kills a
+SuperNode.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from fedshift.deploy.keys import write_client_key
+from fedshift.engine.run import play_round, run, start
+from fedshift.errors import InputError
+from fedshift.experiments.experiment import record
+from fedshift.experiments.load import dumps, load_config, validate
+from fedshift.experiments.on_flower import _built
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from fedshift.tree import flatten
+from support.loopback import Loopback, gone, loopback, processes
+
+pytestmark = pytest.mark.slow
+EXAMPLE = Path(__file__).parents[2] / "examples" / "loopback" / "experiment.toml"
+FILES = (
+    "summary.json", "model.safetensors", "metrics.csv", "clients.csv", "lock.json",
+    "config.resolved.toml",
+)  # fmt: skip
+PRIVATE_SETS = (
+    "shift.kind=label-sets", "shift.samples=300", "shift.target=union", "server.unlabeled=100",
+    "method.mode=private", "method.tune=mse",
+)  # fmt: skip
+METHODS: dict[str, tuple[str, ...]] = {
+    "scaffold": (),
+    "ditto": (),
+    "feddisk": ("method.density_rounds=1", "training.rounds=3"),
+    "labelset_scaffold": PRIVATE_SETS,
+}
+# What only clients have after a run, of networks that a run folder of a deployment has not.
+KEEPS = (
+    "method.name=feddrm", "model.name=mlp-projected", "shift.kind=iid", "shift.target=clients",
+    "shift.labels_per_client=", "data.limit=600",
+)  # fmt: skip
+
+
+def experiment(*changes: str) -> str:
+    """The example's TOML with few steps, and with these changes."""
+    short = ["training.rounds=2", "training.steps=3", *changes]
+    return dumps(load_config(EXAMPLE, short))
+
+
+def in_process(text: str, folder: Path) -> Path:
+    config = validate(tomllib.loads(text), text=text)
+    folder.mkdir()
+    record(folder, config, prepare(config), silent)
+    return folder
+
+
+def odd(here: Path, there: Path) -> list[str]:
+    """The files in which two run folders differ."""
+    return [f for f in FILES if (here / f).read_bytes() != (there / f).read_bytes()]
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    folder = tmp_path_factory.mktemp("loopback") / "federation"
+    with loopback(folder, experiment(), 3) as made:
+        yield made
+    assert gone(str(folder)), processes(str(folder))
+
+
+def test_fewer_clients_than_expected(fed: Loopback, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^0 of 3 clients are connected after 1 s; start the oth"):
+        fed.play(tmp_path / "run", patience=1.0)
+
+
+def test_a_key_that_the_server_does_not_know(fed: Loopback, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger"
+    shutil.copytree(fed.place(0), stranger)
+    for name in ("key", "key.pub"):
+        (stranger / name).unlink()
+    write_client_key(stranger / "key")
+    process = fed.joining(stranger, "--patience", "1")
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    assert "does not let this client in" in said
+    assert said.splitlines()[-1].startswith("error: ") or "for 1 s now" in said
+    for client in range(3):
+        fed.join(client)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_run_folder_of_one_process(name: str, fed: Loopback, tmp_path: Path) -> None:
+    text = experiment(f"method.name={name}", *METHODS[name])
+    fed.play(tmp_path / "there", experiment=text)
+    assert odd(in_process(text, tmp_path / "here"), tmp_path / "there") == []
+    if name == "scaffold":
+        other = in_process(experiment(f"method.name={name}", "seeds.run=4"), tmp_path / "other")
+        assert "model.safetensors" in odd(other, tmp_path / "there")
+
+
+def test_what_clients_keep(fed: Loopback, tmp_path: Path) -> None:
+    """FedDRM: the server's parts and every client's, tensor by tensor."""
+    text = experiment(*KEEPS)
+    fed.play(tmp_path / "run", experiment=text, plan="states")
+    there = load_file(tmp_path / "run" / "states.safetensors")
+    algorithm, federation, _ = _built(text)
+    *_, last = run(algorithm, federation, 2)
+    kept = {f"client {i} {part}": v for i, s in last.states.items() for part, v in s.items()}
+    here = flatten(last.server | kept)
+    assert here.keys() == there.keys()
+    assert [k for k, v in here.items() if not v.equal(there[k])] == []
+    assert any(k.startswith("client 2 ") for k in here)
+
+
+def test_another_model_and_other_classes(fed: Loopback, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="client 1 has another model than the server"):
+        fed.play(tmp_path / "model", site="support.deployed_apps:other_network")
+    with pytest.raises(InputError, match="client 1 has label 10, and the server expects 10 class"):
+        fed.play(tmp_path / "classes", site="support.deployed_apps:other_classes")
+
+
+def test_clients_that_fail_and_one_that_is_killed(fed: Loopback, tmp_path: Path) -> None:
+    """One raises, sends NaN, hangs past the deadline; then another's SuperNode is killed."""
+    text = experiment("training.rounds=10", "method.ess=0.9", "training.evaluate_every=10")
+    killed = []
+
+    def kill(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 5:
+            killed.append(fed.node(2))
+            os.kill(killed[0], signal.SIGKILL)
+
+    # Three times what a round takes on an idle machine; longer on a busy one.
+    timeout, fed.heard = max(20.0, 2 * fed.slowest) if fed.slowest else 90.0, kill
+    plan = f"raise 1 1;nan 2 1;hang-{timeout + 5:g} 3 1"
+    fed.play(tmp_path / "run", experiment=text, plan=plan, timeout=timeout)
+    rounds = {e["round"]: e for e in fed.events if e["event"] == "round"}
+    told = {t: {d["client"]: d["reason"] for d in e.get("dropped", [])} for t, e in rounds.items()}
+    assert told[1].keys() == {1}
+    assert told[1][1].endswith("the disk is on fire")
+    assert "non-finite numbers" in told[2][1]
+    assert told[3] == {1: "no answer in time"}
+    assert rounds[5]["clients"] == [0, 1, 2]  # it is back, and 2 has weight
+    assert killed
+    assert [sorted(told[t]) for t in range(6, 11)] == [[2]] * 5
+    assert told[10] == {2: "its node is not connected"}
+    check_rounds(text, rounds, tmp_path / "run")
+    client = fed.clients.pop(2)
+    assert "was ended by signal 9" in client.communicate(timeout=60)[1]
+    assert client.returncode == 4
+
+
+def check_rounds(text: str, rounds: dict[int, dict[str, Any]], folder: Path) -> None:
+    """Every round is the one of those present, weighed anew, and tells how far they mix from T."""
+    algorithm, federation, prepared = _built(text)
+    server, share = start(algorithm, federation).server, federation.table["labels"]
+    share = share / federation.table["n"][:, None]
+    for t, event in rounds.items():
+        ids = torch.tensor(event["clients"])
+        played = play_round(algorithm, federation, server, {}, ids, t)
+        server = played.server
+        gap = float((prepared.task.target - played.weights @ share[ids]).norm())
+        if "dropped" in event:
+            assert math.isclose(event["gap"], gap, rel_tol=1e-12)
+            assert len(ids) == 3 - len(event["dropped"])
+    found = load_file(folder / "model.safetensors")
+    assert all(found[f"params/{k}"].equal(v) for k, v in server["params"].items())
+    everyone = torch.arange(3)
+    one = play_round(algorithm, federation, start(algorithm, federation).server, {}, everyone, 1)
+    assert not found["params/head.weight"].equal(one.server["params"]["head.weight"])
+
+
+def test_two_nodes_of_one_partition(fed: Loopback, tmp_path: Path) -> None:
+    fed.leave(0)
+    if 2 in fed.clients:
+        fed.leave(2)
+    about = fed.place(0) / "client.json"
+    about.write_text(json.dumps({"partition": 1, "partitions": 3}))
+    fed.join(0)
+    fed.join(2)
+    with pytest.raises(InputError, match="both have partition-id 1; give each node one of its own"):
+        fed.play(tmp_path / "run", patience=180.0)

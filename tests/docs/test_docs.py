@@ -1,0 +1,115 @@
+"""What the documents say is executed or compared with the code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedshift import recipes
+from fedshift.experiments.config import Config, Section
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON = re.compile(r"```python\n(.*?)```", re.S)
+
+
+LONG = {"routing.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else [])
+        for p in PAGES
+        if PYTHON.search(p.read_text())
+    ],
+)
+def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All Python of a page, in order, in one namespace; output blocks that follow must match."""
+    module = ModuleType("example")
+    monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
+    text = page.read_text()
+    if "fedshift.flower" in "".join(PYTHON.findall(text)):
+        pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+    for match in PYTHON.finditer(text):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(match.group(1), vars(module))
+        told = re.match(r"\s*```text\n(.*?)```", text[match.end() :], re.S)
+        if told:
+            assert out.getvalue() == told.group(1)
+
+
+def keys(section: type[Section], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            found |= keys(inner, f"{prefix}{name}.")
+        else:
+            found.add(prefix + name)
+    return found
+
+
+def test_every_key_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    for key in keys(Config):
+        section, _, name = key.rpartition(".")
+        told = [row for row in rows if f"`{key}`" in row]
+        told += [row for row in rows if f"`{section}." in row and f"`{name}`" in row]
+        assert told, key
+
+
+def test_every_method_has_a_page_or_a_section() -> None:
+    pages = " ".join(p.read_text() for p in (ROOT / "docs" / "methods").glob("*.md")).lower()
+    for name in recipes.__all__:
+        assert name in pages.replace("-", ""), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+FIRST_PAGES = (
+    "README",
+    "docs/flower",
+    "docs/selection",
+    "docs/shifts",
+    "docs/what_happens_when",
+)
+LONGEST = 30
+
+
+def long_sentences(text: str) -> list[str]:
+    """Sentences of more than `LONGEST` words, without code, tables and headings."""
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    text = re.sub(r"^(\||#|    ).*$", "", text, flags=re.M)
+    text = re.sub(r"^\s*[-*] ", "\n\n", text, flags=re.M)  # items of a list stand alone
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    parts = [s for block in re.split(r"\n\s*\n", text) for s in re.split(r"(?<=[.?!])\s", block)]
+    return [" ".join(s.split()) for s in parts if len(s.split()) > LONGEST]
+
+
+@pytest.mark.parametrize("page", FIRST_PAGES)
+def test_first_pages_have_short_sentences(page: str) -> None:
+    assert not long_sentences((ROOT / f"{page}.md").read_text())
+
+
+def test_long_sentences_are_found() -> None:
+    long = "word " * LONGEST + "word."
+    assert len(long_sentences(f"One. {long} Two.\n\n- {long}\n- {long}\n")) == 3
+    assert not long_sentences(f"{long[5:]}\n\n| {long} |\n\n    {long}\n\n```text\n{long}\n```\n")

@@ -1,0 +1,39 @@
+"""Uses that once passed in silence: each is answered rightly now, or refused in a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[2] / "benchmarks" / "traps" / "run.py"
+_spec = importlib.util.spec_from_file_location("traps_run", RUN)
+assert _spec is not None
+assert _spec.loader is not None
+run = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = run
+_spec.loader.exec_module(run)
+TRAPS = list(run.traps())
+
+
+@pytest.mark.few(40)
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda t: f"{t.area}-{t.name}")
+def test_nothing_passes_in_silence(trap: object) -> None:
+    result = run.outcome(trap)
+    assert result.partition(":")[0] in ("right", "refused"), result
+
+
+def test_the_outcomes_can_be_bad() -> None:
+    """A control: silence, an error of another kind and a trap without an answer are told apart."""
+
+    def fails() -> str:
+        raise KeyError("x")
+
+    for try_it, kind in (
+        (lambda: "silent: wrong", "silent"),
+        (fails, "raw"),
+        (lambda: "well", "raw"),
+    ):
+        assert run.outcome(run.Trap("area", "trap_x", "a use", try_it)).startswith(kind)

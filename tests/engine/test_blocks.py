@@ -1,0 +1,289 @@
+"""Clients that were trained together: through the gate and into sums as one, or one by one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, play_round, run
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.sums.running import Fold
+from fedshift.errors import DivergedError, TrainingError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.server.combine import SUMMED
+from fedshift.tree import Parts
+from support.every_method import MAKE, ROUNDS
+from support.federations import make_clients, make_federation
+from support.odd_work import SIZES, OddReports, Together
+from support.rounds import different, far, last
+
+pytestmark = pytest.mark.routed
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=ROUNDS)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
+    """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
+    federation, algorithm = make_federation(setting.model), make(setting)
+    alone = last(run(algorithm, federation, ROUNDS))
+    for each, turned in ((1, False), (3, False), (3, True), (8, True)):
+        backend = Together(each=each, turned=turned)
+        assert not different(alone, last(run(algorithm, federation, ROUNDS, backend=backend)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_blocks_of_clients_that_do_not_follow_one_another(
+    turned: bool, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    """As those of unequal sizes are: sums in another order, and nobody is left out."""
+    algorithm = recipes.scaffold(setting)
+    alone = last(run(algorithm, federation, 2))
+    mixed = last(run(algorithm, federation, 2, backend=Together(apart=True, turned=turned)))
+    assert entered == [tuple(range(8))] * 2
+    assert far(alone, mixed) < 1e-6
+    assert mixed.trained == alone.trained
+
+
+@pytest.mark.slow
+def test_blocks_are_summed_and_one_by_one_they_are_not(
+    setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    algorithm = recipes.fedavg(setting)
+    last(run(algorithm, federation, 1, backend=partial(Together())))
+    assert entered == []
+    last(run(algorithm, federation, 1, backend=Together()))
+    last(run(algorithm, federation, 1, backend=Stacked()))
+    assert entered == [tuple(range(8))] * 2
+
+
+def test_a_block_that_is_lost_is_missed(
+    setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison above can fail."""
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    split = Block.split
+
+    def lose(self: Block, parts: Any) -> tuple[Block, Block]:
+        ours, rest = split(self, parts)
+        less = {k: {n: v * (self.clients[0] > 0) for n, v in t.items()} for k, t in ours[1].items()}
+        return ours._replace(updates=less), rest
+
+    monkeypatch.setattr(Block, "split", lose)
+    assert far(alone, last(run(algorithm, federation, 1, backend=Together()))) > 1e-3
+
+
+def test_numbers_that_cannot_be_summed_are_left_to_a_look_at_each() -> None:
+    report = {"id": torch.arange(3), "q": torch.ones(3, 2).to(torch.float8_e4m3fn)}
+    asked = Asked(1, (0, 1, 2), lambda i: {})
+    assert not Gate().passes(Block((0, 1, 2), {"report": report}, {}, 1), asked)
+
+
+NUMBERS = ["nan", "inf", "large", "another's"]
+FORMS = ["form", "type", "names", "more"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("client", [0, 2, 6])
+@pytest.mark.parametrize(
+    ("kind", "each"), [*((kind, 3) for kind in NUMBERS), *((kind, 1) for kind in NUMBERS + FORMS)]
+)
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
+def test_what_is_bad_is_said_as_one_by_one(
+    processes: int, kind: str, each: int, client: int, setting: Setting, federation: Federation,
+    entered: list[tuple[int, ...]],
+) -> None:  # fmt: skip
+    """By the same words; what was trained before it may have been summed, it and the rest not."""
+    gate = Gate(max_norm=1e3) if kind == "large" else Gate()
+    algorithm, federation = recipes.fedavg(setting), replace(federation, gate=gate)
+
+    def said(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, DivergedError)) as found:
+            last(run(algorithm, federation, 1, backend=backend))
+        return found.value
+
+    odd = Together(kind, client, each)
+    alone = said(partial(odd))
+    assert f"client {client}" in str(alone)
+    entered.clear()
+    with workers(federation.clients, processes) as team:
+        together = said(odd if processes == 1 else team.blocks(odd))
+    assert (type(together), str(together)) == (type(alone), str(alone))
+    assert not any(client in clients for clients in entered)
+    if processes == 1 and each == 3:
+        assert entered == ([(0, 1, 2, 3, 4, 5)] if client == 6 else [])
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("client", [0, 3])
+@pytest.mark.parametrize("change", ["double", "more", "less", "other", "wide"])
+def test_reports_of_two_blocks_are_alike(
+    change: str, client: int, setting: Setting, federation: Federation
+) -> None:
+    """Each block is of one form, and one is of another than the rest."""
+    algorithm = recipes.fedavg(setting)
+
+    def said(backend: Backend) -> str:
+        with pytest.raises(TrainingError) as error:
+            last(run(algorithm, federation, 1, backend=backend))
+        return str(error.value)
+
+    odd = OddReports(each=1, others=(client,), change=change)
+    assert said(odd) == said(partial(odd))
+    assert f"client {client} sent" in said(odd)
+
+
+@dataclass(frozen=True)
+class Remembering(Together):
+    """The history of a gradient in what the last block sends, or keeps."""
+
+    part: int = 1
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        for block in Together.trained(self, update, jobs):
+            odd = {"w": torch.zeros(len(block.clients), 2, requires_grad=True)}
+            changed = [block.updates, block.changed]
+            changed[self.part] = changed[self.part] | ({"own": odd} if 7 in block.clients else {})
+            yield Block(block.clients, *changed, block.t)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("part", [0, 1], ids=["sent", "kept"])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
+def test_the_history_of_a_gradient_does_not_travel(
+    processes: int, part: int, setting: Setting, federation: Federation
+) -> None:
+    """Which a pipe would take away without a word."""
+    odd, algorithm = Remembering(part=part), recipes.fedavg(setting)
+    with (
+        workers(federation.clients, processes) as team,
+        pytest.raises(TrainingError, match='"own/w" with the history of its gradient'),
+    ):
+        last(run(algorithm, federation, 1, backend=odd if processes == 1 else team.blocks(odd)))
+
+
+@pytest.mark.parametrize("limits", [{"max_norm": 1e6}, {}])
+def test_blocks_that_are_looked_at_one_by_one_are_summed(
+    limits: Any, setting: Setting, federation: Federation, entered: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where one look does not tell: a limit on norms, or counters."""
+    federation = replace(federation, gate=Gate(**limits))
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    if not limits:
+        monkeypatch.setattr(Gate, "passes", lambda *given: False)
+    assert not different(alone, last(run(algorithm, federation, 1, backend=Together())))
+    assert entered == [tuple(range(8))]
+
+
+@dataclass(frozen=True)
+class Failing(Together):
+    """After the block of client 0, training fails."""
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        yield from (b for b in Together.trained(self, update, jobs) if b.clients[0] == 0)
+        raise TrainingError("client 9 failed")
+
+
+def test_what_follows_a_bad_block_is_not_waited_for(
+    setting: Setting, federation: Federation
+) -> None:
+    """One client after the other could not have told of the later failure, either."""
+
+    with pytest.raises(DivergedError, match="client 0 sent"):
+        last(run(recipes.fedavg(setting), federation, 1, backend=Failing("nan", 0, each=8)))
+
+
+def block(**others: Any) -> Block:
+    """Two clients' block that passes, or with something else in it."""
+    sent: Parts = {
+        "delta": {"w": torch.ones(2, 3)},
+        "report": {"id": torch.tensor([4, 7]), "loss": torch.ones(2)},
+    }
+    kept: Parts = {"own": {"w": torch.ones(2, 3)}}
+    found = Block((4, 7), sent | others.pop("sent", {}), kept | others.pop("kept", {}), 1)
+    return found._replace(**others)
+
+
+def asked(**others: Any) -> Asked:
+    sent: Parts = {"params": {"w": torch.zeros(3)}}
+    parts = frozenset({"delta", "report", "counters"})
+    return Asked(1, (4, 5, 7), lambda i: sent, parts)._replace(**others)
+
+
+INF = torch.tensor([[0.0, 0.0, 0.0], [0.0, float("inf"), 0.0]])
+COUNTS = {"counters": {"n": torch.tensor([1, 1])}}
+
+
+@pytest.mark.parametrize(
+    ("odd", "gate", "question"),
+    [
+        (block(sent={"delta": {"w": INF}}), Gate(), asked()),
+        (block(sent={"delta": {"w": INF * 0}}), Gate(), asked()),
+        (block(kept={"own": {"w": INF}}), Gate(), asked()),
+        (block(sent={"report": {"id": torch.tensor([4, 7]), "loss": INF[:, 1]}}), Gate(), asked()),
+        (block(sent={"report": {"id": torch.tensor([4, 5]), "loss": INF[:, 0]}}), Gate(), asked()),
+        (block(sent={"report": {"id": torch.tensor([4.0, 7.0])}}), Gate(), asked()),
+        (block(sent={"delta": {"w": torch.ones(2, 4)}}), Gate(), asked()),
+        (block(sent={"delta": {"w": torch.ones(2, 3).double()}}), Gate(), asked()),
+        (block(sent={"more": {"w": torch.ones(2, 3)}}), Gate(), asked()),
+        (block(sent=COUNTS), Gate(), asked()),
+        (block(), Gate(max_norm=9.0), asked()),
+        (block(), Gate(max_bytes=4), asked()),
+        (block(t=2), Gate(), asked()),
+        (block(clients=(4, 6)), Gate(), asked()),
+        (block(), Gate(), asked(clients=(4, 5))),
+    ],
+)  # fmt: skip
+def test_what_does_not_pass_as_one(odd: Block, gate: Gate, question: Asked) -> None:
+    assert Gate().passes(block(), asked())
+    assert not gate.passes(odd, question)
+
+
+def test_what_clients_keep_does_not_hold_the_block(setting: Setting) -> None:
+    """Its own memory, where updates are views of the whole."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES))
+    algorithm = recipes.ditto(setting)
+    from fedshift.engine.run import start
+
+    server, ids = start(algorithm, federation).server, torch.arange(8)
+    played = play_round(algorithm, federation, server, {}, ids, 1, Together(each=8))
+    for state in played.states.values():
+        for tree in state.values():
+            for v in tree.values():
+                assert v.untyped_storage().nbytes() == v.nbytes
+
+
+def test_a_block_is_summed_by_who_has_weight() -> None:
+    """What a client of weight 0 sent is not read, and a part that nobody sends is none."""
+    numbers = torch.tensor([[1.0, 2.0], [float("nan")] * 2, [3.0, 5.0]])
+    block = Block((7, 2, 4), {"delta": {"w": numbers}, "report": {}}, {}, 1)
+    weights = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)
+    fold = Fold(torch.tensor([2, 4, 7]), {"delta": weights, "buffers": weights})
+    fold.take_block(block)
+    found = fold.parts()
+    assert found.keys() == {"delta", SUMMED}
+    assert found["delta"]["w"].tolist() == [0.25 * 3.0 + 0.5 * 1.0, 0.25 * 5.0 + 0.5 * 2.0]
+    fold = Fold(torch.tensor([2, 4, 7]), {"delta": weights.flip(0)})
+    fold.take_block(block)
+    assert fold.parts()["delta"]["w"].isnan().all()  # the control

@@ -1,0 +1,193 @@
+"""Training on another device. There is no GPU here: torch's device "meta" stands in for one.
+
+Its tensors have shapes and no numbers. What mixes devices fails on it as on a GPU, and so does what
+asks for a number, for which a GPU would have to wait. What it computes is not tested here.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
+from fedshift.client.local import Local
+from fedshift.engine import device as module
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.device import on
+from fedshift.engine.levers import channels_last
+from fedshift.engine.round import jobs_of, open_round
+from fedshift.engine.run import Federation, first_state, run, start
+from fedshift.engine.stacked import Stacked
+from fedshift.errors import InputError
+from fedshift.experiments.engines import backend_of
+from fedshift.model import build
+from fedshift.models.dense import Mlp
+from fedshift.recipes import Setting
+from support.every_method import MAKE
+from support.federations import CLASSES, FEATURES, TARGET, make_federation
+from support.rounds import different, last
+from support.routing import routed_model
+
+# These look at values, and wait for them on a GPU.
+LOOKS = {name for name in MAKE if name.startswith("labelset") and "pu" not in name}
+LOOKS |= {"fedala", "fedala of all layers"}
+LOOKS -= {"labelset_fedavg holders", "labelset_fedavg + pairwise"}
+
+
+def replies_of(
+    backend: Backend, algorithm: Algorithm, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> list[Reply]:
+    """What three clients send in round 1, left where it is."""
+    monkeypatch.setattr(module, "_back", lambda reply: reply)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(3), 1)
+    jobs = jobs_of(opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0)
+    replies = sorted(backend(opened.stage.client_update, jobs), key=lambda reply: reply.client)
+    assert [reply.client for reply in replies] == opened.ids[opened.asked].tolist()
+    return replies
+
+
+def places(reply: Reply) -> set[str]:
+    return {v.device.type for tree in reply.update.values() for v in tree.values()}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", sorted(set(MAKE) - LOOKS))
+def test_a_client_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(routed_model(), TARGET, Local(lr=0.3, batch=12, steps=2))
+    algorithm, federation = MAKE[name](setting), make_federation(setting.model)
+    for within in (loop, Stacked()):
+        replies = replies_of(on("meta", within), algorithm, federation, monkeypatch)
+        assert {place for reply in replies for place in places(reply)} == {"meta"}
+
+
+@pytest.mark.parametrize("name", sorted(LOOKS))
+def test_who_looks_at_values_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: a question for a number fails there."""
+    setting = Setting(routed_model(), TARGET, Local(lr=0.3, batch=12))
+    algorithm, federation = MAKE[name](setting), make_federation(setting.model)
+    with pytest.raises(RuntimeError, match="meta|Meta"):
+        replies_of(on("meta", loop), algorithm, federation, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "afl"])
+def test_dense_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
+    setting = Setting(model, TARGET, Local(lr=0.3, batch=12, epochs=2))
+    algorithm, federation = MAKE[name](setting), make_federation(model)
+    backend = on("meta", Stacked(dense=True))
+    for reply in replies_of(backend, algorithm, federation, monkeypatch):
+        assert places(reply) == {"meta"}
+
+
+def test_two_devices_at_once_are_refused(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other negative control: what stays behind is seen."""
+    monkeypatch.setattr(module._Moved, "_data", lambda self, data: data)
+    with pytest.raises(RuntimeError, match="device"):
+        replies_of(
+            on("meta", loop), recipes.fedavg(setting), make_federation(setting.model), monkeypatch
+        )
+
+
+@pytest.mark.parametrize("within", [loop, Stacked()], ids=["loop", "stacked"])
+def test_on_the_processor_nothing_changes(within: Backend, setting: Setting) -> None:
+    algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
+    plain = last(run(algorithm, federation, 3, cohort=4, backend=within))
+    other = last(run(algorithm, federation, 3, cohort=4, backend=on("cpu", within)))
+    assert not different(plain, other)
+
+
+def test_examples_go_there_once_and_the_model_once_a_round(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Job] = []
+
+    def spy(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        sent.extend(jobs)
+        return iter(())
+
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    backend = on("meta", spy)
+    for _ in range(2):
+        with pytest.raises(AssertionError):  # nobody answers
+            replies_of(backend, algorithm, federation, monkeypatch)
+    first, second = sent[:3], sent[3:]
+    assert len(second) == 3
+    assert all(a.data.x is b.data.x for a, b in zip(first, second, strict=True))
+    weights = [id(job.message["params"]["head.weight"]) for job in sent]
+    assert weights[:3] == [weights[0]] * 3
+    assert weights[3:] == [weights[3]] * 3
+    assert weights[0] != weights[3]
+
+
+@pytest.mark.parametrize("make", [lambda: on("cpu", loop), Stacked, lambda: Stacked(dense=True)])
+def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
+    """The same inputs with other labels, or written to, are other clients."""
+    model = build(lambda: Mlp((FEATURES,), (4,), CLASSES), seed=1)
+    algorithm = recipes.fedavg(Setting(model, TARGET, Local(lr=0.3, batch=12)))
+    federation, backend = make_federation(model), make()
+    turned = tuple(c._replace(y=(c.y + 1) % CLASSES) for c in federation.clients)
+    for _ in range(2):
+        for clients in (federation.clients, turned):
+            there = replace(federation, clients=clients)
+            alone = last(run(algorithm, there, 1, backend=make()))
+            assert not different(alone, last(run(algorithm, there, 1, backend=backend)))
+    for client in federation.clients:
+        client.x.mul_(2.0)
+    alone = last(run(algorithm, federation, 1, backend=make()))
+    assert not different(alone, last(run(algorithm, federation, 1, backend=backend)))
+
+
+def counted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    """A backend that trains nobody."""
+    for job in jobs:
+        yield Reply(job.client, {}, {})
+
+
+@pytest.mark.slow
+def test_what_is_nowhere_else_is_not_kept(setting: Setting) -> None:
+    """As clients that are made on demand: else the device would fill up."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+    backend = on("meta", counted)
+    made = [c._replace(x=c.x.clone()) for c in federation.clients]
+    assert (
+        len(list(backend(opened.stage.client_update, jobs_of(opened, made, lambda i: {}, 0)))) == 6
+    )
+    assert len(backend._resident) == 6  # type: ignore[attr-defined]
+    del made
+    gc.collect()
+    assert len(backend._resident) == 0  # type: ignore[attr-defined]
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda-loop"):
+        with pytest.raises(InputError, match="there is no device cuda for this torch"):
+            backend_of(name)
+
+
+def test_a_device_that_is_full(setting: Setting) -> None:
+    def full(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. And so on.")
+
+    with pytest.raises(InputError, match=r"memory of cpu is full: CUDA out of memory\. Give"):
+        last(
+            run(recipes.fedavg(setting), make_federation(setting.model), 1, backend=on("cpu", full))
+        )
+
+
+def test_levers_go_with_it(setting: Setting) -> None:
+    """channels-last refuses inputs that are no images, here as anywhere."""
+    with pytest.raises(InputError, match="channels-last is for images"):
+        last(
+            run(
+                recipes.fedavg(setting), make_federation(setting.model), 1,
+                backend=channels_last(on("cpu", loop)),
+            )
+        )  # fmt: skip

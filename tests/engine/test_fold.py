@@ -1,0 +1,207 @@
+"""Updates summed while they come in: bit for bit what stacking them gives, and no reply is kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.algorithms.base import Capabilities, ask
+from fedshift.engine import run as rounds
+from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.round import close_round, settle
+from fedshift.engine.run import run
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.running import Fold
+from fedshift.errors import TrainingError
+from fedshift.recipes import Setting
+from fedshift.server.combine import total
+from fedshift.testing.fuzz import different
+from fedshift.tree import Parts, weighted_sum
+from support.every_method import MAKE, ROUNDS, WRAP, Make
+from support.federations import make_federation
+
+pytestmark = pytest.mark.routed
+
+
+def played(make: Make, setting: Setting, backend: Any = loop, rounds: int = 2) -> Parts:
+    """Everything that a run of a few rounds leaves, its clients' states as well."""
+    federation = make_federation(setting.model)
+    last = list(run(make(setting), federation, rounds, cohort=4, backend=backend))[-1]
+    return last.server | {f"{i} {p}": t for i, s in last.states.items() for p, t in s.items()}
+
+
+def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Round by round, which of the server's parts differ from those with all updates stacked."""
+    came: list[Reply] = []
+    found: list[list[str]] = []
+
+    def recorded(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        came.clear()
+        for reply in loop(update, jobs):
+            came.append(reply)
+            yield reply
+
+    def settled(opened: Any, server: Parts, *rest: Any) -> Any:
+        by_sums = settle(opened, server, *rest)
+        stacked, _ = close_round(opened, server, came, 0, Fold(opened.ids, {}))
+        found.append(different(by_sums.server, stacked))
+        return by_sums
+
+    monkeypatch.setattr(rounds, "settle", settled)
+    monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=1))
+    played(make, setting, recorded, ROUNDS)
+    return found
+
+
+# One row for each way in which a server uses updates; the others are FedAvg's.
+WAYS = (
+    "fedavg", "fedpals sharp", "afl", "afl with idle clients", "fedadam", "scaffold", "scaffold I",
+    "scaffold + fedpals", "feddyn", "fednova", "ditto", "fedper", "fedrep", "feddrm", "fedpac",
+    "fedala", "fedas", "confree", "local_only", "fedavgft", "feddisk", "labelset_fedavg + mse",
+    "labelset_scaffold", "fedmedian", "rfa",
+)  # fmt: skip
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", WAYS)
+def test_sums_are_those_of_stacked_updates(
+    name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compared(MAKE[name], setting, monkeypatch) == [[]] * ROUNDS
+
+
+SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk", "FedDisk(Ditto)")
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_through_wrappers(
+    name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is around a method asks for its sums, and they are those of stacked updates."""
+
+    def make(setting: Setting) -> Any:
+        return WRAP[name](recipes.scaffold(setting), setting)
+
+    algorithm, federation = make(setting), make_federation(setting.model)
+    server = algorithm.init(federation.params, federation.buffers, federation.table)
+    cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
+    asked = ask(algorithm, Capabilities.sums, server, cohort)
+    assert asked.keys() == {"delta", "buffers", "control"}
+    assert compared(make, setting, monkeypatch) == [[]] * ROUNDS
+
+
+def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals in float32 would be seen."""
+
+    def coarse(total: Any, rows: Any, weights: Any) -> None:
+        for row, w in zip(rows, weights, strict=True):
+            total.copy_((total + row * w).float())
+
+    monkeypatch.setattr("fedshift.engine.sums.running.accumulate", coarse)
+    assert all(compared(MAKE["scaffold"], setting, monkeypatch))
+
+
+def test_most_methods_are_summed(setting: Setting) -> None:
+    """A method that forgets to say so would take the cohort's memory."""
+    for name in ("fedavg", "fedpals", "scaffold", "ditto", "feddyn", "afl", "fedrep", "moon"):
+        algorithm = next(make for key, make in MAKE.items() if key.startswith(name))(setting)
+        federation = make_federation(setting.model)
+        server = algorithm.init(federation.params, federation.buffers, federation.table)
+        cohort = {"id": torch.arange(2), "weight": torch.ones(2) / 2}
+        assert ask(algorithm, Capabilities.sums, server, cohort).keys() >= {"delta"}, name
+    assert recipes.fedmedian(setting).sums({}, {"weight": torch.ones(2)}) == {}
+
+
+class Backwards:
+    """Clients answer in descending order, and each reply is watched."""
+
+    def __init__(self, step: int = -1) -> None:
+        self.step, self.alive, self.most = step, weakref.WeakSet[Any](), 0
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for job in list(jobs)[:: self.step]:
+            (reply,) = loop(update, [job])
+            self.alive.add(reply.update["delta"]["head.weight"])
+            gc.collect()
+            self.most = max(self.most, len(self.alive))
+            yield reply
+            del reply
+
+
+@pytest.mark.slow
+def test_the_order_of_arrival_changes_nothing(setting: Setting) -> None:
+    backwards = Backwards()
+    assert (
+        different(played(MAKE["scaffold"], setting, backwards), played(MAKE["scaffold"], setting))
+        == []
+    )
+    assert backwards.most == 4  # all wait for the first
+
+
+@pytest.mark.slow
+def test_replies_are_let_go(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six clients never more than two at once, where two pass the gate together."""
+    monkeypatch.setattr(rounds, "in_turn", lambda *args: in_turn(*args, some=2))
+    watched = Backwards(step=1)
+    list(run(MAKE["scaffold"](setting), make_federation(setting.model), 1, backend=watched))
+    assert watched.most == 2
+    watched = Backwards(step=1)
+    list(run(recipes.fedmedian(setting), make_federation(setting.model), 1, backend=watched))
+    assert watched.most == 6  # the control: a median needs all of them
+
+
+def replies(*clients: int, shape: int = 3) -> list[Reply]:
+    return [Reply(i, {"delta": {"w": torch.full((shape,), float(i))}}, {}, 1) for i in clients]
+
+
+def let(came: list[Reply], asked: tuple[int, ...]) -> tuple[Reply, ...]:
+    question = Asked(1, asked, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
+    nothing = Fold(torch.tensor(question.clients), {})
+    return in_turn(Gate(), came, question, nothing, some=2).good
+
+
+def test_replies_pass_in_ascending_order() -> None:
+    assert [r.client for r in let(replies(4, 2, 0, 7), (0, 2, 4, 7))] == [0, 2, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("came", "why"),
+    [
+        ((0, 1, 0), "client 0 answered twice"),
+        ((0, 1, 2, 2), "client 2 answered twice"),
+        ((0, 9), "client 9 was not asked"),
+        ((0, 1, 2), "no answer in time"),
+        ((0, 1, 3), "no answer in time"),
+    ],
+)
+def test_odd_answers_end_the_round(came: tuple[int, ...], why: str) -> None:
+    with pytest.raises(TrainingError, match=why):
+        let(replies(*came), (0, 1, 2, 3))
+
+
+def test_another_shape_later_on_is_named() -> None:
+    fold = Fold(torch.arange(4), {"delta": torch.full((4,), 0.25, dtype=torch.float64)})
+    fold.take(replies(0, 1))
+    with pytest.raises(TrainingError, match='client 2 sent an update with another "delta"'):
+        fold.take(replies(2, 3, shape=4))
+
+
+def test_a_sum_by_other_weights_is_refused() -> None:
+    weights = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
+    fold = Fold(torch.tensor([2, 5, 6]), {"delta": weights})
+    rest = fold.take(replies(2, 5)) + fold.take(replies(6))
+    assert all(reply.update == {} for reply in rest)
+    updates = fold.parts()
+    stacked = {"w": torch.stack([r.update["delta"]["w"] for r in replies(2, 5, 6)])}
+    assert torch.equal(total(updates, "delta", weights)["w"], weighted_sum(weights, stacked)["w"])
+    assert torch.equal(total({"delta": stacked}, "delta", weights)["w"], updates["delta"]["w"])
+    with pytest.raises(ValueError, match='"delta" was summed by other weights'):
+        total(updates, "delta", weights / 2)

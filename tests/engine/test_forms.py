@@ -1,0 +1,86 @@
+"""Which clients can be stacked: what is seen at once is what a look at each would say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.plans import Drawn, Draws
+from fedshift.engine import forms as module
+from fedshift.engine.backends import Job
+from fedshift.engine.forms import Forms
+from fedshift.engine.round import jobs_of, open_round
+from fedshift.engine.run import first_state, start
+from fedshift.recipes import Setting
+from support.federations import make_federation
+
+
+@pytest.fixture
+def jobs(setting: Setting) -> list[Job]:
+    """Those of a round, as the engine makes them."""
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    server = start(algorithm, federation).server
+    opened = open_round(algorithm, server, torch.arange(6), 1)
+    found = jobs_of(opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0)
+    return list(found)
+
+
+def other_draws(job: Job, **options: Any) -> Job:
+    """Batches of another kind."""
+    draws = job.plans.draws  # type: ignore[attr-defined]
+    phases = {k: phase.__class__(**options) for k, phase in draws.phases.items()}
+    again = Draws(phases, draws.t, draws.seed, {job.client: job.data})
+    return job._replace(plans=Drawn(again, job.client))
+
+
+def grown(job: Job) -> Job:
+    """Examples of another shape."""
+    x = torch.cat((job.data.x, job.data.x), 1)
+    return job._replace(data=job.data._replace(x=x))
+
+
+CHANGES = {
+    "round": lambda job: job._replace(t=2),
+    "examples": grown,
+    "batch": lambda job: other_draws(job, batch=3),
+    "state": lambda job: job._replace(state=job.state | {"own": {"w": torch.zeros(2)}}),
+    "what is kept": lambda job: job._replace(state={k: {"w": torch.zeros(2)} for k in job.state}),
+    "message": lambda job: job._replace(
+        message={k: {n: v.double() for n, v in tree.items()} for k, tree in job.message.items()}
+    ),
+    "names": lambda job: job._replace(message={f"my {k}": tree for k, tree in job.message.items()}),
+    "fewer parts": lambda job: job._replace(message=dict([*job.message.items()][:1])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_differs_is_of_another_form(change: str, jobs: list[Job]) -> None:
+    """Whichever comes first, and whatever was before."""
+    odd = CHANGES[change](jobs[1])
+    for order in ((jobs[0], odd, jobs[2]), (odd, jobs[0], jobs[2]), (jobs[0], jobs[2], odd)):
+        forms = Forms()
+        found = {job.client: forms.of(job) for job in order}
+        assert found[jobs[0].client] == found[jobs[2].client]
+        assert found[odd.client] != found[jobs[0].client]
+
+
+def test_the_same_in_other_objects_is_of_one_form(jobs: list[Job]) -> None:
+    copy = jobs[1]._replace(
+        message={k: {n: v.clone() for n, v in tree.items()} for k, tree in jobs[1].message.items()},
+        plans=dict(jobs[1].plans),
+    )
+    forms = Forms()
+    assert forms.of(jobs[0]) == forms.of(copy) == forms.of(jobs[2])
+
+
+def test_clients_that_are_told_the_same_are_looked_at_once(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(module, "widths", lambda plans: looks.append(plans) or ())
+    forms = Forms()
+    assert len({forms.of(job._replace(data=jobs[0].data)) for job in jobs}) == 1
+    assert looks == [jobs[0].plans]

@@ -1,0 +1,67 @@
+"""Jobs for pipes: each gets there what it had here, and nothing goes twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.plans import Drawn, Draws
+from fedshift.engine.backends import Job
+from fedshift.engine.processes.messages import packed, unpacked
+from fedshift.recipes import Setting
+from fedshift.tree import Parts
+from support.federations import make_federation, one_job
+
+
+def drawn_by(job: Job, draws: Draws) -> Job:
+    return job._replace(plans=Drawn(draws, job.client), t=draws.t)
+
+
+@pytest.mark.parametrize("change", ["", "round", "seed", "phases"])
+def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    base = one_job(algorithm, federation, 0)
+    clients, phases = dict(enumerate(federation.clients)), algorithm.phases()
+    ways = {
+        "": (phases, 1, 0), "round": (phases, 2, 0), "seed": (phases, 1, 9),
+        "phases": ({k: replace(phase, batch=2) for k, phase in phases.items()}, 1, 0),
+    }  # fmt: skip
+    jobs = tuple(
+        drawn_by(base._replace(client=i, data=clients[i]), Draws(*ways[how], clients))
+        for i, how in enumerate(("", change, ""))
+    )
+    some = packed(jobs, {})
+    back = unpacked(some, {}, federation.clients)
+    assert len(some) == (3 if change else 1)
+    assert [(job.client, job.t) for job in back] == [(job.client, job.t) for job in jobs]
+    for ours, theirs in zip(jobs, back, strict=True):
+        assert ours.message == theirs.message
+        for name, plan in ours.plans.items():
+            assert torch.equal(plan.rows, theirs.plans[name].rows)
+
+
+def test_what_the_receiver_has_is_left_out(setting: Setting) -> None:
+    """By the tree itself: an equal one that is another object goes."""
+    base = one_job(recipes.fedavg(setting), make_federation(setting.model), 0)
+    shared, own = {"w": torch.ones(2)}, {"w": torch.zeros(1)}
+    sent: tuple[Parts, ...] = (
+        {"params": shared}, {"own": own, "params": shared}, {"params": dict(shared)},
+    )  # fmt: skip
+    jobs = tuple(base._replace(message=message) for message in sent)
+    some = packed(jobs, {"params": shared, "other": own})
+    assert [list(job.new) for job in some] == [[], ["own"], ["params"]]
+    clients = make_federation(setting.model).clients
+    back = unpacked(some, {"params": shared, "other": own}, clients)
+    assert [list(job.message) for job in back] == [["params"], ["own", "params"], ["params"]]
+
+
+def test_states_are_apart(setting: Setting) -> None:
+    """Jobs that were given one state: what one client writes there, the other does not see."""
+    federation = make_federation(setting.model)
+    kept: Parts = {"own": {"w": torch.ones(2)}}
+    base = one_job(recipes.fedavg(setting), federation, 0)._replace(state=kept)
+    one, two = unpacked(packed((base, base), {}), {}, federation.clients)
+    assert one.state["own"] is not two.state["own"]

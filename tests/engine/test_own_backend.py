@@ -1,0 +1,55 @@
+"""Backends of one's own: what they may give, and whose error it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+from torch import Tensor, nn
+
+from fedshift import Model, recipes, run
+from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.stacked import Stacked
+from fedshift.errors import InputError
+from fedshift.recipes import Setting
+from support.federations import make_federation
+from support.rounds import different, last
+
+
+def in_blocks(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+    return Stacked().trained(update, jobs)
+
+
+def too_few(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+    return loop(update, list(jobs)[:2])
+
+
+def test_blocks_count_for_all_of_their_clients(setting: Setting) -> None:
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    alone = last(run(algorithm, federation, 2, backend=Stacked()))
+    assert not different(alone, last(run(algorithm, federation, 2, backend=in_blocks)))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="gave 2 replies for 6 jobs"):
+        last(run(algorithm, federation, 2, backend=too_few))
+
+
+class Odd(nn.Module):
+    """Fails where there are more examples than it is tried on."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)["logits"]
+        return out if len(x) <= 2 else out + None  # type: ignore[operator]
+
+
+def test_an_error_of_the_network_is_not_the_backends(setting: Setting) -> None:
+    model = Model(Odd(setting.model.net))
+    algorithm = recipes.fedavg(Setting(model, setting.target, setting.local))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        last(
+            run(
+                algorithm, make_federation(model), 1, backend=lambda u, jobs: iter([*loop(u, jobs)])
+            )
+        )

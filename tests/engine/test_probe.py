@@ -1,0 +1,98 @@
+"""The probe of backends: what it chooses and says, what it refuses, first calls that are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedshift import recipes
+from fedshift.data import client_data
+from fedshift.engine import probe as module
+from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.probe import Probed, probe
+from fedshift.engine.stacked import Stacked
+from fedshift.recipes import Setting
+from support.federations import make_clients, make_federation
+
+
+def test_the_probe_chooses_and_says_why(setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    found = probe({"stacked": Stacked()}, recipes.fedavg(setting), federation, 4)
+    assert found.seconds.keys() == {"loop", "stacked"}
+    assert found.fastest in found.line()
+    assert "for a round of 4 clients" in found.line()
+    out = probe({"stacked": Stacked()}, recipes.fedala(setting), federation)
+    assert out.fastest == "loop"
+
+
+def test_the_probe_refuses_other_results(setting: Setting) -> None:
+    def wrong(update: Any, jobs: Iterable[Job]) -> Any:
+        for reply in Stacked()(update, jobs):
+            bent = {k: 1.01 * v for k, v in reply.update["delta"].items()}
+            yield reply._replace(update=reply.update | {"delta": bent})
+
+    federation = make_federation(setting.model)
+    found = probe({"wrong": wrong, "right": Stacked()}, recipes.fedavg(setting), federation)
+    assert found.seconds.keys() == {"loop", "right"}
+    assert "wrong is out: results are 0.01 of a step away" in found.line()
+
+
+def test_the_probes_line() -> None:
+    found = Probed({"loop": 2.0, "2 workers": 1.0}, {"stacked": "it cannot. Do not."}, 7)
+    assert found.line() == (
+        "backend 2 workers: about 1 s for a round of 7 clients "
+        "(loop 2 s; stacked is out: it cannot)"
+    )
+    same = {
+        "stacked": "it cannot. Do not.",
+        "dense": "nor can it",
+        "2 stacks": "it cannot. Use less.",
+    }
+    found = Probed({"loop": 2.0}, same, 7)
+    assert "(stacked and 2 stacks are out: it cannot; dense is out: nor can it)" in found.line()
+
+
+# Of a step, by the clock of `Processes`.
+SECONDS = 0.25
+
+
+class Processes:
+    """A backend by a clock that only clients move: so many at a time, each slow at first."""
+
+    def __init__(self, count: int, clock: list[float], cold: float = 10 * module.LONG) -> None:
+        self.free, self.clock, self.cold = [0.0] * count, clock, dict.fromkeys(range(count), cold)
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        self.free = [self.clock[0]] * len(self.free)
+        for job in jobs:
+            one = self.free.index(min(self.free))
+            steps = sum(plan.steps for plan in job.plans.values())
+            self.free[one] += SECONDS * steps + self.cold.pop(one, 0.0)
+            yield from loop(update, [job])
+        self.clock[0] = max(self.free)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
+def test_processes_are_reckoned_with_all_of_them_at_work(
+    count: int, told: bool, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that what is slow once is not reckoned. Told of one process, six would seem as four."""
+    clock = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(module, "BUDGET", 0.0)
+    like = make_clients()[0]
+    clients = tuple(client_data(like.x, like.y, i) for i in range(12))
+    federation, algorithm = make_federation(setting.model, clients), recipes.fedavg(setting)
+    team = Processes(count, clock)
+    found = probe({"team": team}, algorithm, federation, processes={"team": count} if told else {})
+    _, jobs = module._first_round(algorithm, federation, None)
+    steps = max(plan.steps for job in jobs for plan in job.plans.values())
+    right = SECONDS * steps * len(jobs) / count
+    assert bool(team.cold) == (not told and count > 4)
+    wrong = not told and count in (3, 6, 12)
+    assert (found.seconds["team"] == pytest.approx(right, rel=0.05)) != wrong

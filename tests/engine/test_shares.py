@@ -1,0 +1,321 @@
+"""Workers that take shares of a round: what `within` gives, wherever a share was trained."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.checks.gate import Gate
+from fedshift.engine.levers import channels_last
+from fedshift.engine.processes import messages
+from fedshift.engine.processes import pool as module
+from fedshift.engine.processes.messages import packed, unpacked
+from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.round import jobs_of, open_round
+from fedshift.engine.run import Federation, first_state, run, start
+from fedshift.engine.stacked import Stacked
+from fedshift.errors import InputError, TrainingError, UnfitError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.seeds import Seeds
+from fedshift.tree import Parts
+from support.comparing import apart
+from support.every_method import MAKE, ROUNDS
+from support.federations import make_federation, one_job
+from support.odd_work import OddWork, Once, asleep, killed
+from support.rounds import different, last
+
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto", "fedpac", "feddrm"])
+def test_packing_changes_nothing(name: str, setting: Setting) -> None:
+    """Bit for bit the loop's result, also with messages and states of each client's own.
+
+    Where nothing is summed in workers: sums of sums round otherwise (test_sums_of_shares.py).
+    """
+    algorithm, federation = MAKE[name](setting), make_federation(setting.model)
+    alone = last(run(algorithm, federation, ROUNDS, cohort=4))
+    with workers(federation.clients, 2) as team:
+        whole = partial(team.blocks(loop))
+        together = last(run(algorithm, federation, ROUNDS, cohort=4, backend=whole))
+    assert not different(alone, together)
+    assert together.trained == alone.trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_stacked_shares_are_the_loop_but_for_rounding(
+    count: int, kind: torch.dtype, mlp_plain: Model
+) -> None:
+    algorithm = recipes.scaffold(Setting(mlp_plain, (0.2,) * 5, Local(lr=0.1, steps=3, batch=8)))
+    federation = in_type(make_federation(mlp_plain), kind)
+    alone = last(run(algorithm, federation, 2)).server["params"]
+    with workers(federation.clients, count) as team:
+        backend = team.blocks(Stacked(dense=True))
+        together = last(run(algorithm, federation, 2, backend=backend)).server["params"]
+    near = 1e-6 if kind == torch.float32 else 1e-12
+    assert apart(alone, together) < near
+    other = replace(federation, seeds=Seeds.of(1))
+    assert apart(alone, last(run(algorithm, other, 2)).server["params"]) > 1e-3
+
+
+@pytest.fixture
+def mlp_plain(request: pytest.FixtureRequest) -> Model:
+    """Layers that the dense backend takes."""
+    from fedshift.model import build
+    from fedshift.models.dense import Mlp
+    from support.federations import CLASSES, FEATURES
+
+    return build(lambda: Mlp((FEATURES,), (7,), CLASSES), seed=0)
+
+
+def in_type(federation: Federation, kind: torch.dtype) -> Federation:
+    return replace(
+        federation,
+        clients=tuple(c._replace(x=c.x.to(kind), w=c.w.to(kind)) for c in federation.clients),
+        params={k: v.to(kind) for k, v in federation.params.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Within:
+    """`loop`, but that client 3's work is done by `Once`."""
+
+    flag: Path
+    instead: Any
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return loop(Once(update, self.flag, self.instead), jobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shares", "lost"), [(1, (3, 4, 5)), (2, (2, 3)), (9, (3,))], ids=["two", "four", "one each"]
+)
+def test_a_late_share_drops_out_whole(
+    shares: int, lost: tuple[int, ...], setting: Setting, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, "SHARES", shares)
+    federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
+    algorithm = recipes.fedavg(setting)
+    with workers(federation.clients, 2, deadline=3.0) as team:
+        backend = team.blocks(Within(tmp_path / "flag", asleep))
+        first, second = run(algorithm, federation, 2, backend=backend)
+    assert [i for i, _ in first.dropped] == list(lost)
+    assert second.dropped == ()
+
+
+@pytest.mark.slow
+def test_a_share_whose_process_dies_is_trained_again(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARES", 1)
+    algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
+    (tmp_path / "flag").touch()  # the first time is over
+
+    def found(**limits: Any) -> Any:
+        with workers(federation.clients, 2, **limits) as team:
+            backend = team.blocks(Within(tmp_path / "flag", killed))
+            return last(run(algorithm, federation, 2, backend=backend))
+
+    whole = found()
+    (tmp_path / "flag").unlink()
+    assert not different(found(retries=1), whole)
+    assert (tmp_path / "flag").exists()
+    (tmp_path / "flag").unlink()
+    with pytest.raises(TrainingError, match="trained clients 3, 4, 5 ended without an answer"):
+        found()
+
+
+def test_what_cannot_be_trained_so_is_said(setting: Setting, mlp_plain: Model) -> None:
+    federation = make_federation(mlp_plain)
+    algorithm = recipes.fedsam(replace(setting, model=mlp_plain))
+    with workers(federation.clients, 2) as team, pytest.raises(UnfitError, match="through Sam"):
+        last(run(algorithm, federation, 1, backend=team.blocks(Stacked(dense=True))))
+
+
+@pytest.mark.slow
+def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six clients: how many travel together, with a share for this process and without."""
+    sizes_seen: list[int] = []
+    plain = module.packed
+    monkeypatch.setattr(
+        module, "packed", lambda jobs, held: (sizes_seen.append(len(jobs)), plain(jobs, held))[1]
+    )
+    federation = make_federation(setting.model)
+
+    def sizes(spread: Any, count: int = 2, deadline: float | None = None) -> list[int]:
+        sizes_seen.clear()
+        with workers(federation.clients, count, deadline=deadline) as team:
+            last(run(recipes.fedavg(setting), federation, 1, backend=spread(team)))
+        return sizes_seen[:]
+
+    def blocks(team: Team) -> Backend:
+        return team.blocks(loop)
+
+    assert sizes(lambda team: team) == [1] * 6
+    assert sizes(blocks) == [3]
+    assert sizes(blocks, 3) == [2, 2]
+    for shares, expected in ((1, [3, 3]), (2, [2, 2, 2]), (4, [1] * 6)):
+        monkeypatch.setattr(module, "SHARES", shares)
+        assert sizes(blocks, deadline=600.0) == expected
+    monkeypatch.setattr(module, "SHARES", 2)
+    assert sizes(blocks, 1) == [3, 3]
+
+
+def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
+    """What travels is how to draw them; a lever's mark makes them travel whole."""
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+    jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
+    for sent in (jobs, tuple(with_channels_last(jobs))):
+        some = packed(sent, {})
+        back = unpacked(some, {}, federation.clients)
+        for job, again in zip(sent, back, strict=True):
+            assert job.plans.keys() == again.plans.keys()
+            for k, plan in job.plans.items():
+                assert torch.equal(plan.rows, again.plans[k].rows)
+                assert plan[1].equal(again.plans[k][1])
+                assert plan[2:] == again.plans[k][2:]
+        whole = [isinstance(one.plans, dict) for one in some]
+        assert whole == ([False] if sent is jobs else [True] * 6)
+        assert [job.client for job in back] == list(range(6))
+        assert len({id(job.message) for job in back}) == 6
+        assert len({id(job.state) for job in back}) == 6
+        assert all(job.message["params"] is back[0].message["params"] for job in back)
+        assert all(a.data is b.data and a.t == b.t for a, b in zip(sent, back, strict=True))
+
+
+def test_messages_of_ones_own_arrive(setting: Setting) -> None:
+    algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
+    opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+    own = [{"w": torch.tensor(float(k))} for k in (0, 1)]
+    jobs = tuple(
+        job._replace(message=job.message | {"own": own[k]})
+        for job, k in zip(
+            jobs_of(opened, federation.clients, lambda i: {}, 7), (0, 0, 1, 1, 0, 1), strict=True
+        )
+    )
+    back = unpacked(packed(jobs, {}), {}, federation.clients)
+    assert [float(job.message["own"]["w"]) for job in back] == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
+    given: list[Job] = []
+
+    def spy(update: ClientUpdate, marked: Iterable[Job]) -> Iterator[Reply]:
+        given.extend(marked)
+        return iter(())
+
+    list(channels_last(spy)(lambda *a: ({}, {}), jobs))
+    return iter(given)
+
+
+@pytest.mark.slow
+def test_a_team_that_was_left_alone_starts_afresh(setting: Setting, tmp_path: Path) -> None:
+    """After an error, and in the middle of a round: nobody's answers are taken for others'."""
+    federation = make_federation(setting.model)
+    algorithm = recipes.fedavg(setting)
+    other = recipes.fedavg(replace(setting, local=replace(setting.local, lr=0.05)))
+    alone = last(run(other, federation, 1))
+    with workers(federation.clients, 3) as team:
+        with pytest.raises(TrainingError, match="no reason"):
+            last(run(algorithm, federation, 1, backend=team.blocks(Within(tmp_path / "a", broken))))
+        assert not different(alone, last(run(other, federation, 1, backend=team)))
+        opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
+        jobs = jobs_of(
+            opened, federation.clients, lambda i: first_state(algorithm, federation, i), 0
+        )
+        some = team(opened.stage.client_update, jobs)
+        next(some)
+        some.close()  # type: ignore[attr-defined]
+        assert not different(alone, last(run(other, federation, 1, backend=team)))
+
+
+def broken() -> None:
+    raise ValueError("no reason")
+
+
+def test_workers_are_for_the_clients_that_they_were_made_with(setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    others = tuple(c._replace(x=c.x + 1) for c in federation.clients)
+    with workers(others, 2) as team, pytest.raises(InputError, match="client 0 has other examples"):
+        last(run(recipes.fedavg(setting), federation, 1, backend=team))
+
+
+def changed(kind: str, sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+    """Something in the update that is no plain tensor."""
+    odd: Any = {
+        "sparse": lambda: torch.ones(3).to_sparse(),
+        "float": lambda: 2.0,
+        "history": lambda: torch.ones(3).requires_grad_() * 2,
+    }[kind]
+    return sent | {"delta": sent["delta"] | {"odd": odd()}}, kept
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("sparse", "not dense"), ("float", "no tensor but float"), ("history", "its gradient")],
+)
+def test_odd_replies_drop_out_as_in_one_process(kind: str, words: str, setting: Setting) -> None:
+    federation = replace(make_federation(setting.model), gate=Gate(on_bad="drop"))
+    algorithm = recipes.fedavg(setting)
+
+    def found(within: Backend) -> Any:
+        def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+            return within(OddWork(update, 2, partial(changed, kind)), jobs)
+
+        return last(run(algorithm, federation, 1, backend=odd))
+
+    with workers(federation.clients, 2) as team:
+        alone, together = found(loop), found(team)
+        assert not different(alone, together)
+        for played in (alone, together):
+            assert [client for client, why in played.dropped if words in why] == [2]
+
+
+def test_large_models_travel_in_small_shares(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    plain = module.packed
+    monkeypatch.setattr(
+        module, "packed", lambda jobs, held: (seen.append(len(jobs)), plain(jobs, held))[1]
+    )
+    monkeypatch.setattr(messages, "ROOM", 1)
+    federation = make_federation(setting.model)
+    with workers(federation.clients, 1) as team:
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(loop)))
+    assert seen == [1] * 6
+
+
+def test_states_count_for_the_size_of_a_share(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all are sent is one tree, and counts for each."""
+    monkeypatch.setattr(messages, "ROOM", 96)
+    one = one_job(recipes.fedavg(setting), make_federation(setting.model))
+    sent, kept = {"params": {"w": torch.zeros(2)}}, {"own": {"w": torch.zeros(4)}}
+    assert [
+        len(share) for share in messages.cut((one._replace(message=sent, state={}),) * 12, 1)
+    ] == [12]
+    both = (one._replace(message=sent, state=kept),) * 12
+    assert [len(share) for share in messages.cut(both, 1)] == [4, 4, 4]

@@ -1,0 +1,312 @@
+"""Clients stacked: the loop's result but for rounding, and errors for what cannot be stacked."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.data import ClientData
+from fedshift.engine import stacked as module
+from fedshift.engine.backends import Forgiving
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.checks.replies import failure
+from fedshift.engine.run import Federation, Round, play_round, run, start
+from fedshift.engine.stacked import Stacked, shortened
+from fedshift.errors import InputError, TrainingError
+from fedshift.experiments.engines import backend_of
+from fedshift.model import Model, build
+from fedshift.models.dense import Mlp
+from fedshift.recipes import Setting
+from fedshift.seeds import generator
+from fedshift.tree import Parts
+from support.every_method import MAKE, ROUNDS, Make
+from support.federations import (
+    CLASSES,
+    FEATURES,
+    TARGET,
+    double,
+    make_clients,
+    make_federation,
+    one_job,
+)
+from support.rounds import apart
+
+pytestmark = pytest.mark.routed
+
+# Rows that cannot be stacked, and the words of the reason.
+ALONE = {
+    "fedala": "torch.equal",
+    "fedala of all layers": "torch.equal",
+    "labelset_fedavg": "slots.py, .*item",
+    "labelset_fedavg + mse": "slots.py, .*item",
+    "labelset_fedprox": "slots.py, .*item",
+    "labelset_scaffold": "slots.py, .*item",
+    "labelset_scaffold I": "slots.py, .*item",
+    "labelset_ditto": "slots.py, .*item",
+}
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    """One local epoch with batches that do not divide the clients' sizes."""
+    return Setting(mlp, TARGET, Local(lr=0.3, batch=12))
+
+
+def last(rounds: Iterable[Round]) -> Round:
+    return list(rounds)[-1]
+
+
+def both(make: Make, setting: Setting, federation: Federation, **options: Any) -> float:
+    """How far stacked clients end from the loop's."""
+    algorithm = make(setting)
+    plain = last(run(algorithm, federation, ROUNDS, cohort=4))
+    other = last(run(algorithm, federation, ROUNDS, cohort=4, backend=Stacked(**options)))
+    assert other.trained == plain.trained
+    return apart(plain, other, start(algorithm, federation))
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("make", [pytest.param(m, id=k) for k, m in MAKE.items() if k not in ALONE])
+def test_the_loops_result_but_for_rounding(make: Make, setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    assert both(make, setting, federation) < 1e-6
+    assert both(make, setting, double(federation)) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "reason"), ALONE.items(), ids=ALONE)
+def test_what_cannot_be_stacked_says_why(name: str, reason: str, setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    with pytest.raises(InputError, match=f"cannot be stacked .*{reason}.* loop or workers"):
+        last(run(MAKE[name](setting), federation, ROUNDS, backend=Stacked()))
+
+
+def test_one_client_by_one_is_the_same(setting: Setting) -> None:
+    """As little memory as can be: blocks of one."""
+    assert both(recipes.scaffold, setting, make_federation(setting.model), memory=1) < 1e-6
+
+
+def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without weights of 0 on padding results move by far more than rounding."""
+
+    def loose(plans: Any) -> dict[str, Tensor]:
+        found = right(plans)
+        return found | {"weight": torch.ones_like(found["weight"])}
+
+    right = module._stretched
+    monkeypatch.setattr(module, "_stretched", loose)
+    assert both(recipes.fedavg, setting, make_federation(setting.model)) > 1e-3
+
+
+def test_norms_with_equal_batches(normed: Model) -> None:
+    """BatchNorm's statistics and counters are each client's own."""
+    local = Local(lr=0.1, steps=3, batch=5)
+    federation = make_federation(normed, make_clients(sizes=(15, 15, 15, 15, 15)))
+    setting = Setting(normed, TARGET, local)
+    assert both(recipes.scaffold, setting, federation) < 1e-6
+
+
+def refused(model: Model, clients: tuple[ClientData, ...] | None, match: str) -> None:
+    setting = Setting(model, TARGET, Local(batch=10))
+    algorithm, federation = recipes.fedavg(setting), make_federation(model, clients)
+    with pytest.raises(InputError, match=match):
+        last(run(algorithm, federation, 1, backend=Stacked()))
+    last(run(algorithm, federation, 1))  # the loop can
+
+
+class Sequences(nn.Module):
+    """An LSTM over an input cut into pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.view(len(x), -1, 4))[0][:, -1])
+
+
+class Branching(nn.Module):
+    """Python that looks at a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) if x.sum() > 0 else self.head(-x)
+
+
+def drop() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
+
+
+def noisy(x: Tensor, seed: int) -> Tensor:
+    return x + torch.randn(x.shape, generator=generator(seed, "noise"))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: build(drop, 1), "dropout, augmentation .* loop or workers"),
+        (lambda: Model(nn.Linear(FEATURES, CLASSES), augment=noisy), "dropout, augmentation"),
+        (lambda: build(Branching, 1), "test_stacked.py, line .*if x.sum.*control flow"),
+    ],
+    ids=["dropout", "augmentation", "branching"],
+)
+def test_networks_that_cannot_be_stacked(make: Any, match: str) -> None:
+    refused(make(), None, match)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_lstms_are_slow_and_right() -> None:
+    """Torch warns that it goes from client to client; where it cannot, it says so itself."""
+    model = build(Sequences, 1)
+    federation = double(make_federation(model, make_clients(sizes=(9, 14, 20, 12))))
+    assert both(recipes.fedavg, Setting(model, TARGET, Local(batch=10)), federation) < 1e-12
+
+
+def test_padding_does_not_reach_batch_norm(normed: Model) -> None:
+    clients = make_clients(sizes=(12, 20, 30))
+    refused(normed, clients, "BatchNorm would see the padding")
+
+
+def test_a_client_that_fails_is_named(setting: Setting) -> None:
+    clients = list(make_clients())
+    clients[4] = clients[4]._replace(y=clients[4].y + 1000)
+    federation = replace(make_federation(setting.model), clients=tuple(clients))
+    algorithm = recipes.fedavg(setting)
+    current, ids = start(algorithm, federation), torch.arange(6)
+    with pytest.raises(TrainingError, match="^client 4 failed: .*out of bounds"):
+        play_round(algorithm, federation, current.server, {}, ids, 1, Stacked())
+    lenient = replace(federation, gate=Gate(on_bad="drop"))
+    played = play_round(algorithm, lenient, current.server, {}, ids, 1, Stacked())
+    assert played.trained == (0, 1, 2, 3, 5)
+    assert [one.client for one in played.dropped] == [4]
+
+
+def test_data_are_stacked_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def spy(clients: Any) -> ClientData:
+        calls.append(len(clients))
+        return right(clients)
+
+    right = module._padded
+    monkeypatch.setattr(module, "_padded", spy)
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    list(run(algorithm, federation, 3, backend=Stacked()))
+    assert calls == [6, 6]  # kept from the second time on
+    calls.clear()
+    list(run(algorithm, federation, 3, backend=Stacked(memory=1)))  # no room to keep any
+    assert calls == [1] * 18
+
+
+def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    backend = Stacked()
+    drawn = {p.trained for p in run(algorithm, federation, 3, cohort=2, backend=backend)}
+    assert len(drawn) == 3
+    assert not backend._kept
+    list(run(algorithm, federation, 3, cohort=2, backend=backend))  # the same three again
+    kept = {tuple(sorted(int(c.id) for c in one.clients)) for one in backend._kept.values()}
+    assert kept == drawn
+
+
+def test_blocks_fit_in_memory(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    jobs = [one_job(algorithm, federation, i) for i in range(6)]
+    backend = Stacked()
+    share = backend._share(algorithm.client_update, jobs[3])
+    backend.memory = 3 * share
+    blocks = backend._blocks(algorithm.client_update, jobs)
+    assert [len(block) for block in blocks] == [3, 3]
+    sizes = [len(job.data.y) for block in blocks for job in block]
+    assert sizes == sorted(sizes)
+
+
+def test_each_block_is_of_one_round(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    jobs = [one_job(algorithm, federation, i)._replace(t=1 + i % 2) for i in range(4)]
+    replies = Stacked()(algorithm.client_update, jobs)
+    assert {reply.client: reply.t for reply in replies} == {0: 1, 1: 2, 2: 1, 3: 2}
+
+
+def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
+    """One that is no tensor drops out with its reason, as the one that failed beside it."""
+
+    def odd(message: Parts, state: Parts, data: ClientData, plans: Any) -> tuple[Parts, Parts]:
+        try:
+            client = int(data.id)
+        except RuntimeError:
+            raise ValueError("not together") from None
+        if client == 1:
+            raise ValueError("no reason")
+        sent, kept = algorithm.client_update(message, state, data, plans)
+        return (sent | {"delta": {"w": "words"}} if client == 2 else sent), kept
+
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    lenient = replace(federation, gate=Gate(on_bad="drop"))
+    jobs = [one_job(algorithm, lenient, i) for i in range(4)]
+    replies = {r.client: r for r in Stacked()(Forgiving(odd), jobs)}
+    assert sorted(replies) == [0, 1, 2, 3]
+    assert failure(replies[1].update) == "no reason"
+    asked = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
+    dropped = dict(Gate(on_bad="drop").admit(replies.values(), asked).bad)
+    assert sorted(dropped) == [1, 2]
+    assert "no tensor but str" in dropped[2]
+    with pytest.raises(TypeError, match="answers only where each client answers for itself"):
+        list(Stacked().trained(Forgiving(odd), jobs))
+
+
+def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
+    federation = make_federation(setting.model)
+    job = one_job(recipes.fedavg(setting), federation, 3)
+    assert shortened(job, 2).plans["train0"].sizes == (12, 12)
+    assert shortened(job, 99).plans["train0"].steps == job.plans["train0"].steps
+
+
+def test_no_memory_is_refused() -> None:
+    with pytest.raises(InputError, match="0 bytes for stacked clients"):
+        Stacked(memory=0)
+
+
+def test_mlps_without_hidden_layers() -> None:
+    model = build(lambda: Mlp((FEATURES,), (), CLASSES), seed=1)
+    assert both(recipes.fedavg, Setting(model, TARGET), make_federation(model)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "message"),
+    [
+        ("vmap", None, 'unknown backend "vmap"; allowed: auto, channels-last, cuda, '),
+        ("stacked", 2, "--workers 2 is for the backends .*; stacked is one"),
+        ("auto", 0, "--workers 0: give 1 or more"),
+    ],
+)
+def test_backends_that_do_not_exist(name: str, count: int | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        backend_of(name, count)
+
+
+def test_a_block_is_let_go_before_the_next_is_trained(setting: Setting) -> None:
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    jobs = [one_job(algorithm, federation, i) for i in range(4)]
+    came: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def update(*given: Any) -> tuple[Parts, Parts]:
+        alive.append(sum(v() is not None for v in came))
+        return algorithm.client_update(*given)
+
+    for block in Stacked(memory=1).trained(update, jobs):
+        came += [weakref.ref(v) for v in block.updates["delta"].values()]
+        del block
+    assert len(came) == 4 * len(federation.params)
+    assert set(alive) == {0}

@@ -1,0 +1,271 @@
+"""Sums that processes make of what they trained: the same numbers, and nothing bad in them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import Federation, run
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.sums.running import Fold, Share
+from fedshift.engine.traffic import Meter
+from fedshift.errors import DivergedError, TrainingError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.tree import Params, Parts
+from support.every_method import MAKE, ROUNDS
+from support.federations import make_clients, make_federation
+from support.odd_work import SIZES, OddWork, changed
+from support.rounds import different, far, last
+
+pytestmark = [
+    pytest.mark.routed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_every_method_with_sums_of_sums(make: Any, setting: Setting) -> None:
+    """The loop's result but for the order of sums, the same each time."""
+    federation, algorithm = make_federation(setting.model), make(setting)
+    alone = last(run(algorithm, federation, ROUNDS))
+    with workers(federation.clients, 2) as team:
+        one, two = (
+            last(run(algorithm, federation, ROUNDS, backend=team.blocks(loop))) for _ in range(2)
+        )
+    assert far(alone, one) < 1e-5
+    assert not different(one, two)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_who_is_summed_where(
+    count: int, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    """Each process where it trained, but that two clients alone are not summed."""
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    with workers(federation.clients, count) as team:
+        together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
+    assert sorted(sum(entered, ())) == list(range({1: 0, 2: 0, 3: 2}[count], 8))
+    assert far(alone, together) < 1e-6
+
+
+def test_the_comparison_can_fail(
+    setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = Fold.enter
+
+    def lose(self: Fold, share: Share) -> None:
+        enter(
+            self,
+            share._replace(
+                totals={k: {n: v * 0 for n, v in t.items()} for k, t in share.totals.items()}
+            ),
+        )
+
+    monkeypatch.setattr(Fold, "enter", lose)
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    with workers(federation.clients, 2) as team:
+        together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
+    assert far(alone, together) > 1e-3
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("make", "gate"),
+    [(recipes.fedavg, Gate(on_bad="drop")), (recipes.fedmedian, Gate())],
+    ids=["what is bad drops out", "a median"],
+)
+def test_where_nothing_is_summed(
+    make: Any, gate: Gate, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    algorithm, federation = make(setting), replace(federation, gate=gate)
+    alone = last(run(algorithm, federation, 2))
+    with workers(federation.clients, 2) as team:
+        together = last(run(algorithm, federation, 2, backend=team.blocks(loop)))
+    assert entered == []
+    assert not different(alone, together)
+
+
+@dataclass(frozen=True)
+class Oddly:
+    kind: str
+    client: int = 6
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return loop(OddWork(update, self.client, partial(changed, self.kind)), jobs)
+
+
+KINDS = ["nan", "large", "form", "type", "names", "another's", "more", "kept"]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("clients", [5, 6, 7, 8, 9, 11])
+def test_nobody_is_left_out(clients: int, members: int, setting: Setting) -> None:
+    """Also where own replies lie on both sides of a share, and in order."""
+    sizes = (12, 9, 7, 14, 10, 8, 11, 13, 9, 6, 5)[:clients]
+    federation = make_federation(setting.model, make_clients(sizes=sizes))
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 1))
+    with workers(federation.clients, members) as team:
+        together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
+    assert far(alone, together) < 1e-6
+    assert together.trained == alone.trained
+
+
+# A client of the main process, and one of the worker; and who is summed until it is met.
+WHERE = [(2, []), (6, [(0, 1, 2, 3)])]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("client", "before"), WHERE)
+@pytest.mark.parametrize("kind", ["nan", "inf"])
+def test_what_is_not_finite_is_not_summed(
+    kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
+    entered: list[tuple[int, ...]],
+) -> None:  # fmt: skip
+    """By the sum alone: no limit of the gate is in the way."""
+    with (
+        workers(federation.clients, 2) as team,
+        pytest.raises(DivergedError, match=f"client {client} sent"),
+    ):
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Oddly(kind, client))))
+    assert entered == before
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("client", "before"), WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_bad_is_said_as_in_one_process(
+    kind: str, client: int, before: list[tuple[int, ...]], setting: Setting, federation: Federation,
+    entered: list[tuple[int, ...]],
+) -> None:  # fmt: skip
+    """The same error by the same words, although the sums would have been made elsewhere."""
+    federation = replace(federation, gate=Gate(max_norm=1e3))
+    algorithm = recipes.fedavg(setting)
+
+    def said(backend: Backend) -> Exception:
+        with pytest.raises((TrainingError, RuntimeError)) as found:
+            last(run(algorithm, federation, 1, backend=backend))
+        return found.value
+
+    with workers(federation.clients, 2) as team:
+        alone, together = said(Oddly(kind, client)), said(team.blocks(Oddly(kind, client)))
+    assert (type(together), str(together)) == (type(alone), str(alone))
+    assert f"client {client}" in str(alone)
+    assert isinstance(alone, DivergedError) == (kind in ("nan", "kept"))
+    assert entered == before
+
+
+def refused(sent: Parts, kept: Parts) -> tuple[Parts, Parts]:
+    raise RuntimeError("boom")
+
+
+@dataclass(frozen=True)
+class OddThenRefused:
+    """Client 0 sends NaN, and client 9 fails."""
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        odd = OddWork(update, 0, partial(changed, "nan"))
+        return loop(OddWork(odd, 9, refused), jobs)
+
+
+def test_the_first_to_be_refused_ends_the_round(setting: Setting) -> None:
+    """Replies pass the gate while others of the same process train."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
+    algorithm = recipes.fedavg(setting)
+    with workers(federation.clients, 2) as team:
+        for backend in (OddThenRefused(), team.blocks(OddThenRefused())):
+            with pytest.raises(DivergedError, match="client 0 sent"):
+                last(run(algorithm, federation, 1, backend=backend))
+
+
+def test_whom_the_main_processs_gate_looks_at(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, entered: list[tuple[int, ...]]
+) -> None:
+    """Its own share, and eight at a time those who are let through together and are of two."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
+    algorithm, plain = recipes.fedavg(setting), Gate.admit
+    alone, looked_at = last(run(algorithm, federation, 1)), list[tuple[int, ...]]()
+
+    def noted(self: Gate, replies: Any, asked: Asked, *rest: Any) -> Any:
+        looked_at.append(asked.clients)
+        return plain(self, replies, asked, *rest)
+
+    with workers(federation.clients, 2) as team:
+        monkeypatch.setattr(Gate, "admit", noted)
+        together = last(run(algorithm, federation, 1, backend=team.blocks(loop)))
+    assert sum(entered, ()) == tuple(range(24))
+    assert looked_at == [tuple(range(8)), tuple(range(8, 12)), tuple(range(8, 16))]
+    assert together.trained == alone.trained == tuple(range(24))
+    assert far(alone, together) < 1e-6
+
+
+@dataclass(frozen=True)
+class OtherReports:
+    """`loop`, but that clients from 12 on report something else."""
+
+    change: Callable[[Params], Params]
+
+    def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(update, jobs):
+            odd = {**reply.update, "report": self.change(reply.update["report"])}
+            yield reply._replace(update=odd) if reply.client >= 12 else reply
+
+
+def in_float64(report: Params) -> Params:
+    return {**report, "loss": report["loss"].double()}
+
+
+def with_more(report: Params) -> Params:
+    return {**report, "more": report["loss"]}
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 6])
+@pytest.mark.parametrize("change", [in_float64, with_more])
+def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Setting) -> None:
+    """Each share is of one kind, and eight clients that are let through together are not."""
+    federation = make_federation(setting.model, make_clients(sizes=SIZES * 3))
+    algorithm = recipes.fedavg(setting)
+
+    def said(backend: Backend) -> str:
+        with pytest.raises(TrainingError) as error:
+            last(run(algorithm, federation, 1, backend=backend))
+        return str(error.value)
+
+    alone = said(OtherReports(change))
+    with workers(federation.clients, members) as team:
+        assert said(team.blocks(OtherReports(change))) == alone
+    assert alone.startswith("client 12 sent")
+
+
+def test_bytes_are_counted_as_if_updates_had_come(
+    setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
+) -> None:
+    algorithm = recipes.scaffold(setting)
+    alone, together = Meter(), Meter()
+    last(run(algorithm, federation, 1, meter=alone))
+    with workers(federation.clients, 2) as team:
+        last(run(algorithm, federation, 1, backend=team.blocks(Stacked()), meter=together))
+    assert sum(entered, ()) == tuple(range(8))
+    assert together.last == alone.last
+    assert alone.last.up > 0
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=ROUNDS)

@@ -1,0 +1,110 @@
+"""The files that a reply passes from a worker to the sums, compared with ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedshift
+from fedshift import recipes
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import run
+from fedshift.recipes import Setting
+from support.federations import make_federation
+
+ROOT = Path(fedshift.__file__).parent
+PAGE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+MOST = 8
+# What begins and what ends a walk: an event, in a function, of a file.
+Event = tuple[str, str, str]
+WORKER = (
+    ("return", "client_update", "algorithms/fedavg.py"),
+    ("call", "_write", "processes/pipe.py"),
+)
+MAIN = ("call", "receive", "processes/pipe.py"), ("return", "accumulate", "tree.py")
+# These do not see the reply: what the method had sent, the next job, and the check that training
+# drew no unforeseen random numbers.
+ASIDE = {
+    ("message", "engine/round.py"), ("jobs_of", "engine/round.py"),
+    ("moved", "repeating.py"), ("_begun", "repeating.py"),
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
+
+
+class Walk:
+    """A profiler that notes the package's files whose functions are called between two events."""
+
+    def __init__(self, first: Event, last: Event, out: Path) -> None:
+        self.first, self.last, self.out = first, last, out
+        self.files: list[str] = []
+        self.aside, self.began, self.process = 0, False, os.getpid()
+
+    def __call__(self, frame: Any, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event not in ("call", "return") or not path.is_relative_to(ROOT):
+            return
+        function, file = frame.f_code.co_name, str(path.relative_to(ROOT))
+        if (function, file) in ASIDE:
+            self.aside += 1 if event == "call" else -1
+        here = event, function, file.removeprefix("engine/")
+        self.began = self.began or here == self.first
+        if self.began and event == "call" and not self.aside and file not in self.files:
+            self.files.append(file)
+        if self.began and here == self.last:
+            self.out.write_text("\n".join(self.files))
+            sys.setprofile(None)
+
+
+@contextmanager
+def noted(walk: tuple[Event, Event], out: Path) -> Iterator[None]:
+    """Note the walk in this thread, and in processes that are forked from it."""
+    sys.setprofile(Walk(*walk, out))
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def written() -> list[str]:
+    """The files of the list in ARCHITECTURE.md."""
+    text = PAGE.read_text().partition("**A reply's way to the sums")[2]
+    return re.findall(r"^\d\. `([\w/.]+)`", text, re.MULTILINE)
+
+
+def walked(setting: Setting, folder: Path) -> list[str]:
+    """A round of one client, trained in another process."""
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    list(run(algorithm, federation, 1, cohort=1))  # what is asked of a network once is known
+    with noted(WORKER, folder / "worker"), workers(federation.clients, 1) as team:
+        sys.setprofile(None)
+        rounds = run(algorithm, federation, 1, cohort=1, backend=team)
+        with noted(MAIN, folder / "main"):
+            next(rounds)
+    return [file for part in ("worker", "main") for file in (folder / part).read_text().split()]
+
+
+def test_a_reply_goes_as_written(setting: Setting, tmp_path: Path) -> None:
+    """In the worker from the end of training to the write, here from the message to the sum."""
+    files = [*dict.fromkeys(walked(setting, tmp_path))]
+    assert files == written()
+    assert len(files) <= MOST
+
+
+def test_a_detour_is_seen(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: a look at the size of each reply is one file more."""
+    from fedshift.data import count
+    from fedshift.engine.processes import pool
+
+    answer = pool._answer
+    monkeypatch.setattr(pool, "_answer", lambda *a: (answer(*a), count(a[0].clients[0]))[0])
+    assert "data.py" in walked(setting, tmp_path)

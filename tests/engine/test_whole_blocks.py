@@ -1,0 +1,197 @@
+"""Clients that were summed and keep nothing: let through as one, where all are."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client import plans
+from fedshift.client.local import Local, plan_many
+from fedshift.engine import run as rounds
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Summer, joined
+from fedshift.engine.checks.gate import Admitted
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.profile import Stopwatch
+from fedshift.engine.run import Federation, run
+from fedshift.engine.stacked import Stacked
+from fedshift.engine.sums.arrivals import in_turn
+from fedshift.engine.sums.partial import Books
+from fedshift.engine.traffic import Meter
+from fedshift.errors import DivergedError, TrainingError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from support.odd_work import OddReports, Together
+from support.rounds import different, far, last
+
+pytestmark = pytest.mark.routed
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
+PROCESSES = [1, pytest.param(2, marks=linux), pytest.param(3, marks=linux)]
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=3)
+
+
+@pytest.fixture
+def let(monkeypatch: pytest.MonkeyPatch) -> list[Admitted]:
+    """What was let through in each round."""
+    seen: list[Admitted] = []
+
+    def noted(*given: Any) -> Admitted:
+        seen.append(in_turn(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(rounds, "in_turn", noted)
+    return seen
+
+
+@pytest.mark.parametrize("together", [Stacked(), Together(), Together(turned=True, apart=True)])
+@pytest.mark.parametrize("processes", PROCESSES)
+def test_all_as_one(
+    processes: int, together: Any, setting: Setting, federation: Federation, let: list[Admitted]
+) -> None:
+    """The loop's round, its order and loss. Of three processes one has two clients, which are not
+    summed."""
+    algorithm = recipes.fedavg(setting)
+    alone = last(run(algorithm, federation, 2))
+    with workers(federation.clients, processes) as team:
+        backend = together if processes == 1 else team.blocks(together)
+        other = last(run(algorithm, federation, 2, backend=backend))
+    assert far(alone, other) < 1e-6
+    assert other.trained == alone.trained == tuple(range(8))
+    assert other.loss == pytest.approx(alone.loss, rel=1e-6)
+    assert not different(alone._replace(server={}), other._replace(server={}))
+    assert set(other.states) == set(alone.states) == set(range(8))
+    assert [a.whole is not None for a in let] == [False] * 2 + [processes < 3] * 2
+    assert [a.clients for a in let] == [tuple(range(8))] * 4
+
+
+@pytest.mark.parametrize("backend", [Stacked(), Together()])
+def test_clients_that_keep_something_come_one_by_one(
+    backend: Any, setting: Setting, federation: Federation, let: list[Admitted]
+) -> None:
+    """States are put down as they come: all of them at once might not fit in memory."""
+    last(run(recipes.scaffold(setting), federation, 1, backend=backend))
+    assert [a.whole for a in let] == [None]
+    assert len(let[0].good) == 8
+
+
+@linux
+@pytest.mark.parametrize("change", ["double", "more", "less", "other", "wide"])
+def test_reports_of_two_processes_are_alike(
+    change: str, setting: Setting, federation: Federation
+) -> None:
+    """All of one process report something else: as in one process, by the same words."""
+    odd = OddReports(others=range(4, 8), change=change)
+
+    def said(backend: Backend) -> str:
+        with pytest.raises(TrainingError) as error:
+            last(run(recipes.fedavg(setting), federation, 1, backend=backend))
+        return str(error.value)
+
+    with workers(federation.clients, 2) as team:
+        assert said(team.blocks(odd)) == said(odd.__call__)
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+def test_bytes_are_counted_as_if_updates_had_come(
+    processes: int, setting: Setting, federation: Federation
+) -> None:
+    algorithm = recipes.fedavg(setting)
+    alone, together = Meter(), Meter()
+    last(run(algorithm, federation, 1, meter=alone))
+    with workers(federation.clients, processes) as team:
+        backend = Stacked() if processes == 1 else team.blocks(Stacked())
+        last(run(algorithm, federation, 1, backend=backend, meter=together))
+    assert together.last == alone.last
+    assert alone.last.clients == 8
+
+
+@dataclass(frozen=True)
+class Unsummed(Together):
+    """Blocks of clients that nobody has summed, and so nobody has looked at."""
+
+    def summing(self, books: Books) -> Summer:
+        return self.trained
+
+
+@pytest.mark.parametrize("kind", ["", "nan"])
+def test_blocks_that_were_not_summed_pass_the_gate(
+    kind: str, setting: Setting, federation: Federation, let: list[Admitted]
+) -> None:
+    algorithm = recipes.fedavg(setting)
+    if kind:
+        with pytest.raises(DivergedError, match="client 6 sent non-finite"):
+            last(run(algorithm, federation, 1, backend=Unsummed(kind, 6)))
+        return
+    alone = last(run(algorithm, federation, 1))
+    assert not different(alone, last(run(algorithm, federation, 1, backend=Unsummed())))
+    assert [a.whole for a in let] == [None, None]
+
+
+@dataclass(frozen=True)
+class Watched(Together):
+    """Notes memory of updates, and what of it is left when the next block is asked for."""
+
+    seen: list[Any] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        blocks = iter(Together.trained(self, update, jobs))
+        while True:
+            self.left.append(sum(v() is not None for v in self.seen))
+            if (block := next(blocks, None)) is None:
+                return
+            # `Together` holds its own.
+            delta = {k: v.clone() for k, v in block.updates["delta"].items()}
+            self.seen.extend(weakref.ref(v.untyped_storage()) for v in delta.values())
+            yield block._replace(updates=block.updates | {"delta": delta})
+            del delta
+
+
+@pytest.mark.parametrize("meter", [False, True])
+def test_a_block_is_let_go_before_the_next_is_trained(
+    meter: bool, setting: Setting, federation: Federation
+) -> None:
+    watched = Watched()
+    listening = Meter(Stopwatch()) if meter else None
+    last(run(recipes.fedavg(setting), federation, 1, backend=watched, meter=listening))
+    assert len(watched.seen) == 3 * len(federation.params)
+    assert watched.left == [0] * 4
+
+
+def test_joined_blocks_are_in_order() -> None:
+    def block(*clients: int) -> Block:
+        report = {"id": torch.tensor(clients), "loss": torch.tensor(clients) * 0.5}
+        return Block(clients, {"report": report, "buffers": {}}, {"own": {}}, 4)
+
+    found = joined([block(7, 2), block(5)])
+    assert found.clients == (2, 5, 7)
+    assert found.updates["report"]["id"].tolist() == [2, 5, 7]
+    assert found.updates["report"]["loss"].tolist() == [1.0, 2.5, 3.5]
+    assert (found.updates["buffers"], found.changed, found.t) == ({}, {"own": {}}, 4)
+
+
+@linux
+def test_batches_are_drawn_where_they_are_used(
+    setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def noted(phases: Any, clients: Any, t: int, seed: int) -> Any:
+        drawn.extend(client for client, _ in clients)
+        return plan_many(phases, clients, t, seed)
+
+    monkeypatch.setattr(plans, "plan_many", noted)
+    with workers(federation.clients, 2) as team:
+        last(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(Stacked())))
+    assert drawn == [0, 1, 2, 3]

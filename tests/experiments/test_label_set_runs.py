@@ -1,0 +1,218 @@
+"""What a run with label sets sends, counted, and what it says of absent labels and of tuning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.engine.backends import Job, loop
+from fedshift.engine.run import Federation, run
+from fedshift.engine.traffic import Meter, Traffic
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import summary_of
+from fedshift.experiments.label_sets import SetRound, sentences
+from fedshift.experiments.load import load_config, validate
+from fedshift.experiments.task import prepare
+from fedshift.experiments.training import silent
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.report.page import page
+from fedshift.report.run_folder import read_run
+from fedshift.shifts import LabelSetSplit
+from fedshift.tree import size_in_bytes
+from support.label_set_fixtures import tables
+
+# --------------------------------------------------------------------------- what is sent, counted
+
+
+def test_bytes_are_those_of_the_messages(mlp: Model, federated: Callable[..., Federation]) -> None:
+    """Up 4 (|phi| + (d + 1) L), id and loss; down the same, 8 L for the slots. Public: L = K."""
+    setting = Setting(mlp, (0.2,) * 5)
+    params, _ = mlp.init()
+    head = sum(v.numel() for k, v in params.items() if k.startswith("head."))
+    body, row = sum(v.numel() for v in params.values()) - head, head // 5
+    whole = size_in_bytes({"params": params})
+    assert whole == 4 * (body + 5 * row)
+    for mode, slots in (("private", 3), ("private", 4), ("public", 5)):
+        meter = Meter()
+        given = {"slots": slots} if mode == "private" else {}
+        algorithm = recipes.labelset_fedavg(setting, mode=mode, **given)
+        for _ in run(algorithm, federated(), 2, cohort=4, meter=meter):
+            pass
+        wire = 4 * (body + slots * row)
+        assert meter.last.each() == (wire + 8 * slots * (mode == "private"), wire + 12)
+        assert meter.last.clients == 4  # the last round's alone
+    assert Traffic().each() == (0.0, 0.0)
+
+
+def test_the_meter_changes_nothing(mlp: Model, federated: Callable[..., Federation]) -> None:
+    algorithm = recipes.labelset_fedavg(Setting(mlp, (0.2,) * 5))
+    seen: list[int] = []
+
+    def backend(update: Any, jobs: Any) -> Any:
+        def told() -> Any:
+            job: Job
+            for job in jobs:
+                seen.append(job.client)
+                yield job
+
+        return loop(update, told())
+
+    ends = [
+        [*run(algorithm, federated(), 2, backend=b, meter=m)][-1].server["params"]
+        for b, m in ((loop, None), (loop, Meter()), (backend, Meter()))
+    ]
+    assert all(torch.equal(ends[0][k], other[k]) for other in ends[1:] for k in ends[0])
+    assert seen == list(range(6)) * 2
+
+
+# --------------------------------------------------------------------------- what a run says
+
+
+def test_a_run_tells_what_was_absent_and_where_mass_went(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "training": {"cohort": 2, "rounds": 3},
+        "shift": {"labels_per_client": 3, "cover": False, "clients": 4},
+        "method": {"tune": "pairwise"},
+        "server": {"validation": 0},
+    }  # fmt: skip
+    config = validate(tables(**changes) | {"name": "sets"})
+    experiment = record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    sets, server = found["label_sets"], experiment.outcome.last.server
+    assert sets["holders"] == np.array(found["label_counts"]).astype(bool).sum(0).tolist()
+    assert sets["absent_rounds"] == server["absent"]["rounds"].tolist()
+    assert [r["round"] for r in sets["rounds"]] == [1, 2, 3]
+    last = sets["rounds"][-1]
+    assert last["absent"] == int(server["absent"]["now"].sum()) >= 4
+    assert last["outside_after"] == pytest.approx(float(server["tuning"]["outside"][1]))
+    assert found["final"]["sets_outside_after"] == last["outside_after"]
+    assert found["final"]["bytes_model"] == size_in_bytes({"p": experiment.outcome.params})
+    why = " ".join(found["why"])
+    assert "central tuning moved the mass on the" in why
+    html = page([read_run(tmp_path)])
+    assert "Clients that hold it" in html
+    text = re.sub(r"(<[^>]*>\s*)+", "|", html)
+    sizes = [f"{found['final'][f'bytes_{k}']:,.0f}" for k in ("down", "up", "model")]
+    assert f"|private|pairwise, over all labels|{'|'.join(sizes)}|" in text
+    for row in zip(found["classes"], sets["holders"], sets["absent_rounds"], strict=True):
+        assert f"|{row[0]}|{row[1]}|{row[2]}|" in text
+    assert "Mass on absent labels before" in html
+
+
+def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -> None:
+    given = tables(shift={"cover": False, "target": "clients"}, training={"cohort": 1})
+    given.pop("server")
+    config = validate(given | {"method": {"name": "labelset_fedavg"}, "name": "own"})
+    record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    assert found["serving"] is not None
+    assert any("nobody of the cohort held a label" in s for s in found["why"])
+    html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
+    assert "|private|none|" in html
+    assert "averaged over nobody and stays as it was." in html
+    # Folders of versions that said neither mode nor bytes.
+    for key in ("mode", "tune", "tune_over"):
+        del found["label_sets"][key]
+    for key in ("bytes_down", "bytes_up", "bytes_model"):
+        del found["final"][key]
+    (tmp_path / "summary.json").write_text(json.dumps(found))
+    html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
+    assert "|–|–|–|–|–|" in html
+    assert "stays as it was (but for mode public and tuning over all labels)." in html
+
+
+def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
+    plain = tables(training={"rounds": 1}) | {"method": {"name": "fedavg"}, "name": "plain"}
+    config = validate(plain)
+    record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    assert found["label_sets"] is None
+    assert not any(k.startswith("sets_") for k in found["final"])
+    assert found["final"]["bytes_down"] == found["final"]["bytes_model"]
+    assert 'id="label-sets"' not in page([read_run(tmp_path)])
+
+
+@pytest.mark.parametrize(("validation", "told"), [(0.0, False), (0.001, True)])
+def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
+    tmp_path: Path, validation: float, told: bool
+) -> None:
+    """0.001 of a client's examples is none either, which is worth a sentence."""
+    given = tables(data={"validation": validation}, training={"rounds": 1})
+    config = validate(given | {"method": {"name": "fedavg"}, "name": "plain"})
+    record(tmp_path, config, prepare(config), silent)
+    found = summary_of(tmp_path)
+    assert found["unmeasured_mass"] == pytest.approx(1.0)
+    assert any("The estimate leaves out 100 %" in s for s in found["why"]) == told
+    assert found["why"]
+
+
+PRIVATE = {"mode": "private", "tune": "mse", "tune_over": "union"}
+
+
+def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
+    one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
+    found = PRIVATE | {"holders": [1, 0, 2], "absent_rounds": [4, 9, 0], "rounds": [vars(one)]}
+    said = sentences(found, ("cat", "dog", "cow"))
+    assert said == [
+        'No client holds "dog": the rows of the head stay as they began.',
+        'Rounds of 9 in which nobody of the cohort held a label: "cat" (4).',
+        "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
+        "75.0%.",
+    ]
+    calm = PRIVATE | {
+        "holders": [1],
+        "absent_rounds": [0],
+        "rounds": [vars(replace(one, absent=0))],
+    }
+    assert sentences(calm, ("cat",)) == []
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("mode", ["private", "holders", "public"])
+@pytest.mark.parametrize("over", [None, "union", "all"])
+def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(
+    mode: str, over: str | None, tmp_path: Path
+) -> None:
+    options = {"tune_over": over} if over else {"tune": "none"}
+    given = tables(shift={"labels_per_client": 2, "cover": False, "clients": 3})
+    method = {"mode": mode} | given["method"] | options
+    if not over:
+        del method["tune_steps"]
+    config = validate(given | {"method": method, "name": "rows", "seeds": {"run": 1}})
+    experiment = record(tmp_path, config, prepare(config), silent)
+    found, last = summary_of(tmp_path), experiment.outcome.last.server
+    sets = found["label_sets"]
+    assert sets["mode"] == mode
+    assert (sets["tune"], sets["tune_over"]) == ("mse" if over else "none", over)
+    nobody = [k for k, n in enumerate(sets["holders"]) if not n]
+    assert nobody
+    first = experiment.prepared.federation(None).params
+    rows = [k for k, v in first.items() if k.startswith("head.")]
+    stay = all(torch.equal(first[k][nobody], last["params"][k][nobody]) for k in rows)
+    assert stay == (mode != "public" and over != "all")
+    said = next(s for s in found["why"] if s.startswith("No client holds"))
+    assert ("stay as they began" in said) == stay
+    assert ("softmax is over all labels" in said) == (mode == "public")
+    assert ("central tuning moves all rows" in said) == (over == "all")
+
+
+def test_an_experiment_file_can_say_all_this(tmp_path: Path) -> None:
+    path = tmp_path / "sets.toml"
+    path.write_text(
+        '[shift]\nkind = "label-sets"\ntarget = "union"\nclients = 10\nlabels_per_client = 2\n'
+        'samples = 500\n[server]\nunlabeled = 1000\n[method]\nname = "labelset_fedprox"\n'
+        'mode = "public"\ntune = "pairwise"\n'
+    )
+    config = load_config(path)
+    assert config.shift.shift() == LabelSetSplit(2, samples=500)
+    assert config.server.unlabeled == 1000

@@ -1,0 +1,220 @@
+"""Every method on Flower's messages: the numbers of the engine in one process, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.local import Local
+from fedshift.data import Examples
+from fedshift.evaluation.scores import score
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.tree import flatten
+from support.every_method import MAKE, Make
+from support.federations import CLASSES, SIZES, TARGET, make_clients, make_federation
+from support.routing import routed_model
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import Array, ArrayRecord, ConfigRecord
+
+from fedshift.errors import InputError
+from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower.arriving import Headers, read_arrays
+from fedshift.flower.records import failure_of, to_record
+from support.flower_runs import apart, in_process, on_flower, sites, strategy_of
+
+pytestmark = pytest.mark.routed
+
+ROUNDS, COHORT = 3, 4
+
+
+@pytest.fixture
+def setting(mlp: Model) -> Setting:
+    """Few batches: each of them is one more chance to differ, and none differs on its own."""
+    return Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm, federation = make(setting), federated()
+    here = in_process(algorithm, federation, ROUNDS, COHORT)
+    there = on_flower(algorithm, federation, ROUNDS, cohort=COHORT)
+    assert here.states  # else half of the comparison would be of nothing
+    assert apart(here, there) == []
+    assert (here.t, here.trained, here.loss) == (there.t, there.trained, there.loss)
+
+
+class Noisy(torch.nn.Module):
+    """A network of every method whose inputs are noisy in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = routed_model().net
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x + torch.randn_like(x) if self.training else x)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
+def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
+    """Clients there know nothing of what a look at the network showed here."""
+    rounds, ends = 2, []
+    for play_rounds in (in_process, on_flower, in_process):
+        model = Model(Noisy()) if len(ends) < 2 else routed_model()
+        params, buffers = model.init()
+        if len(ends) < 2:  # networks of different objects start alike
+            params = {f"inner.{k}": v for k, v in routed_model().init()[0].items()}
+        federation = replace(federated(), params=params, buffers=buffers)
+        setting = Setting(model, TARGET, Local(lr=0.1, epochs=1, batch=16))
+        ends.append(play_rounds(MAKE[name](setting), federation, rounds))
+    assert apart(ends[0], ends[1]) == []
+    assert ends[0].loss == ends[1].loss != ends[2].loss
+
+
+def test_bfloat16_is_the_same_on_flower(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    other = replace(setting, local=replace(setting.local, precision="bfloat16"))
+    here = in_process(recipes.scaffold(other, option="I"), federation, 2)
+    assert apart(here, on_flower(recipes.scaffold(other, option="I"), federation, 2)) == []
+    assert apart(here, on_flower(recipes.scaffold(setting, option="I"), federation, 2))
+
+
+def test_the_comparison_can_fail(setting: Setting, federated: Any) -> None:
+    """Another seed on one client, and a client without its memory, are seen."""
+    federation = federated()
+
+    def other_seed(algorithm: Any) -> Any:
+        site = sites(algorithm, federation)
+        return lambda i: replace(site(i), seed=federation.seeds.batch + (i == 2))
+
+    algorithm = recipes.scaffold(setting)
+    here = in_process(algorithm, federation, 2)
+    assert apart(here, on_flower(algorithm, federation, 2, site=other_seed(algorithm)))
+
+    grid = LocalGrid(client_app(sites(algorithm, federation), open_states=True), len(SIZES))
+    played = []
+    for one in play(strategy_of(algorithm, federation), grid, 2, states=lambda t: t == 2):
+        played.append(one)
+        for context in grid.contexts.values():
+            context.state.clear()
+    assert apart(here, played[-1])
+
+
+def test_flower_can_drive_the_rounds(setting: Setting, federated: Any) -> None:
+    """`Strategy.start`, as a ServerApp calls it."""
+    algorithm, federation = recipes.fedpals(setting, ess=0.6), federated()
+    strategy = strategy_of(algorithm, federation)
+    grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+    result = strategy.start(grid, to_record(federation.params), num_rounds=2)
+    server = in_process(algorithm, federation, 2).server
+    assert strategy.current is not None
+    assert flatten(strategy.current.server).keys() == flatten(server).keys()
+    given = result.arrays.to_torch_state_dict()
+    assert all(torch.equal(given[k], v) for k, v in server["params"].items())
+    assert result.train_metrics_clientapp[2]["clients"] == len(strategy.current.trained)
+
+
+def test_what_all_clients_are_sent_is_written_once(setting: Setting, federated: Any) -> None:
+    """One record of the model for all messages; a record of its own where clients differ."""
+    federation = federated()
+    for method, shared in ((recipes.fedavg, True), (recipes.labelset_fedavg, False)):
+        algorithm = method(setting)
+        strategy = strategy_of(algorithm, federation)
+        grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+        messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
+        first, other, *_ = (message.content["params"] for message in messages)
+        assert (first is other) == shared
+
+
+def test_arrays_arrive_as_they_were() -> None:
+    """Types, shapes and orders of memory; in memory of torch's own."""
+    sent = {
+        "row": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "column": np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
+        "count": np.array(7),
+        "none": np.zeros((0, 3), np.float16),
+        "flags": np.array([True, False]),
+    }
+    headers = Headers()
+    for _ in range(2):  # read, then known
+        record = ArrayRecord({k: Array(v) for k, v in sent.items()})
+        found = read_arrays({"part": record}, 1 << 20, headers)["part"]
+        for name, v in sent.items():
+            assert found[name].is_contiguous()
+            assert np.array_equal(found[name].numpy(), v)
+            assert found[name].numpy().dtype == v.dtype
+    assert len(headers.known) == len(sent)
+    with pytest.raises(InputError, match="5 arrays of .* bytes; allowed: 100000 and 99"):
+        read_arrays({"part": record}, 99, headers)
+    array = Array(sent["row"])
+    array.data = array.data[:-1]  # its header is known, and is not true of it
+    with pytest.raises(InputError, match=r"an array of float32 \(2, 3\) in 23 bytes"):
+        read_arrays({"part": ArrayRecord({"a": array})}, 1 << 20, headers)
+
+
+def test_batch_norm_travels(normed: Model, federated: Any) -> None:
+    """Buffers and counters of one model, which `stack` takes in the order of their names."""
+    algorithm = recipes.fedavg(Setting(normed, TARGET, Local(batch=8)))
+    federation = make_federation(normed, make_clients(sizes=(16, 24, 40)))
+    here, there = in_process(algorithm, federation, 2), on_flower(algorithm, federation, 2)
+    assert apart(here, there) == []
+    assert int(there.server["buffers"]["body.1.num_batches_tracked"]) == 10
+
+
+def test_only_what_the_method_reads_is_registered(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    for method, columns in ((recipes.fedavg, {"n"}), (recipes.fedpals, {"n", "labels"})):
+        algorithm = method(setting, **({"ess": 0.6} if columns > {"n"} else {}))
+        strategy = strategy_of(algorithm, federation)
+        strategy.begin(LocalGrid(client_app(sites(algorithm, federation)), len(SIZES)))
+        assert strategy.met is not None
+        assert strategy.met.table.keys() == columns
+        for name, column in strategy.met.table.items():
+            assert torch.equal(column, federation.table[name])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("method", "own"), [("ditto", False), ("ditto", True), ("fedpac", True)])
+def test_clients_score_as_the_server_would(
+    method: str, own: bool, setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = getattr(recipes, method)(setting), federated()
+    held = [Examples(c.x[::2], c.y[::2]) for c in federation.clients]
+    site = sites(algorithm, federation)
+    app = client_app(lambda i: replace(site(i), validation=held[i]))
+    strategy = strategy_of(algorithm, federation, own=own, evaluates=lambda t: t == 2)
+    grid = LocalGrid(app, len(SIZES))
+    result = strategy.start(grid, to_record({}), num_rounds=2)
+    here = in_process(algorithm, federation, 2)
+    for i, examples in enumerate(held):
+        pair = (here.server["params"], here.server["buffers"])
+        if own:
+            pair = algorithm.model_for(here.server, here.states[i])
+        wanted, got = score(algorithm.model, *pair, examples, CLASSES), strategy.scores[i]
+        assert torch.equal(wanted.correct, got.correct)
+        assert wanted.loss_sum == got.loss_sum
+    right = sum(int(s.correct.sum()) for s in strategy.scores.values())
+    pooled = result.evaluate_metrics_clientapp
+    assert list(pooled) == [2]
+    assert pooled[2]["accuracy"] == right / sum(map(len, held))
+
+
+def test_models_that_need_more_than_was_sent_are_scored_by_the_server(
+    setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = recipes.labelset_fedavg(setting), federated()
+    strategy = strategy_of(algorithm, federation, own=True, evaluates=lambda t: True)
+    grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+    list(play(strategy, grid, 1))
+    assert strategy.scores == {}
+    evaluating = strategy.configure_evaluate(1, to_record({}), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(evaluating))
+    assert "needs 'sets' of the server" in str(failure_of(replies[0]))

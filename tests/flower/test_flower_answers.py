@@ -1,0 +1,201 @@
+"""Answers of clients that are none: when they register, and when they score a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedshift import recipes
+from fedshift.data import Examples
+from fedshift.engine.run import Federation
+from fedshift.errors import InputError, TrainingError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from support.federations import SIZES, make_federation
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import Array, ConfigRecord, Message, RecordDict
+
+from fedshift.experiments import deployed
+from fedshift.flower import LocalGrid, client_app, play
+from fedshift.flower.arriving import arrived
+from fedshift.flower.records import failure_of, to_record
+from fedshift.flower.rounds import answered
+from support.flower_runs import sites, strategy_of
+
+
+@pytest.fixture
+def federation(mlp: Model) -> Federation:
+    return make_federation(mlp)
+
+
+def _npy(shape: str) -> bytes:
+    """Eight bytes of numbers under a header that promises this shape."""
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
+
+
+class Answering(LocalGrid):
+    """A grid on which client 2's answers of one kind are changed."""
+
+    kind, change = "", staticmethod(lambda content: None)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            if (reply.metadata.message_type, reply.metadata.src_node_id) == (self.kind, 1014):
+                self.change(reply.content)
+            yield reply
+
+
+def without(*names: str) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        for name in names:
+            del content[name]
+
+    return change
+
+
+def saying(name: str, **told: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content[name].update(told)
+
+
+def with_bytes(data: bytes) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        content["table"]["n"] = Array("float64", (), "numpy.ndarray", data)
+
+    return change
+
+
+REGISTERED = {
+    "nothing": (without("who", "table"), 'a message without "who": is the other side a fedshift'),
+    "no table": (without("table"), "its answer cannot be read: KeyError: 'table'"),
+    "a word for a number": (saying("who", client="two"), "its answer cannot be read: ValueError: "),
+    "no bytes": (with_bytes(b""), "an array that is not NumPy's"),
+    "a header of terabytes": (
+        with_bytes(_npy("(1099511627776,)")),
+        "an array of float64 (1099511627776,) in 8 bytes",
+    ),
+    "a failure without a reason": (
+        lambda content: content.update({"failure": ConfigRecord({"code": 7})}),
+        "it did not say why",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(v, id=k) for k, v in REGISTERED.items()])
+def test_registrations_that_cannot_be_read(
+    case: tuple[Any, str], setting: Setting, federation: Federation
+) -> None:
+    """One message, which names the node, whatever arrives."""
+    algorithm = recipes.fedavg(setting)
+    grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
+    grid.kind, grid.change = "query.register", case[0]
+    with pytest.raises(InputError) as error:
+        strategy_of(algorithm, federation).begin(grid)
+    assert str(error.value).startswith(f"node 1014 cannot take part: {case[1]}")
+
+
+ODD = [float("inf"), float("nan"), -1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("correct", v) for v in (*ODD, 10**6)), *(("loss_sum", v) for v in ODD)],
+)
+def test_scores_that_are_none(
+    name: str, value: float, setting: Setting, federation: Federation
+) -> None:
+    """The others' count."""
+    algorithm = recipes.fedavg(setting)
+    good = sites(algorithm, federation)
+
+    def site(i: int) -> Any:
+        return replace(good(i), validation=Examples(good(i).data.x, good(i).data.y))
+
+    grid = Answering(client_app(site), len(SIZES))
+    grid.kind = "evaluate"
+    grid.change = saying("score", **{name: [value] * 5 if name == "correct" else value})
+    strategy = strategy_of(algorithm, federation, evaluates=lambda t: True)
+    list(play(strategy, grid, 1))
+    assert sorted(strategy.scores) == [0, 1, 3, 4, 5]
+
+
+def test_who_is_gone_is_asked_for_no_score(setting: Setting, federation: Federation) -> None:
+    """And whatever is sent is worth nothing after the time for an answer."""
+    algorithm = recipes.fedavg(setting)
+    strategy = strategy_of(algorithm, federation, evaluates=lambda t: True, timeout=77.0)
+    grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+    sent = list(strategy.configure_train(1, to_record({}), ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(sent))
+    assert arrived(replies, lambda message: None, 1 << 20) == ([], [])  # of nodes that are nobody's
+    strategy.aggregate_train(1, replies)
+    grid.absent = {1000, 1035}
+    sent += strategy.configure_evaluate(1, to_record({}), ConfigRecord(), grid)
+    assert {one.metadata.dst_node_id for one in sent[6:]} == {1007, 1014, 1021, 1028}
+    assert {one.metadata.ttl for one in sent} == {77.0}
+
+
+ROWS = [
+    ("n", np.array(99.0), "client 2 registered 16 labels for 99 examples"),
+    ("n", np.array(-1.0), 'client 2 registered with "n" = -1.0: no counts'),
+    ("n", np.array(0.5), 'client 2 registered with "n" = 0.5: no counts'),
+    ("n", np.array(np.inf), 'client 2 registered with "n" = inf: no counts'),
+    ("labels", np.full(5, np.nan), 'client 2 registered with "labels" = [nan, nan'),
+    ("labels", np.ones(4), 'client 2 registered with a misshapen "labels"'),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "told"), ROWS)
+def test_rows_that_are_no_counts(
+    name: str, row: Any, told: str, setting: Setting, federation: Federation
+) -> None:
+    algorithm = recipes.fedpals(setting, ess=0.9)
+    grid = Answering(client_app(sites(algorithm, federation)), len(SIZES))
+    grid.kind = "query.register"
+    grid.change = lambda content: content["table"].update({name: Array(row)})
+    with pytest.raises(InputError) as error:
+        strategy_of(algorithm, federation).begin(grid)
+    assert str(error.value).startswith(told)
+
+
+def test_clients_show_nobody_what_they_keep(setting: Setting, federation: Federation) -> None:
+    """Unless their app was made so: a personal model stays where it is."""
+    algorithm = recipes.ditto(setting)
+    strategy = strategy_of(algorithm, federation)
+    grid = LocalGrid(client_app(sites(algorithm, federation)), len(SIZES))
+    with pytest.raises(TrainingError, match="does not show its state: No query function"):
+        list(play(strategy, grid, 1, states=lambda t: True))
+    grid = LocalGrid(deployed.client_app, 1)
+    asked = Message(RecordDict(), message_type="query.state", dst_node_id=1000)
+    (reply,) = grid.send_and_receive([asked])
+    assert "No query function" in reply.error.reason
+
+
+@pytest.mark.parametrize(("seconds", "times"), [(1e-9, 1), (60.0, 4)])
+def test_who_fails_is_asked_again_while_there_is_time(
+    seconds: float, times: int, setting: Setting, federation: Federation
+) -> None:
+    algorithm, asked = recipes.fedavg(setting), []
+    good = sites(algorithm, federation)
+
+    def site(i: int) -> Any:
+        asked.append(i)
+        if i == 2 and len(asked) > len(SIZES):
+            raise RuntimeError("no memory")
+        return good(i)
+
+    grid = LocalGrid(client_app(site), len(SIZES))
+    strategy = strategy_of(algorithm, federation)
+    messages = strategy.configure_train(1, to_record({}), ConfigRecord(), grid)
+    replies = answered(grid, messages, seconds, 3)
+    assert asked[len(SIZES) :].count(2) == times
+    assert len(replies) == len(SIZES)
+    assert [failure_of(reply) for reply in replies if failure_of(reply)] == [
+        "RuntimeError: no memory"
+    ]

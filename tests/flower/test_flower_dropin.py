@@ -1,0 +1,322 @@
+"""FedPALS as a strategy in Flower apps that know nothing else of the library."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, QFedAvg, Result
+
+from fedshift.errors import InputError
+from fedshift.flower import FedPALS, LocalGrid
+from fedshift.flower.pals import SOUND
+from fedshift.server.pals import effective_sample_size, pals_weights
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_dropin"
+COUNTS = [[30, 0, 10], [5, 20, 5], [0, 10, 40], [8, 8, 8]]
+TARGET = (0.2, 0.5, 0.3)
+START = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "seen": np.array(3)}
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def moved(client: int, w: np.ndarray) -> np.ndarray:
+    return w + np.float32(client + 1) * np.array([[1, -2, 3], [0.1, 0.2, 0.3]], dtype=np.float32)
+
+
+def app_of(change: dict[int, Change] | None = None) -> ClientApp:
+    """Clients on NumPy alone: client i adds i + 1 times a constant, and reports its labels."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        got = {k: v.numpy() for k, v in message.content["arrays"].items()}
+        arrays = {"w": moved(client, got["w"]), "seen": got["seen"] + client}
+        metrics = {
+            "train_loss": float(client),
+            "num-examples": 10**6 if client == 0 else 1,  # FedPALS must not believe it
+            "label-counts": COUNTS[client],
+            "partition-id": client,
+        }
+        (change or {}).get(client, lambda a, m: None)(arrays, metrics)
+        made = {k: v if isinstance(v, Array) else Array(np.asarray(v)) for k, v in arrays.items()}
+        record = ArrayRecord(made)
+        content = RecordDict({"arrays": record, "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def played(strategy: Any, app: ClientApp, rounds: int = 1) -> Result:
+    start = ArrayRecord({k: Array(v) for k, v in START.items()})
+    return strategy.start(LocalGrid(app, 4), start, num_rounds=rounds)
+
+
+def pals(**given: Any) -> FedPALS:
+    return FedPALS(TARGET, **({"ess": 0.8, "inner": FedAvg(fraction_evaluate=0.0)} | given))
+
+
+def test_the_mean_has_the_weights_of_the_programme() -> None:
+    strategy = pals()
+    result = played(strategy, app_of())
+    solved = pals_weights(COUNTS, TARGET, ess=0.8)
+    assert list(strategy.weights.values()) == solved.weights.tolist()
+    wanted = sum(a * moved(i, START["w"]).astype(float) for i, a in enumerate(solved.weights))
+    arrays = {k: v.numpy() for k, v in result.arrays.items()}
+    assert np.array_equal(arrays["w"], wanted.astype(np.float32))
+    assert (arrays["w"].dtype, arrays["seen"].dtype) == (np.float32, np.int64)
+    assert arrays["seen"] == 6  # the largest of 3, 4, 5, 6: counters are never averaged
+    told = result.train_metrics_clientapp[1]
+    assert told["pals-gap"] == pytest.approx(float(np.linalg.norm(solved.residual)))
+    assert told["pals-ess"] == pytest.approx(
+        effective_sample_size(solved.weights, [40, 30, 50, 24])
+    )
+    assert told["train_loss"] == pytest.approx(float(solved.weights @ np.arange(4)))
+    assert not {"label-counts", "partition-id", "num-examples"} & told.keys()
+
+
+def set_to(name: str, value: Any) -> Change:
+    return lambda arrays, metrics: arrays.update({name: value})
+
+
+def dropped(name: str) -> Change:
+    return lambda arrays, metrics: metrics.pop(name)
+
+
+def of_bytes(data: bytes) -> Change:
+    return set_to("w", Array("float32", (2, 3), "numpy.ndarray", data))
+
+
+def reporting(name: str, value: Any) -> Change:
+    return lambda arrays, metrics: metrics.update({name: value})
+
+
+def failing(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+    raise RuntimeError("no disk left")
+
+
+REFUSED = {
+    "not finite": (set_to("w", np.full((2, 3), np.inf, np.float32)), "not finite"),
+    "misshapen": (
+        set_to("w", np.zeros((3, 2), np.float32)),
+        'its "w" is float32 (3, 2), and what was sent float32 (2, 3)',
+    ),
+    "another type": (set_to("w", np.zeros((2, 3))), 'its "w" is float64 (2, 3)'),
+    "another model": (set_to("b", np.zeros(2)), "other arrays than the one that was sent: ['b']"),
+    "no report": (dropped("label-counts"), 'its reply has no "label-counts"; put the 3 numbers'),
+    "no bytes": (of_bytes(b""), "its arrays cannot be read: No data left in file"),
+    "an archive": (of_bytes(b"PK\x05\x06" + bytes(18)), "an archive in the place of an array"),
+    "other labels": (
+        reporting("label-counts", [1, 2, 3, 4]),
+        '"label-counts" has 4 numbers, and the target 3 labels',
+    ),
+    "negative": (reporting("label-counts", [1, -2, 3]), "counts are 0 or more, up to 1e+15"),
+    "counts that overflow": (reporting("label-counts", [1e308] * 3), "counts are 0 or more, up"),
+    "counts near 0": (reporting("label-counts", [5e-324, 0.0, 0.0]), "counts are 0 or more, up to"),
+    "no examples": (reporting("label-counts", [0, 0, 0]), "no examples: all its label counts are"),
+    "no partition": (reporting("partition-id", float("nan")), '"partition-id" = nan: must be a w'),
+    "an error": (failing, "no disk left"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(v, id=k) for k, v in REFUSED.items()])
+def test_replies_that_cannot_be_used_are_left_out(
+    case: tuple[Change, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = pals()
+    with caplog.at_level(logging.WARNING, "fedshift.flower"):
+        result = played(strategy, app_of({1: case[0]}))
+    assert "round 1: left out node 1007" in caplog.text
+    assert case[1] in caplog.text
+    solved = pals_weights([COUNTS[i] for i in (0, 2, 3)], TARGET, ess=0.8)
+    assert list(strategy.weights.values()) == solved.weights.tolist()
+    assert strategy.gap == pytest.approx(float(np.linalg.norm(solved.residual)))
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def test_two_nodes_of_one_partition_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Both, in this round: nobody can tell which one the row is of."""
+    strategy = pals(label_counts=COUNTS)
+    with caplog.at_level(logging.WARNING, "fedshift.flower"):
+        played(strategy, app_of({3: reporting("partition-id", 1)}))
+    told = '2 nodes have "partition-id" 1; give each one of its own'
+    assert f"left out node 1007: {told}" in caplog.text
+    assert f"left out node 1021: {told}" in caplog.text
+    solved = pals_weights([COUNTS[0], COUNTS[2]], TARGET, ess=0.8)
+    assert list(strategy.weights.values()) == solved.weights.tolist()
+
+
+def test_too_few_are_left_to_share_a_cap(caplog: pytest.LogCaptureFixture) -> None:
+    """With a reply lost the model stays; with all there, the cap itself is wrong."""
+    with caplog.at_level(logging.ERROR, "fedshift.flower"):
+        result = played(pals(cap=0.3), app_of({1: failing}))
+    assert "round 1: no weights; the model stays: cap=0.3" in caplog.text
+    assert not result.train_metrics_clientapp
+    with pytest.raises(InputError, match="cap=0.2"):
+        played(pals(cap=0.2), app_of())
+
+
+def test_what_has_no_weight_is_nowhere() -> None:
+    """0 * NaN is NaN; and the counters of clients 1 and 3 are not those of the mean."""
+    target = (0.1, 0.1, 0.8)
+    weights = pals_weights(COUNTS, target, lam=1.0).weights
+    assert weights[1] == weights[3] == 0.0
+    strategy = FedPALS(target, lam=1.0, inner=FedAvg(fraction_evaluate=0.0))
+    result = played(strategy, app_of({1: reporting("train_loss", float("nan"))}))
+    told = result.train_metrics_clientapp[1]["train_loss"]
+    assert told == pytest.approx(float(weights @ np.arange(4)))
+    assert result.arrays["seen"].numpy() == 3 + 2
+
+
+def test_sums_are_in_the_order_of_partitions() -> None:
+    strategy, grid = pals(), LocalGrid(app_of(), 4, partitions={0: 3, 1: 1, 2: 0, 3: 2})
+    strategy.start(grid, ArrayRecord({k: Array(v) for k, v in START.items()}), num_rounds=1)
+    assert list(strategy.weights) == [1014, 1007, 1021, 1000]
+
+
+def test_a_client_without_examples_may_be_given() -> None:
+    strategy = pals(label_counts=[*COUNTS[:3], [0, 0, 0]])
+    played(strategy, app_of())
+    solved = pals_weights(COUNTS[:3], TARGET, ess=0.8)
+    assert list(strategy.weights.values()) == solved.weights.tolist()
+
+
+def test_flowers_own_average_takes_what_is_refused_here() -> None:
+    """The control: FedAvg lets the non-finite model through."""
+    bad = app_of({1: REFUSED["not finite"][0]})
+    result = played(FedAvg(fraction_evaluate=0.0), bad)
+    assert not np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def test_the_first_report_stays(caplog: pytest.LogCaptureFixture) -> None:
+    calls = {"n": 0}
+
+    def greedy(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+        calls["n"] += 1
+        if calls["n"] > 1:
+            metrics["label-counts"] = [200, 500, 300]
+
+    strategy = pals()
+    with caplog.at_level(logging.WARNING, "fedshift.flower"):
+        played(strategy, app_of({2: greedy}), rounds=2)
+    assert list(strategy.weights.values()) == pals_weights(COUNTS, TARGET, ess=0.8).weights.tolist()
+    assert "node 1014 reports other label counts than at first; the first stay" in caplog.text
+
+
+@pytest.mark.parametrize("counts", [COUNTS, dict(enumerate(COUNTS))], ids=["rows", "by id"])
+def test_given_counts_need_no_report(counts: Any) -> None:
+    silent = dict.fromkeys(range(4), dropped("label-counts"))
+    strategy = pals(label_counts=counts)
+    played(strategy, app_of(silent))
+    assert list(strategy.weights.values()) == pals_weights(COUNTS, TARGET, ess=0.8).weights.tolist()
+
+
+def test_given_counts_without_a_partition() -> None:
+    nobody = dict.fromkeys(range(4), dropped("partition-id"))
+    with pytest.raises(InputError, match='its reply has no "partition-id"'):
+        played(pals(label_counts=COUNTS), app_of(nobody))
+    with pytest.raises(InputError, match="label_counts has no row for partition 0"):
+        played(pals(label_counts={9: COUNTS[0]}), app_of())
+
+
+def test_nobody_reports() -> None:
+    silent = dict.fromkeys(range(4), dropped("label-counts"))
+    with pytest.raises(InputError, match=r"no reply can be used; node 1000: .*label_counts="):
+        played(pals(), app_of(silent))
+
+
+def test_a_first_round_of_refused_replies_ends_the_run() -> None:
+    """As where all clients send another type: a run that trains nothing must not end well."""
+    double = dict.fromkeys(range(4), set_to("w", Array(np.ones((2, 3)))))
+    with pytest.raises(InputError, match="no reply can be used; node 1000.*float64"):
+        played(pals(label_counts=COUNTS), app_of(double), rounds=2)
+
+
+def test_a_round_without_any_reply_keeps_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    calls = {"n": 0}
+
+    def once(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+        calls["n"] += 1
+        if calls["n"] > 4:
+            raise RuntimeError("gone")
+
+    with caplog.at_level(logging.ERROR, "fedshift.flower"):
+        result = played(pals(), app_of(dict.fromkeys(range(4), once)), rounds=2)
+    assert "round 2: no reply that can be used; the model stays" in caplog.text
+    assert list(result.train_metrics_clientapp) == [1]
+
+
+@pytest.mark.parametrize(
+    "inner", [partial(FedAdam, eta=0.3), partial(FedAvgM, server_momentum=0.9)], ids=["adam", "m"]
+)
+def test_flowers_server_optimisers_step_along_the_weighted_mean(inner: Any) -> None:
+    """As Flower's strategy alone, told FedPALS' weights as numbers of examples."""
+    weights = pals_weights(COUNTS, TARGET, ess=0.8).weights
+
+    def told(client: int) -> Change:
+        def change(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+            arrays["seen"] = np.array(3)
+            metrics.clear()
+            metrics["num-examples"] = float(weights[client])
+
+        return change
+
+    def same(arrays: dict[str, Any], metrics: dict[str, Any]) -> None:
+        arrays["seen"] = np.array(3)
+
+    options = {"fraction_evaluate": 0.0}
+    theirs = played(inner(**options), app_of({i: told(i) for i in range(4)}), rounds=3)
+    ours = played(pals(inner=inner(**options)), app_of(dict.fromkeys(range(4), same)), rounds=3)
+    plain = played(pals(), app_of(dict.fromkeys(range(4), same)), rounds=3)
+    assert np.allclose(ours.arrays["w"].numpy(), theirs.arrays["w"].numpy(), rtol=2e-6)
+    assert not np.allclose(ours.arrays["w"].numpy(), plain.arrays["w"].numpy(), rtol=1e-2)
+    assert ours.arrays["seen"].numpy().dtype == np.int64
+    assert ours.arrays["w"].numpy().dtype == np.float32
+
+
+def test_optimisers_leave_counters_alone() -> None:
+    """Adam's step along 3 -> 6 is another number."""
+    result = played(pals(inner=FedAdam(eta=0.3, fraction_evaluate=0.0)), app_of())
+    assert result.arrays["seen"].numpy() == 6
+
+
+@pytest.mark.parametrize("target", [{0: 0.2, 1: 0.8}, "uniform", None, 0.5, [[0.2, 0.8]], ["a"]])
+def test_targets_that_are_no_list_of_numbers(target: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"^target=.*: must be a list of shares, one for each label"
+    ):
+        FedPALS(target, ess=0.8)
+
+
+@pytest.mark.parametrize("name", ["lam", "ess", "cap"])
+def test_settings_that_are_no_numbers(name: str) -> None:
+    given: dict[str, Any] = {"ess": 0.8, name: "0.5"}
+    with pytest.raises(InputError, match=f"^{name}='0.5': must be a number$"):
+        FedPALS(TARGET, **given)
+
+
+def test_unsound_inner_strategies_are_refused() -> None:
+    for unsound in (FedMedian(), QFedAvg(client_learning_rate=0.1)):
+        with pytest.raises(InputError, match="its step is no function of the weighted mean; allow"):
+            FedPALS(TARGET, ess=0.5, inner=unsound)
+    with pytest.raises(InputError, match="leave out train_metrics_aggr_fn"):
+        FedPALS(TARGET, ess=0.5, inner=FedAvg(train_metrics_aggr_fn=lambda records, key: None))
+    with pytest.raises(InputError, match="exactly one of lam and ess"):
+        FedPALS(TARGET)
+    assert all(one.__name__ in FedPALS.__doc__ for one in SOUND)
+
+
+def test_an_order_to_evaluate_is_the_inner_strategys() -> None:
+    strategy = pals(inner=FedAvg(fraction_evaluate=1.0, min_evaluate_nodes=4))
+    grid = LocalGrid(app_of(), 4)
+    messages = list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid))
+    assert len(messages) == 4

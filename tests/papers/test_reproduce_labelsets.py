@@ -1,0 +1,202 @@
+"""`fedshift reproduce labelsets/...`: protocols, bootstrap intervals, a small run of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedshift.errors import InputError
+from fedshift.papers.reproduce.catalogue import studies, study
+from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
+from fedshift.papers.reproduce.statistics import bootstrapped, moments, paired
+from fedshift.papers.reproduce.store import Store, run_of
+from fedshift.shifts import LabelSetSplit
+
+NAMES = sorted(name for name in studies() if name.startswith("labelsets/"))
+SMALL = ("model.name=linear", "server.unlabeled=40", "server.validation=20")
+
+
+# --------------------------------------------------------------------------- the protocols
+
+
+def test_the_five_studies() -> None:
+    five = ("absent", "open", "overlap", "scaling", "sweep")
+    assert [f"labelsets/{name}" for name in five] == NAMES
+
+
+def test_the_sweep_is_the_papers_conditions() -> None:
+    found = study("labelsets/sweep")
+    given = {(r.method, r.options["mode"], r.options["tune"]) for r in found.rows}
+    methods = ("labelset_fedavg", "labelset_fedprox")
+    modes, tunes = ("private", "public"), ("none", "mse", "pairwise")
+    assert given == set(product(methods, modes, tunes))
+    assert len(found.rows) == 12
+    for title in ("Fashion-MNIST", "CIFAR-10"):
+        splits = [c.split for c in found.columns if c.title == title]
+        assert splits == ["C=2", "C=3", "C=5", "C=7", "C=10"]
+    config = config_of(Plan(found), found.rows[0], found.columns[0], {}, 0)
+    assert config.shift.shift() == LabelSetSplit(2, samples=2000)
+    assert (config.shift.target, config.shift.clients) == ("union", 10)
+    assert (config.server.unlabeled, config.training.rounds) == (5000, 150)
+    t = config.training
+    assert (t.lr, t.batch, t.epochs, t.steps) == (0.1, 32, None, None)  # one epoch
+    assert (t.momentum, t.decay, t.optimizer) == (0.0, 0.0, "sgd")
+    assert config.model.name == "lenet"
+    assert {c.seeds for c in found.columns} == {10}
+    assert found.printed == {}  # no number of the paper is known
+
+
+def test_the_overlap_and_scaling_studies() -> None:
+    """Disjoint to full overlap at three labels each; 10 to 1,000 clients of the same examples."""
+    overlap, scaling = study("labelsets/overlap"), study("labelsets/scaling")
+    for title in ("Fashion-MNIST", "CIFAR-10"):
+        shifts = [c.settings["shift"] for c in overlap.columns if c.title == title]
+        assert [s["common_labels"] for s in shifts] == [0, 1, 2, 3]
+        assert {(s["clients"], s["labels_per_client"]) for s in shifts} == {(3, 3)}
+    shifts = [c.settings["shift"] for c in scaling.columns if c.title == "Fashion-MNIST"]
+    assert [s["clients"] for s in shifts] == [10, 30, 100, 300, 1000]
+    assert all(19_800 <= s["clients"] * s["samples"] <= 20_000 for s in shifts)
+
+
+def test_what_is_compared_with_what() -> None:
+    against = {r.label: r.against for r in study("labelsets/sweep").rows}
+    assert against["private FedAvg"] == "public FedAvg"
+    assert against["private FedProx"] == "public FedProx"
+    assert against["public FedProx"] == "public FedAvg"
+    assert against["private FedProx + MSE"] == "private FedProx"
+    for name in NAMES:
+        labels = {r.label for r in study(name).rows}
+        assert {r.against for r in study(name).rows} <= {*labels, "-"}
+    ours = {r.label: r.against for r in study("labelsets/open").rows}
+    assert ours["private Ditto, own models"] == "public Ditto, own models"
+    assert ours["public Ditto, own models"] == "public FedAvg, own models"
+    assert ours["private SCAFFOLD, global model"] == "public SCAFFOLD, global model"
+    assert "private Ditto, global model" not in ours
+
+
+def test_rows_of_a_seed_have_one_split() -> None:
+    """The server keeps its examples back for untuned rows too."""
+    found = study("labelsets/sweep")
+    configs = [config_of(Plan(found), r, found.columns[0], {}, 1) for r in found.rows]
+    assert len({(c.shift, c.server, c.seeds) for c in configs}) == 1
+    names = [run_of(c).name for c in configs]
+    assert len(set(names)) == 12
+    assert any("_fedprox_mu=0.01_private_pairwise_" in n for n in names)
+    absent = study("labelsets/absent")
+    assert {c.settings["training"]["cohort"] for c in absent.columns} == {5}
+
+
+# --------------------------------------------------------------------------- bootstrap
+
+
+def test_the_bootstrap_is_the_exact_one() -> None:
+    """Against all n^n resamples: quantiles of the mean to within the resampling's error."""
+    values = [1.0, 4.0, 2.0, 8.0, 5.5]
+    means = np.sort([np.mean(s) for s in product(values, repeat=5)])
+    found = bootstrapped(values)
+    for quantile, side in ((0.025, found.low), (0.975, found.high)):
+        assert side is not None
+        below = np.searchsorted(means, side, "left") / len(means)
+        upto = np.searchsorted(means, side + 1e-9, "right") / len(means)
+        error = 5 * np.sqrt(quantile * (1 - quantile) / 10_000)
+        assert below - error <= quantile <= upto + error
+    assert (found.n, found.mean, found.sd) == (5, moments(values).mean, moments(values).sd)
+    assert found.low != pytest.approx(moments(values).low, abs=0.5)  # not Student's
+    assert bootstrapped(values) == found  # the same each time
+    tripled = bootstrapped([3 * v + 1 for v in values])
+    assert tripled.low == pytest.approx(3 * (found.low or 0) + 1)  # resampled alike
+    assert bootstrapped([2.0]) == moments([2.0])
+
+
+def test_of_three_seeds_it_is_the_range() -> None:
+    found = bootstrapped([1.0, 2.0, 7.0])
+    assert (found.low, found.high) == (1.0, 7.0)
+
+
+def test_differences_are_resampled_in_pairs() -> None:
+    ours, theirs = {0: 50.0, 1: 60.0, 2: 90.0}, {0: 49.0, 1: 59.0, 2: 89.0, 3: 0.0}
+    found = paired(ours, theirs, kind="bootstrap")
+    assert found is not None
+    assert (found.n, found.mean, found.low, found.high) == (3, 1.0, 1.0, 1.0)
+    apart = bootstrapped(list(ours.values()))
+    assert apart.low is not None
+    assert apart.low < apart.mean - 5
+
+
+# --------------------------------------------------------------------------- small runs
+
+
+def small(name: str, out: Path, **changes: Any) -> Reproduced:
+    request = Request(
+        f"labelsets/{name}", out, datasets=("fashion-mnist-mini",), seeds=(0, 1), rounds=1,
+        overrides=SMALL,
+    )  # fmt: skip
+    return reproduce(replace(request, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes", "runs"),
+    [
+        ("sweep", {"splits": ("C=3",), "methods": ("fedavg",)}, 12),
+        ("overlap", {"splits": ("common=1",), "seeds": (0,)}, 6),
+        ("absent", {"seeds": (0,)}, 8),
+        ("open", {"seeds": (0,), "overrides": ("model.name=linear",)}, 6),
+        ("scaling", {"seeds": None, "overrides": ("model.name=linear",)}, 4),
+    ],
+)
+def test_every_study_runs(name: str, changes: dict[str, Any], runs: int, tmp_path: Path) -> None:
+    done = small(name, tmp_path, **changes)
+    assert (len(done.report.trained), done.report.failures) == (runs, {})
+    assert all(c.values for c in done.outcome.cells)
+    assert list((tmp_path / name).glob("fashion-mnist-mini-*.svg"))
+    page = (tmp_path / name / "table.md").read_text()
+    assert "not in the paper" in page
+    assert "Chosen: " in page
+    assert ("95 % bootstrap interval" in page) == (name != "scaling")
+    again = small(name, tmp_path, **changes)
+    assert again.report.trained == ()
+    if name == "scaling":
+        check_bytes(done)
+    if name == "sweep":
+        seen = done.outcome.cells[0].values[0]
+        final = Store(tmp_path / "runs").read(seen.run).summary["final"]
+        assert final["validation_accuracy"] == seen.validation > 0  # --tune goes by these
+        assert final["validation_loss"] > 0
+
+
+def check_bytes(done: Reproduced) -> None:
+    """784 x 10 and 10 of a linear model, 2 of 10 rows in private mode; clients do not matter."""
+    kb = {(c.column.split, c.row.label): c.values[0].value for c in done.outcome.cells}
+    for split in ("M=10", "M=100"):
+        assert kb[split, "whole model"] == pytest.approx(4 * 785 * 10 / 1000)
+        assert kb[split, "public, up"] == pytest.approx((4 * 785 * 10 + 12) / 1000)
+        assert kb[split, "private, up"] == pytest.approx((4 * 785 * 2 + 12) / 1000)
+        assert kb[split, "private, down"] == pytest.approx((4 * 785 * 2 + 16) / 1000)
+
+
+def test_what_is_reduced_is_said(tmp_path: Path) -> None:
+    done = small("sweep", tmp_path, splits=("C=3",), methods=("fedavg",), seeds=(0,), train=False)
+    notes = " ".join(done.outcome.notes)
+    assert "Changed from the protocol: server.unlabeled=40." in notes
+    assert "Changed from the protocol: model.name=linear." in notes
+    assert "covers a mean in 75 % of cases" in notes
+    kept = json.loads((tmp_path / "sweep" / "results.json").read_text())
+    assert "server.unlabeled=40" in kept["changed"]
+
+
+def test_what_a_table_sets_itself_is_refused(tmp_path: Path) -> None:
+    request = Request("labelsets/sweep", tmp_path, overrides=("shift.samples=10",))
+    with pytest.raises(InputError, match="-c shift.samples: reproduce sets it itself; use --split"):
+        make_plan(request)
+    with pytest.raises(InputError, match='unknown key "server.unlabelled"'):
+        make_plan(replace(request, overrides=("server.unlabelled=10",)))
+    with pytest.raises(InputError, match="method of labelsets/sweep"):
+        make_plan(replace(request, overrides=(), methods=("scaffold",)))

@@ -1,0 +1,180 @@
+"""The MADE/MOON report's table and figures as data, and each of them in small."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedshift.errors import InputError
+from fedshift.papers.protocols import made
+from fedshift.papers.reproduce.catalogue import studies, study
+from fedshift.papers.reproduce.plan import Plan, config_of
+from fedshift.papers.reproduce.reproduce import Reproduced, Request, make_plan, reproduce
+from support.writer_fixtures import write_digits
+
+NAMES = sorted(name for name in studies() if name.startswith("made/"))
+
+
+def column(name: str, dataset: str, split: str) -> object:
+    return next(c for c in study(name).columns if (c.dataset, c.split) == (dataset, split))
+
+
+def test_the_table_and_figures_are_there() -> None:
+    assert NAMES == ["made/baselines", "made/fig2", "made/fig3", "made/table1"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_a_valid_experiment(name: str) -> None:
+    found = study(name)
+    for row in found.rows:
+        assert row.available
+        for c in found.columns:
+            config = config_of(Plan(found), row, c, {}, 0)
+            t = config.training
+            assert (t.batch, t.lr, t.optimizer, t.momentum) == (64, 0.1, "sgd", 0.0)
+            assert (config.model.name, config.model.hidden) == ("mlp", (200,))
+            assert (config.shift.target, config.data.validation) == ("test", 0.0)
+    labels = [row.label for row in found.rows]
+    assert set(found.verdict) <= set(labels)
+    assert found.baseline in labels
+
+
+def test_the_protocol_of_table_1() -> None:
+    """T = 5 rounds of 10 updates with 30 clients and sigma = 0.5; MADE's densities come before."""
+    found = study("made/table1")
+    first = found.columns[0]
+    fedavg, disk, direct = (config_of(Plan(found), row, first, {}, 2) for row in found.rows)
+    assert (fedavg.training.rounds, fedavg.training.steps, fedavg.shift.clients) == (5, 10, 30)
+    assert (fedavg.shift.kind, fedavg.shift.noise) == ("writers", 0.5)
+    assert disk.training.rounds == 5 + made.DENSITY_ROUNDS + 1
+    assert disk.shift == fedavg.shift == direct.shift
+    assert direct.training == disk.training
+    assert direct.method.options["estimator"] == "direct"
+    # What the notes under the table say is chosen.
+    assert direct.method.options["temper"] == 0.02
+    assert {c.method.options["least_ess"] for c in (disk, direct)} == {0.05}
+    short = Plan(found, rounds=2)
+    assert [config_of(short, row, first, {}, 0).training.rounds for row in found.rows] == [
+        2,
+        2 + made.DENSITY_ROUNDS + 1,
+        2 + made.DENSITY_ROUNDS + 1,
+    ]
+    noisy = [c for c in found.columns if c.split.endswith("noisy")]
+    assert all(c.extra and c.settings["shift"]["noisy_test"] for c in noisy)
+
+
+def test_the_protocol_of_the_figures() -> None:
+    second, third = study("made/fig2"), study("made/fig3")
+    config = config_of(Plan(second), second.rows[0], second.columns[0], {}, 0)
+    assert (config.training.rounds, config.training.steps) == (200, 5)
+    assert config.training.evaluate_every == 1
+    betas = [c.x for c in third.columns if c.dataset == "mnist-writers"]
+    assert betas == [0.1, 0.3, 0.5, 0.7, 1.0]
+    config = config_of(Plan(third), third.rows[1], third.columns[0], {}, 0)
+    assert (config.shift.kind, config.shift.clients) == ("dirichlet-per-class", 5)
+    assert config.shift.min_size == 10
+    assert config.method.options == {"mu": 1.0, "tau": 0.5}
+    single = study("made/baselines").columns[:2]
+    assert [c.settings["shift"]["clients"] for c in single] == [1, 5]
+
+
+def test_the_printed_numbers_stand_beside_every_data_set() -> None:
+    cells = study("made/table1").printed
+    for title in made.TITLES.values():
+        assert cells[title, "sigma=0.5", "FedAvg"].mean == 81.15
+        assert cells[title, "sigma=0.5", "MADE"].mean == 90.68
+    assert {p.mean for p in study("made/baselines").printed.values()} == {84.5}
+    stand_in = next(c for c in study("made/table1").columns if c.dataset == "mnist-writers")
+    assert "for EMNIST-Digits" in stand_in.differs
+
+
+def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match='Did you mean "made/table1"'):
+        make_plan(Request("made/tabel1", Path()))
+    with pytest.raises(InputError, match="split of made/fig3"):
+        make_plan(Request("made/fig3", Path(), splits=("beta=0.2",)))
+
+
+# ---------------------------------------------------------------- each in small
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where made-up FEMNIST digits are found, with one round of densities."""
+    folder = tmp_path_factory.mktemp("made")
+    few = replace(made.MADE, options={**made.FITTED, "density_rounds": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "MADE", few)
+        patch.setenv("FEDSHIFT_DATA", str(write_digits(folder / "data")))
+        yield folder
+
+
+def asked(place: Path, name: str, *splits: str, rounds: int = 2) -> Request:
+    short, rows = ("training.steps=2",), ("fedavg", "made")
+    return Request(
+        name, place / "out", ("femnist-digits",), splits,
+        () if name in ("made/fig3", "made/baselines") else rows, (0,), rounds, overrides=short,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table(place: Path) -> Reproduced:
+    return reproduce(asked(place, "made/table1", "sigma=0.5"))
+
+
+@pytest.mark.slow
+def test_table_1_in_small(place: Path, table: Reproduced) -> None:
+    assert table.report.failures == {}
+    fedavg, disk = table.outcome.cells
+    assert fedavg.difference is None
+    assert disk.difference is not None
+    text = (place / "out" / "table1" / "table.md").read_text()
+    for said in (
+        "paper 90.68",
+        "2 of 5 rounds, 1 of 5 seeds",
+        "LEAF's FEMNIST digits for EMNIST-Digits",
+        "Chosen: MADE: one hidden layer of 500",
+        "--rounds does not shorten them",
+        "on a single seed",
+    ):
+        assert said in text.replace("\\", ""), said
+    for name in ("table.tex", "table.csv", "seeds.csv", "results.json", "index.html", "plot.svg"):
+        assert (place / "out" / "table1" / name).is_file()
+    run = place / "out" / "runs" / disk.values[0].run.name
+    assert json.loads((run / "summary.json").read_text())["importance"] is not None
+
+
+def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> None:
+    again = reproduce(asked(place, "made/table1", "sigma=0.5"))
+    assert again.report.trained == ()
+    assert len(table.report.trained) == 2
+    assert [c.by_seed for c in again.outcome.cells] == [c.by_seed for c in table.outcome.cells]
+
+
+@pytest.mark.slow
+def test_fig_2_counts_rounds_from_the_first_of_training(place: Path, table: Reproduced) -> None:
+    done = reproduce(asked(place, "made/fig2", rounds=3))
+    drawing = (place / "out" / "fig2" / "femnist-digits-sigma=0.5.svg").read_text()
+    disk = done.outcome.cells[1]
+    metrics = (place / "out" / "runs" / disk.values[0].run.name / "metrics.csv").read_text()
+    assert len(metrics.splitlines()) == 1 + 3 + 2
+    # One point a round for both methods, the density's rounds left out.
+    lines = [line for line in drawing.split("<polyline") if "points=" in line]
+    counts = sorted(line.partition('points="')[2].partition('"')[0].count(",") for line in lines)
+    assert counts[-2:] == [3, 3]
+
+
+@pytest.mark.slow
+def test_fig_3_and_the_baselines_in_small(place: Path, table: Reproduced) -> None:
+    third = reproduce(asked(place, "made/fig3", "beta=0.5", "beta=1"))
+    assert third.report.failures == {}
+    assert len(third.outcome.cells) == 8
+    assert third.outcome.notes[0].startswith("Found on FEMNIST digits beta=0.5: ")
+    assert (place / "out" / "fig3" / "femnist-digits-beta.svg").is_file()
+    both = reproduce(asked(place, "made/baselines"))
+    assert both.report.failures == {}
+    assert [c.printed.mean for c in both.outcome.cells if c.printed] == [84.5, 84.5]

@@ -1,0 +1,329 @@
+"""ConFREE: what its direction promises each client, and what projections do to conflicts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedshift import recipes
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.engine.run import run
+from fedshift.errors import InputError
+from fedshift.model import Model
+from fedshift.recipes import Setting
+from fedshift.recipes.collaborating import Host
+from fedshift.seeds import numpy_generator
+from fedshift.server.combine import Mean
+from fedshift.server.confree import (
+    ConFree,
+    PairwiseProjection,
+    Scope,
+    coordinates,
+    fairest,
+    guidance,
+)
+from fedshift.server.weights import BySize, Uniform
+from support.by_hand import Array, apart, final
+from support.comparing import same
+from support.federations import double, make_federation
+
+AGAINST = np.array([[1.0, 0.2, 0.0], [-0.6, 0.5, 0.3], [0.1, -0.9, 0.4]])
+AGREED = np.abs(AGAINST)
+
+
+def combined(rule: ConFree | PairwiseProjection, rows: Array, seed: int = 0) -> Array:
+    """What a rule makes of changes [n, q] of one tensor, with equal weights."""
+    n = len(rows)
+    weights = torch.full((n,), 1.0 / n, dtype=torch.float64)
+    found: Array = rule(weights, {"w": torch.from_numpy(rows)}, seed)["w"].numpy()
+    return found
+
+
+def cases(count: int) -> list[Array]:
+    """Changes of many scales: with exact opposites, zeros, unequal lengths, n above and below q."""
+    source, found = numpy_generator(5, "confree cases"), []
+    for i in range(count):
+        n, q = source.integers(1, 9), source.integers(1, 12)
+        rows = source.normal(size=(n, q)) * 10.0 ** source.integers(-4, 2)
+        if i % 5 == 0 and n > 1:
+            rows[1] = -rows[0]
+        if i % 7 == 0:
+            rows += 2 * source.normal(size=q) * np.abs(rows).max()
+        if i % 11 == 0:
+            rows[0] = 0.0
+        if i % 13 == 0:
+            rows *= 10.0 ** source.integers(-3, 4, size=(n, 1))
+        found.append(rows)
+    return found
+
+
+def test_every_client_gains_at_least_what_the_guidance_gives() -> None:
+    """||d - g_0|| <= alpha ||g_0||, min <u_i, d> >= min <u_i, g_0>, and a duality gap of 0."""
+    worse_means = 0
+    for i, rows in enumerate(cases(250)):
+        alpha = (0.01, 0.1, 0.5, 0.9, 1.5)[i % 5]
+        start = guidance(rows, np.random.default_rng(i))
+        found = fairest(rows, start, alpha)
+        g, d = start @ rows, found @ rows
+        longest, length = np.linalg.norm(rows, axis=1).max(), np.linalg.norm(g)
+        if length <= 1e-12 * longest:  # nothing but conflicts: no move
+            assert np.array_equal(found, start)
+            continue
+        tolerance = 1e-7 * longest * length
+        assert np.linalg.norm(d - g) <= alpha * length * (1 + 1e-9)
+        assert (rows @ d).min() >= (rows @ g).min() - tolerance
+        w = (found - start) / (found - start).sum()
+        assert w.min() > -1e-9
+        dual = w @ rows @ g + alpha * length * np.linalg.norm(w @ rows)
+        assert dual - (rows @ d).min() <= (1 + alpha) * tolerance  # nobody's worst can be better
+        mean = rows.mean(0)
+        short = alpha * length / max(float(np.linalg.norm(mean - g)), 1e-300)
+        other = g + min(1.0, short) * (mean - g)  # the control: towards the mean, as far as allowed
+        worse_means += bool((rows @ other).min() < (rows @ d).min() - 10 * tolerance)
+    assert worse_means > 100
+
+
+def test_no_conflict_and_no_reach_is_the_mean() -> None:
+    assert np.abs(combined(ConFree(alpha=0.0), AGREED) - AGREED.mean(0)).max() < 1e-15
+    assert np.abs(combined(ConFree(alpha=0.0), AGAINST) - AGAINST.mean(0)).max() > 0.05
+    one = AGAINST[:1]
+    assert np.array_equal(combined(ConFree(alpha=0.0), one), one[0])
+
+
+def test_the_step_is_rescaled() -> None:
+    """n = 1: d = (1 + alpha) u, applied as d / (1 + alpha^2)."""
+    for alpha in (0.0, 0.3, 0.5, 2.0):
+        moved = combined(ConFree(alpha), AGAINST[:1])
+        assert np.allclose(moved, (1 + alpha) / (1 + alpha**2) * AGAINST[0], rtol=1e-12)
+
+
+def test_opposite_changes_do_not_move() -> None:
+    rows = np.stack([AGAINST[0], -AGAINST[0]])
+    assert np.array_equal(combined(ConFree(), rows), np.zeros(3))
+    assert np.abs(combined(ConFree(), rows * np.array([[1.0], [0.99]]))).max() < 1e-15
+    turned = rows + np.array([[0.0, 0.0, 0.1], [0.0, 0.0, 0.1]])
+    assert np.abs(combined(ConFree(), turned)).max() > 0.05
+
+
+def test_zero_changes_are_no_problem() -> None:
+    assert np.array_equal(combined(ConFree(), np.zeros((3, 4))), np.zeros(4))
+    found = combined(ConFree(), np.vstack([AGAINST, np.zeros(3)]))
+    assert np.isfinite(found).all()
+    assert np.abs(found).max() > 0.01
+
+
+def test_two_clients_are_projected_off_one_another() -> None:
+    """v_i = u_i - <u_i, u_j>/||u_j||^2 u_j, so <v_i, u_j> = 0; g_0 is their mean."""
+    one, two = AGAINST[:2]
+    v = one - one @ two / (two @ two) * two, two - one @ two / (one @ one) * one
+    assert min(v[0] @ two, v[1] @ one) >= -1e-12
+    start = guidance(AGAINST[:2], np.random.default_rng(0))
+    assert np.abs(start @ AGAINST[:2] - (v[0] + v[1]) / 2).max() < 1e-15
+    raw = guidance(AGAINST[:2], np.random.default_rng(0), normalise=False)
+    assert np.abs(raw @ AGAINST[:2] - (v[0] + v[1]) / 2).max() > 0.01
+
+
+def by_hand_guidance(rows: Array, orders: list[list[int]]) -> Array:
+    found = []
+    for i, order in enumerate(orders):
+        v = rows[i].copy()
+        for j in order:
+            if j != i and v @ rows[j] < 0:
+                v = v - v @ rows[j] / (rows[j] @ rows[j]) * rows[j]
+        found.append(v)
+    return np.mean(found, axis=0)
+
+
+def test_projections_follow_one_another_in_the_drawn_order() -> None:
+    """v_i changes between projections, so the order matters; it is drawn from the seed."""
+    drawn, results = np.random.default_rng(3), []
+    orders = [drawn.permutation(3).tolist() for _ in range(3)]
+    got = guidance(AGAINST, np.random.default_rng(3)) @ AGAINST
+    assert np.abs(got - by_hand_guidance(AGAINST, orders)).max() < 1e-15
+    for choice in itertools.product(itertools.permutations(range(3)), repeat=3):
+        results.append(by_hand_guidance(AGAINST, [list(order) for order in choice]))
+    assert np.ptp(np.array(results), axis=0).max() > 0.01
+    rule = ConFree()
+    seeds = [combined(rule, AGAINST, seed) for seed in range(8)]
+    assert np.array_equal(seeds[0], combined(rule, AGAINST, 0))
+    assert np.ptp(np.array(seeds), axis=0).max() > 1e-3
+
+
+def test_scale_equivariance_needs_the_division() -> None:
+    """The authors' code leaves it out: short changes are then hardly projected at all."""
+    for normalise, law in ((True, True), (False, False)):
+        rule = ConFree(normalise=normalise)
+        small = combined(rule, 1e-3 * AGAINST) / 1e-3
+        assert (np.abs(small - combined(rule, AGAINST)).max() < 1e-12) == law
+    short = 7e-3 * AGAINST / np.linalg.norm(AGAINST, axis=1, keepdims=True)
+    raw = guidance(short, np.random.default_rng(0), normalise=False) @ short
+    true = guidance(short, np.random.default_rng(0)) @ short
+    mean = short.mean(0)
+    assert np.linalg.norm(raw - mean) < 1e-4 * np.linalg.norm(mean)
+    assert np.linalg.norm(true - mean) > 0.1 * np.linalg.norm(mean)
+
+
+def test_the_direction_does_not_depend_on_the_order_of_clients() -> None:
+    """More clients than entries (biases): w is not unique, d is."""
+    rows = numpy_generator(1, "many").normal(size=(7, 2)) + 1.0
+    start = np.full(7, 1 / 7)
+    order = np.array([3, 6, 0, 2, 5, 1, 4])
+    one = fairest(rows, start, 0.5) @ rows
+    two = fairest(rows[order], start, 0.5) @ rows[order]
+    assert np.abs(one - two).max() < 1e-7
+    assert np.abs(one - start @ rows).max() > 0.1
+
+
+def test_coordinates_keep_inner_products() -> None:
+    """Block by block, over tensors of any shape."""
+    source = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(4, *s, generator=source) for s in ((3, 2), (70000,), (1,))]
+    flat = torch.cat([leaf.flatten(1) for leaf in leaves], dim=1).double().numpy()
+    rows = coordinates(leaves)
+    assert rows.shape == (4, 4)
+    assert np.abs(rows @ rows.T / (flat @ flat.T) - 1).max() < 1e-10
+    missing = coordinates(leaves[:2])
+    assert np.abs(missing @ missing.T - flat @ flat.T).max() > 1e-3
+
+
+def test_scopes_differ_where_tensors_conflict_and_the_whole_does_not() -> None:
+    """In "b" alone the changes conflict: per tensor their projections, as a whole the mean."""
+    stacked = {
+        "a": torch.tensor([[3.0, 0.0], [3.0, 1.0]]).double(),
+        "b": torch.tensor([[1.0, 0.0], [-1.0, 1.0]]).double(),
+    }
+    half, mean = torch.full((2,), 0.5).double(), {k: v.mean(0) for k, v in stacked.items()}
+    whole = ConFree(alpha=0.0, scope="model")(half, stacked, 0)
+    assert apart(whole, mean) < 1e-15
+    each = ConFree(alpha=0.0)(half, stacked, 0)
+    assert apart({"a": each["a"]}, mean) < 1e-15
+    # v_1 = (1, 0) + (-1, 1)/2 = (1/2, 1/2), v_2 = (-1, 1) + (1, 0) = (0, 1).
+    assert torch.allclose(each["b"], torch.tensor([0.25, 0.75]).double(), atol=1e-15)
+    assert apart({"b": each["b"]}, mean) > 0.2
+    one = ConFree(alpha=0.0)(half, {"x": torch.cat([stacked["a"], stacked["b"]], 1)}, 0)["x"]
+    assert float((one - torch.cat([whole["a"], whole["b"]])).abs().max()) < 1e-15
+
+
+def test_sizes_do_not_count(setting: Setting, federated: Any) -> None:
+    algorithm = FedAvg(setting.model, local=setting.local, combine=ConFree())
+    federation = federated()
+    server = algorithm.init(federation.params, {}, federation.table)
+    weights = algorithm.weigh(server, torch.arange(6))
+    assert torch.equal(weights, torch.full((6,), 1 / 6, dtype=torch.float64))
+    skewed = BySize()(federation.table)
+    stacked = {"w": torch.from_numpy(np.vstack([AGAINST, AGREED]))}
+    one, two = (ConFree()(w, stacked, 0)["w"] for w in (weights, skewed))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_rounds_with_any_host(scope: Scope, setting: Setting, normed: Model) -> None:
+    """Running statistics are averaged by 1/C; the loss falls."""
+    host = recipes.fedavg(replace(setting, model=normed, local=replace(setting.local, batch=7)))
+    federation = make_federation(normed)
+    played = list(run(replace(host, combine=ConFree(scope=scope)), federation, 6))
+    assert played[-1].loss < 0.5 * played[0].loss
+    uniform = final(replace(host, combine=Mean(Uniform())), federation, 1)
+    assert apart(played[0].server["buffers"], uniform.server["buffers"]) == 0
+    assert apart(played[0].server["params"], uniform.server["params"]) > 1e-3
+
+
+def test_the_recipe_is_fedrep_with_another_combination(setting: Setting, federated: Any) -> None:
+    host = recipes.fedrep(setting, head_epochs=1)
+    federation = double(federated())
+    ours = recipes.confree(setting)
+    assert replace(ours, combine=host.combine) == host
+    assert same(ours, host, federation, 1) > 1e-3
+    assert set(final(ours, federation, 1).server["params"]) == set(
+        final(host, federation, 1).server["params"]
+    )
+
+
+HOSTS: dict[Host, Callable[[Setting], Any]] = {
+    "fedrep": lambda s: recipes.fedrep(s, head_epochs=1),
+    "fedper": recipes.fedper,
+    "fedala": recipes.fedala,
+    "fedpac": recipes.fedpac,
+    "fedavg": recipes.fedavg,
+}
+
+
+@pytest.mark.parametrize("host", get_args(Host))
+def test_every_host_is_itself_but_for_the_combination(
+    host: Host, setting: Setting, federated: Any
+) -> None:
+    ours, theirs = recipes.confree(setting, host=host), HOSTS[host](setting)
+    assert ours.combine == ConFree()
+    assert replace(ours, combine=theirs.combine) == theirs
+    assert same(ours, theirs, federated(), 1) > 1e-4
+
+
+def test_wrong_hosts_are_refused(setting: Setting) -> None:
+    wrong: Any = "fedreb"
+    with pytest.raises(InputError, match=r'host of confree "fedreb".*Did you mean "fedrep"'):
+        recipes.confree(setting, host=wrong)
+    with pytest.raises(InputError, match=r'head_epochs=3 is for the hosts "fedrep" and "fedpac"'):
+        recipes.confree(setting, host="fedala", head_epochs=3)
+    fitted: Any = recipes.confree(setting, host="fedpac", head_epochs=3)
+    assert fitted.fit.epochs == 3
+
+
+def by_hand_pairs(rows: Array, weights: Array) -> Array:
+    found = rows.copy()
+    for i, j in itertools.combinations(range(len(rows)), 2):
+        along = rows[i] @ rows[j]
+        if along < 0:
+            found[i] -= along / (rows[j] @ rows[j]) * rows[j]
+            found[j] -= along / (rows[i] @ rows[i]) * rows[i]
+    return weights @ found  # type: ignore[no-any-return]
+
+
+def test_the_other_code_projects_pairs_of_original_changes() -> None:
+    weights = np.array([0.5, 0.3, 0.2])
+    stacked = {"a": torch.from_numpy(AGAINST[:, :2]), "b": torch.from_numpy(AGAINST[:, 2:])}
+    found = PairwiseProjection()(torch.from_numpy(weights), stacked, 0)
+    got = torch.cat([found["a"], found["b"]]).numpy()
+    assert np.abs(got - by_hand_pairs(AGAINST, weights)).max() < 1e-15
+    again = PairwiseProjection()(torch.from_numpy(weights), stacked, 1)
+    assert all(torch.equal(found[k], again[k]) for k in found)
+    mixed = np.vstack([AGAINST[:2], -AGAINST[1]]) + np.array([[0.0, 0.0, 0.2]])
+    inner = mixed @ mixed.T
+    assert (inner < 0).any()
+    assert (inner[~np.eye(3, dtype=bool)] > 0).any()
+    some = PairwiseProjection()(torch.from_numpy(weights), {"w": torch.from_numpy(mixed)}, 0)["w"]
+    assert np.abs(some.numpy() - by_hand_pairs(mixed, weights)).max() < 1e-15
+    sequential = ConFree(alpha=0.0)(torch.from_numpy(weights), stacked, 0)
+    assert apart(found, sequential) > 0.01
+    zeros = {"a": torch.zeros(3, 2).double()}
+    assert not PairwiseProjection()(torch.from_numpy(weights), zeros, 0)["a"].any()
+
+
+def test_the_repo_recipe_splits_its_steps(setting: Setting) -> None:
+    ten = replace(setting, local=replace(setting.local, epochs=None, steps=10))
+    algorithm = recipes.confree_drm_repo(ten)
+    assert [phase.steps for phase in algorithm.phases().values()] == [5, 5]
+    assert isinstance(algorithm.combine, PairwiseProjection)
+    with pytest.raises(InputError, match=r"confree_drm_repo counts steps.*Local\(steps=10\)$"):
+        recipes.confree_drm_repo(setting)
+
+
+def test_wrong_settings_are_refused(setting: Setting) -> None:
+    with pytest.raises(InputError, match=r"ConFree alpha must be 0 or more, got -0.1"):
+        recipes.confree(setting, alpha=-0.1)
+    wrong: Any = "tensors"
+    with pytest.raises(InputError, match=r'scope of ConFree "tensors".*Did you mean "tensor"'):
+        recipes.confree(setting, scope=wrong)
+
+
+def test_changes_in_float32_come_back_in_float32() -> None:
+    stacked = {"w": torch.from_numpy(AGAINST).float()}
+    found: Tensor = ConFree()(torch.full((3,), 1 / 3).double(), stacked, 0)["w"]
+    assert found.dtype == torch.float32
+    assert np.abs(found.numpy() - combined(ConFree(), AGAINST)).max() < 1e-6

@@ -1,0 +1,283 @@
+"""Every recipe against every clause of the contract in `algorithms/base.py`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import recipes
+from fedshift.client.local import plan_all
+from fedshift.data import ClientData, Plan
+from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.run import Round, run, start
+from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
+from fedshift.errors import TrainingError
+from fedshift.model import Model
+from fedshift.recipes import Setting, one_model
+from fedshift.tree import Parts, flatten, sub
+from support.every_method import MAKE, ROUNDS, Make
+from support.federations import TARGET, double, make_clients, make_federation, one_job
+from support.rounds import everything, last
+
+pytestmark = pytest.mark.routed
+
+each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested dictionaries and tuples."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    children = value.values() if isinstance(value, dict) else value
+    return [t for child in children if isinstance(child, dict | tuple | torch.Tensor)
+            for t in leaves(child)]  # fmt: skip
+
+
+def floats(pair: tuple[Parts, Parts]) -> tuple[Parts, Parts]:
+    """Both in float64, flags and ids too, so that they can be subtracted."""
+    one, two = ({p: {k: v.double() for k, v in t.items()} for p, t in x.items()} for x in pair)
+    return one, two
+
+
+def equal(a: Round, b: Round) -> bool:
+    x, y = flatten(everything(a)), flatten(everything(b))
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x)
+
+
+def test_all_recipes_are_covered() -> None:
+    assert {name.split()[0] for name in MAKE} >= set(recipes.__all__)
+
+
+@each
+def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm, federation = make(setting), federated()
+    job = one_job(algorithm, federation)
+    before = copy.deepcopy(leaves((job.message, job.state, tuple(job.data))))
+    versions = [t._version for t in leaves((job.message, job.state, tuple(job.data)))]
+    algorithm.at(1).client_update(*job[1:5])
+    after = leaves((job.message, job.state, tuple(job.data)))
+    assert [t._version for t in after] == versions
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.few(4)
+@each
+def test_no_global_generator_is_used(make: Make, setting: Setting, federated: Any) -> None:
+    state = torch.random.get_rng_state()
+    last(run(make(setting), federated(), ROUNDS, cohort=4))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.few(4)
+@each
+def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated: Any) -> None:
+    first = last(run(make(setting), federated(), ROUNDS, cohort=4))
+    torch.manual_seed(123)
+    again = last(run(make(setting), federated(), ROUNDS, cohort=4))
+    other = last(run(make(setting), federated(seed=1), ROUNDS, cohort=4))
+    assert equal(first, again)
+    assert not equal(first, other)  # the control: another seed is another run
+
+
+@each
+def test_parts_are_two_levels_of_tensors_of_stable_shape(
+    make: Make, setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = make(setting), federated()
+    server = algorithm.init(federation.params, federation.buffers, federation.table)
+    job = one_job(algorithm, federation)
+    update, changed = algorithm.at(1).client_update(*job[1:5])
+    for parts in (server, job.message, job.state, update, changed):
+        for tree in parts.values():
+            assert all(isinstance(v, torch.Tensor) for v in tree.values())
+    assert changed.keys() <= job.state.keys()
+    played = last(run(algorithm, federation, 1)).server
+    old, new = flatten(server), flatten(played)
+    assert {k: (v.shape, v.dtype) for k, v in old.items()} == {
+        k: (v.shape, v.dtype) for k, v in new.items()
+    }
+
+
+@pytest.mark.few(4)
+@each
+def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated: Any) -> None:
+    def backwards(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return iter(list(loop(update, jobs))[::-1])
+
+    one = last(run(make(setting), federated(), ROUNDS))
+    two = last(run(make(setting), federated(), ROUNDS, backend=backwards))
+    assert equal(one, two)
+
+
+@pytest.mark.few(3)
+@each
+def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
+    def padded(c: ClientData) -> ClientData:
+        x = torch.cat([c.x, torch.full((7, c.x.shape[1]), 1e3)])
+        y, w = torch.cat([c.y, torch.zeros(7).long()]), torch.cat([c.w, torch.zeros(7)])
+        return ClientData(x, y, w, c.id)
+
+    clients = make_clients()
+    plain = last(run(make(setting), federated(clients), ROUNDS))
+    more = last(run(make(setting), federated(tuple(map(padded, clients))), ROUNDS))
+    # What a client keeps for each example has an entry for padding, too, and that one is 0.
+    for i, state in plain.states.items():
+        for part, tree in state.items():
+            kept = more.states[i][part]
+            for name in (k for k, v in tree.items() if kept[k].shape != v.shape):
+                own, rest = kept[name].split([clients[i].y.numel(), 7])
+                assert not rest.any()
+                kept[name] = own
+    assert equal(plain, more)
+
+
+@pytest.mark.few(4)
+@each
+def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
+    """Plans brought to equal shapes, as stacked clients need, against plans cut to size."""
+
+    def stretched(plan: Plan) -> Plan:
+        rows = torch.cat([plan.rows, torch.zeros(3, plan.rows.shape[1]).long()])
+        return Plan(
+            rows, torch.cat([plan.weight, torch.zeros(3, plan.rows.shape[1])]), plan.lr, None
+        )
+
+    algorithm, federation = make(setting), double(federated())
+    job = one_job(algorithm, federation)
+
+    def apart(plans: dict[str, Plan]) -> float:
+        """How far these plans lead from the given ones, in what is sent and what is kept."""
+        pairs = zip(
+            algorithm.at(1).client_update(*job[1:5]),
+            algorithm.at(1).client_update(job.message, job.state, job.data, plans),
+            strict=True,
+        )
+        gaps = [sub(flatten(a), flatten(b)) for a, b in map(floats, pairs)]
+        return max(float(gap.abs().max()) for tree in gaps for gap in tree.values())
+
+    plans = {k: stretched(p) for k, p in job.plans.items()}
+    assert apart(plans) < 1e-14
+    wrong = {k: p._replace(weight=torch.ones_like(p.weight)) for k, p in plans.items()}
+    assert apart(wrong) > 1e-4
+
+
+@pytest.mark.few(3)
+@each
+def test_saved_and_read_in_the_middle(
+    make: Make, setting: Setting, federated: Any, tmp_path: Path
+) -> None:
+    algorithm, federation = make(setting), federated()
+    whole = last(run(algorithm, federation, ROUNDS, cohort=4))
+    write_checkpoint(tmp_path, last(run(algorithm, federation, 1, cohort=4)), {})
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert equal(whole, last(run(algorithm, federation, ROUNDS, cohort=4, after=saved.round)))
+    lost = start(algorithm, federation)._replace(t=saved.round.t)
+    assert not equal(whole, last(run(algorithm, federation, ROUNDS, cohort=4, after=lost)))
+
+
+@each
+def test_what_leaves_a_client_is_declared(make: Make, setting: Setting, federated: Any) -> None:
+    algorithm = make(setting)
+    update, _ = algorithm.at(1).client_update(*one_job(algorithm, federated())[1:5])
+    assert update.keys() <= set(algorithm.reveals())
+    assert set(update["report"]) == {"id", "loss"}
+
+
+@pytest.mark.few(20)
+@each
+def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated: Any) -> None:
+    clients = list(make_clients())
+    algorithm, federation = make(setting), federated(tuple(clients))
+    clients[3].x.fill_(float("nan"))  # in place: who gives such clients is refused
+    weights = algorithm.weigh(
+        algorithm.init(federation.params, {}, federation.table), torch.arange(6)
+    )
+    if weights[3] == 0:  # a client that nobody listens to cannot do harm
+        assert torch.isfinite(
+            last(run(algorithm, federation, 1)).server["params"]["head.bias"]
+        ).all()
+        return
+    with pytest.raises(TrainingError, match="client 3 sent non-finite numbers"):
+        last(run(algorithm, federation, 1))
+
+
+# FedDyn's theta is the mean of the clients' models minus h / alpha, also for one client: its laws
+# are in test_feddyn_fednova.py. Methods with models of the clients' own have laws of theirs.
+SINGLE = [k for k in MAKE if k.split()[0] in one_model.__all__ and k != "feddyn"]
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("make", [pytest.param(MAKE[k], id=k) for k in SINGLE])
+def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: Model) -> None:
+    """theta after each round is plain training on the same batches, then the server's step."""
+    algorithm: Any = make(setting)
+    federation = double(make_federation(mlp, make_clients(sizes=(37,))))
+    data, params = federation.clients[0], federation.params
+    memory, moments = algorithm.objective.remember(params, {}, data), algorithm.server.init(params)
+    for t in (1, 2):
+        context = {**memory, "anchor": params, "anchor_buffers": {}}
+        plan = plan_all(algorithm.phases(), data, t, 0, 0)["train0"]
+        end = algorithm.local(mlp, algorithm.objective, params, {}, context, data, plan).params
+        memory = algorithm.objective.remember(end, {}, data)
+        params, moments = algorithm.server(params, sub(end, params), moments)
+    got = last(run(algorithm, federation, 2)).server["params"]
+    assert max(float((got[k] - params[k]).abs().max()) for k in params) < 1e-14
+
+
+@pytest.mark.parametrize("name", recipes.__all__)
+def test_recipes_say_what_they_are(name: str) -> None:
+    found = recipes.recipe(name)
+    assert found.summary.endswith(".")
+    assert found.reference
+    assert all(p.default is not inspect.Parameter.empty for p in found.options.values())
+
+
+def test_targets_reach_the_weights(setting: Setting, federated: Any) -> None:
+    algorithm, federation = recipes.fedpals(setting, lam=0.0), federated()
+    server = algorithm.init(federation.params, {}, federation.table)
+    weights = algorithm.weigh(server, torch.arange(6))
+    rows = federation.table["labels"] / federation.table["n"][:, None]
+    gap = (weights @ rows - torch.tensor(TARGET).double()).abs().sum()
+    by_size = federation.table["n"] / federation.table["n"].sum()
+    assert gap < (by_size @ rows - torch.tensor(TARGET).double()).abs().sum() / 2
+
+
+def test_a_misshapen_reply_names_its_sender(setting: Setting, federated: Any) -> None:
+    """The first client too: replies are compared with the server's model, not with one another."""
+
+    def forged(client: int, value: torch.Tensor) -> Any:
+        def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+            for reply in loop(update, jobs):
+                if reply.client == client:
+                    reply.update["delta"]["head.bias"] = value
+                yield reply
+
+        return backend
+
+    for client in (0, 3):
+        with pytest.raises(TrainingError, match=f'client {client} sent "delta/head.bias" as'):
+            last(
+                run(recipes.fedavg(setting), federated(), 1, backend=forged(client, torch.ones(1)))
+            )
+
+
+def test_dropout_draws_from_the_plan(federated: Any) -> None:
+    """Two runs are equal, the global generator stays as it was, and dropout does drop."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 20), torch.nn.Dropout(0.5), torch.nn.Linear(20, 5))
+    results = []
+    for model in (Model(net), Model(net), Model(torch.nn.Sequential(net[0], net[2]))):
+        before = torch.random.get_rng_state()
+        federation = make_federation(model)
+        done = last(run(recipes.fedavg(Setting(model, TARGET)), federation, 2)).server["params"]
+        assert torch.equal(before, torch.random.get_rng_state())
+        torch.manual_seed(5)
+        results.append(list(done.values()))
+    assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
+    assert not torch.equal(results[0][0], results[2][0])

@@ -1,0 +1,195 @@
+"""Parameters of the network that are not to be trained: `requires_grad=False`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedshift import recipes
+from fedshift.client.local import Local, plan_all
+from fedshift.data import take
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.processes.pool import workers
+from fedshift.engine.run import run
+from fedshift.engine.stacked import Stacked
+from fedshift.errors import InputError
+from fedshift.model import Model, build
+from fedshift.models.dense import Mlp
+from fedshift.models.made import Made
+from fedshift.recipes import Setting
+from fedshift.tree import Params, Parts
+from support.every_method import MAKE, ROUNDS, Make
+from support.federations import CLASSES, FEATURES, TARGET, double, make_clients, make_federation
+from support.rounds import last
+from support.routing import routed_model
+
+FIXED = {"body.0.0.weight", "head.bias"}
+CHAIN = {"body.1.weight", "head.bias"}
+each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+def fixing(net: nn.Module, names: Iterable[str]) -> Model:
+    for name in names:
+        net.get_parameter(name).requires_grad_(False)
+    return Model(net)
+
+
+@pytest.fixture
+def mlp() -> Model:
+    """The network of the contract, partly fixed."""
+    return fixing(routed_model().net, FIXED)
+
+
+def chain(names: Iterable[str] = CHAIN) -> Model:
+    return fixing(build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1).net, names)
+
+
+def noting(sent: list[Parts]) -> Backend:
+    """The loop, with a look at all that leaves the clients."""
+
+    def noted(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(update, jobs):
+            sent.append(reply.update)
+            yield reply
+
+    return noted
+
+
+def moved(after: Params, before: Params) -> set[str]:
+    return {k for k, v in after.items() if not torch.equal(v, before[k])}
+
+
+@pytest.mark.few(3)
+@each
+def test_they_stay_and_are_not_sent(make: Make, setting: Setting, federated: Any) -> None:
+    sent: list[Parts] = []
+    algorithm, federation = make(setting), federated()
+    played = last(run(algorithm, federation, ROUNDS, backend=noting(sent)))
+    assert sent
+    assert not {name for update in sent for tree in update.values() for name in tree} & FIXED
+    models = [algorithm.at(ROUNDS).model_for(played.server, s)[0] for s in played.states.values()]
+    for params in (played.server["params"], *models):
+        for name in params.keys() & FIXED:
+            rows = torch.isfinite(params[name])  # of labels that are not a client's own
+            assert torch.equal(params[name][rows], federation.params[name][rows])
+
+
+def test_all_move_where_none_is_fixed(federated: Any) -> None:
+    """The control: nothing else keeps them."""
+    model = routed_model()
+    federation = make_federation(model)
+    played = last(run(recipes.fedavg(Setting(model, TARGET)), federation, 1))
+    assert moved(played.server["params"], federation.params) >= FIXED
+
+
+def optimised(model: Model, data: Any, plan: Any, params: Params) -> Params:
+    """The same batches by torch's own optimiser, which is given what requires a gradient."""
+    net = model.loaded(params, {}).double().train()
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=0.1)
+    for s in range(plan.steps):
+        batch = take(data, plan, s)
+        optimizer.zero_grad()
+        F.cross_entropy(net(batch.x), batch.y).backward()
+        optimizer.step()
+    return {k: v.detach() for k, v in net.named_parameters()}
+
+
+def test_it_is_what_a_torch_optimiser_does() -> None:
+    net = nn.Sequential(nn.Linear(FEATURES, 10), nn.ReLU(), nn.Linear(10, CLASSES))
+    model = fixing(net, {"0.bias", "2.weight"})
+    federation = double(make_federation(model, make_clients(sizes=(37,))))
+    local = Local(lr=0.1, epochs=2, batch=8, momentum=0.9, decay=0.1)
+    played = last(run(recipes.fedavg(Setting(model, TARGET, local)), federation, 1))
+    data, first = federation.clients[0], federation.params
+    plan = plan_all({"train0": local}, data, 1, 0, 0)["train0"]
+    right, got = optimised(model, data, plan, first), played.server["params"]
+    assert moved(got, first) == moved(right, first) == {"0.weight", "2.bias"}
+    assert max(float((got[k] - right[k]).abs().max()) for k in got) < 1e-14
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn", "fedadam"])
+@pytest.mark.parametrize("backend", [Stacked(), Stacked(dense=True)], ids=["stacked", "dense"])
+def test_stacked_clients_do_as_the_loop(name: str, backend: Backend) -> None:
+    setting = Setting(chain(), TARGET, Local(epochs=2, batch=8))
+    federation = make_federation(setting.model)
+    one = last(run(MAKE[name](setting), federation, 2)).server["params"]
+    two = last(run(MAKE[name](setting), federation, 2, backend=backend)).server["params"]
+    assert moved(one, federation.params) == one.keys() - CHAIN == moved(two, federation.params)
+    assert max(float((one[k] - two[k]).abs().max()) for k in one) < 1e-5
+
+
+def test_workers_do_as_the_loop() -> None:
+    setting = Setting(chain(), TARGET, Local(epochs=1, batch=8))
+    federation = make_federation(setting.model)
+    one = last(run(recipes.scaffold(setting, option="I"), federation, 2)).server["params"]
+    with workers(federation.clients, 2) as backend:
+        there = run(recipes.scaffold(setting, option="I"), federation, 2, backend=backend)
+        assert not moved(last(there).server["params"], one)
+    with workers(federation.clients, 2) as backend:  # summed where they were trained
+        spread = run(recipes.fedavg(setting), federation, 2, backend=backend.blocks(Stacked()))
+        after = last(spread).server["params"]
+    assert moved(after, federation.params) == after.keys() - CHAIN
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold I", "fedpac", "fedyogi", "labelset_ditto"])
+def test_flower_does_as_the_loop(name: str, setting: Setting, federated: Any) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+    from support.flower_runs import apart, in_process, on_flower
+
+    algorithm, federation = MAKE[name](setting), federated()
+    here = in_process(algorithm, federation, 2, 4)
+    assert apart(here, on_flower(algorithm, federation, 2, cohort=4)) == []
+
+
+def test_a_density_may_be_fixed_in_part(setting: Setting, federated: Any) -> None:
+    """By its own network, in which a name of the method's means nothing."""
+    net = Made((FEATURES,), (6,), low=-8.0, high=8.0)
+    name = next(k for k, _ in net.named_parameters())
+    density = fixing(net, [name])
+    algorithm: Any = MAKE["feddisk"](setting)
+    algorithm = replace(algorithm, density=density)
+    played = last(run(algorithm, federated(), 2))
+    first = density.init()[0]
+    assert moved(played.server["density"], first) == first.keys() - {name}
+
+
+def test_a_reply_that_carries_them_is_refused(setting: Setting, federated: Any) -> None:
+    def forging(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for reply in loop(update, jobs):
+            reply.update["delta"]["head.bias"] = torch.zeros(CLASSES)
+            yield reply
+
+    with pytest.raises(RuntimeError, match='client 0 sent an update with a different "delta"'):
+        last(run(recipes.fedavg(setting), federated(), 1, backend=forging))
+
+
+@pytest.mark.parametrize(
+    ("local", "message"),
+    [
+        (Local(only=("head.bias",)), r"only=\('head.bias',\) and requires_grad=False leave no"),
+        (Local(frozen=("haed.",)), 'frozen prefix "haed." matches no.* Did you mean "head."'),
+        (Local(only=("bdy.0.",)), 'only prefix "bdy.0." matches no.* Did you mean "body."'),
+    ],
+)
+def test_phases_that_train_nothing_are_refused_at_once(
+    local: Local, message: str, setting: Setting, federated: Any
+) -> None:
+    with pytest.raises(InputError, match=message):
+        next(run(recipes.fedavg(replace(setting, local=local)), federated(), 1))
+    with pytest.raises(InputError, match='it must be a tuple of name prefixes: only=."head.",'):
+        Local(only="head.")  # type: ignore[arg-type]
+
+
+def test_a_network_with_nothing_to_train_is_refused(federated: Any) -> None:
+    net = routed_model().net.requires_grad_(False)
+    with pytest.raises(InputError, match="requires_grad=False leave no parameter of the model"):
+        next(run(recipes.fedavg(Setting(Model(net), TARGET)), federated(), 1))

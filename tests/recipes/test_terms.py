@@ -1,0 +1,183 @@
+"""FedRS: what its equations say and when it is FedAvg; and terms composed with FedPALS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedshift import recipes
+from fedshift.algorithms.ditto import Ditto
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.local import Gradient, gradient_of
+from fedshift.client.objectives import (
+    Contrastive,
+    CrossEntropy,
+    Proximal,
+    RestrictedSoftmax,
+    Term,
+    View,
+)
+from fedshift.data import ClientData, client_data, label_counts
+from fedshift.engine.run import run
+from fedshift.errors import InputError
+from fedshift.model import Model, build
+from fedshift.models.dense import Mlp
+from fedshift.recipes import Setting
+from fedshift.seeds import generator
+from fedshift.tree import Parts
+from support.by_hand import final
+from support.comparing import same, whole
+from support.federations import CLASSES, FEATURES, double, make_clients, make_federation, one_job
+
+
+@pytest.mark.parametrize("mode", ["indicator", "frequency"])
+def test_alpha_one_is_fedavg(setting: Setting, federated: Any, mode: Any) -> None:
+    plain = recipes.fedavg(setting)
+    assert recipes.fedrs(setting, alpha=1.0, mode=mode) == plain
+    assert same(recipes.fedrs(setting, alpha=1.0, mode=mode), plain, federated()) == 0
+    assert same(recipes.fedrs(setting, alpha=0.9, mode=mode), plain, federated()) > 1e-4
+
+
+def all_classes(sizes: tuple[int, ...]) -> tuple[ClientData, ...]:
+    """Clients that hold every class."""
+    source = generator(0, "all classes")
+    clients = []
+    for i, n in enumerate(sizes):
+        y = torch.arange(n) % CLASSES
+        clients.append(client_data(torch.randn(n, FEATURES, generator=source), y, i))
+    return tuple(clients)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_nothing_missing_is_fedavg(setting: Setting, mlp: Model, alpha: float) -> None:
+    federation = make_federation(mlp, all_classes((9, 23, 16)))
+    plain = recipes.fedavg(setting)
+    assert same(recipes.fedrs(setting, alpha=alpha), plain, federation) == 0
+    frequency = recipes.fedrs(setting, alpha=alpha, mode="frequency")
+    assert same(frequency, plain, federation) > 1e-5
+
+
+def test_scales_by_hand() -> None:
+    counts = torch.tensor([8.0, 2.0, 0.0, 4.0])
+    assert RestrictedSoftmax(4, 0.5).scale(counts).tolist() == [1, 1, 0.5, 1]
+    frequency = RestrictedSoftmax(4, 0.5, "frequency").scale(counts).tolist()
+    assert frequency == [1.0, 0.625, 0.5, 0.75]  # (1 - a) p / max p + a
+    assert RestrictedSoftmax(4, 0.5, "frequency").scale(torch.zeros(4)).tolist() == [0.5] * 4
+
+
+def test_scales_come_from_the_clients_own_labels_and_stay_there(
+    setting: Setting, federated: Any
+) -> None:
+    algorithm, federation = recipes.fedrs(setting, alpha=0.25), federated()
+    done = final(algorithm, federation)
+    for i, data in enumerate(federation.clients):
+        held = label_counts(data, CLASSES) > 0
+        assert torch.equal(done.states[i]["softmax"]["scale"], torch.where(held, 1.0, 0.25))
+    update, _ = algorithm.client_update(*one_job(algorithm, federation)[1:5])
+    assert update.keys() == {"delta", "buffers", "counters", "report"}
+    assert algorithm.reveals()["register"] == "number of training examples, once"
+
+
+def head_gradient(term: Term, context: Parts, data: ClientData) -> Gradient:
+    model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
+    params = {k: v.double() for k, v in model.init()[0].items()}
+    return gradient_of(model, term, {}, {}, whole(data), context)(params)
+
+
+def test_missing_rows_move_alpha_times_as_much() -> None:
+    """d/dw_c = a_c * (the softmax gradient at the scaled logits), for weight and bias."""
+    data = make_clients()[1]
+    data = data._replace(x=data.x.double(), w=data.w.double())
+    missing = label_counts(data, CLASSES) == 0
+    assert missing.sum() == 2
+    term = RestrictedSoftmax(CLASSES, 0.3)
+    memory = term.remember({}, {}, data)
+    grad = head_gradient(term, memory, data).grad
+
+    model = build(lambda: Mlp((FEATURES,), (10,), CLASSES), seed=1)
+    params = {k: v.double() for k, v in model.init()[0].items()}
+    out = model(params, {}, data.x)
+    scaled = out["logits"] * memory["softmax"]["scale"]
+    error = (F.softmax(scaled, 1) - F.one_hot(data.y, CLASSES)) / len(data.y)
+    at_scaled = error.T @ out["features"]
+    scale = torch.where(missing, 0.3, 1.0).double()
+    assert float((grad["head.weight"] - scale[:, None] * at_scaled).abs().max()) < 1e-15
+    assert float((grad["head.bias"] - scale * error.sum(0)).abs().max()) < 1e-15
+    assert float((grad["head.weight"] - at_scaled).abs().max()) > 1e-3
+
+
+def test_alpha_zero_leaves_missing_rows(setting: Setting, federated: Any) -> None:
+    federation = federated()
+    algorithm = recipes.fedrs(setting, alpha=0.0)
+    missing = label_counts(federation.clients[1], CLASSES) == 0
+    delta = algorithm.client_update(*one_job(algorithm, federation)[1:5])[0]["delta"]
+    assert not delta["head.weight"][missing].any()
+    assert not delta["head.bias"][missing].any()
+    assert delta["head.weight"][~missing].abs().min() > 0
+    plain = recipes.fedavg(setting)
+    free = plain.client_update(*one_job(plain, federation)[1:5])[0]["delta"]
+    assert free["head.weight"][missing].abs().max() > 1e-3
+
+
+def test_a_missing_class_keeps_its_mass() -> None:
+    """alpha = 0 makes the logit 0, which is exp(0) of the partition and not a mask."""
+    term = RestrictedSoftmax(2, 0.0)
+    data = client_data(torch.zeros(1, 1), torch.tensor([0]), 0)
+    out = {"logits": torch.tensor([[2.0, 7.0]])}
+    view = View(Model(nn.Identity()), {}, out, whole(data), term.remember({}, {}, data))
+    assert float(term(view)) == pytest.approx(math.log(math.exp(2) + 1) - 2, abs=1e-6)
+
+
+def test_fedrs_settings_out_of_range_are_refused(setting: Setting) -> None:
+    with pytest.raises(
+        InputError, match=r"alpha must be in \[0, 1\), got 1\.5; alpha = 1 is Cross"
+    ):
+        recipes.fedrs(setting, alpha=1.5)
+    with pytest.raises(InputError, match=r"alpha must be in \[0, 1\), got -0\.1"):
+        recipes.fedrs(setting, alpha=-0.1)
+    with pytest.raises(InputError, match='"frequenzy".*Did you mean "frequency"'):
+        recipes.fedrs(setting, mode="frequenzy")  # type: ignore[arg-type]
+
+
+def test_compositions_differ_from_their_parts(setting: Setting, federated: Any) -> None:
+    """FedPALS with each term is neither FedPALS nor the term alone."""
+    federation = double(federated())
+    pals = recipes.fedpals(setting, ess=0.6)
+    for with_ in (
+        recipes.fedsam(setting),
+        recipes.moon(setting, mu=5.0),
+        recipes.fedrs(setting),
+        recipes.fedprox(setting, mu=0.5),
+    ):
+        both = replace(with_, combine=pals.combine)
+        assert same(both, pals, federation, 3) > 1e-5
+        assert same(both, with_, federation, 3) > 1e-5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: FedAvg(m, objective=Proximal(0.1)),
+        lambda m: FedAvg(m, objective=2.0 * (Proximal(0.1) + Proximal(0.2))),
+        lambda m: FedAvg(m, objective=0.0 * CrossEntropy() + Proximal(0.1)),
+        lambda m: Ditto(FedAvg(m), objective=Proximal(0.1)),
+        lambda m: Ditto(FedAvg(m, objective=Proximal(0.1))),
+    ],
+)
+def test_an_objective_without_a_loss_is_refused(make: Callable[[Model], Any], mlp: Model) -> None:
+    with pytest.raises(InputError, match=r"does not depend on the clients' examples.*CrossEntropy"):
+        next(run(make(mlp), make_federation(mlp), 1))
+
+
+def test_an_objective_with_one_is_let_through(mlp: Model) -> None:
+    objective = CrossEntropy() + 0.5 * Proximal(0.1)
+    next(run(FedAvg(mlp, objective=objective), make_federation(mlp), 1))
+    assert Contrastive().reads_data()
+    assert not Proximal(0.1).reads_data()

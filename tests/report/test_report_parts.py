@@ -1,0 +1,207 @@
+"""Tables, drawings and statistics that reports are made of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from fedshift.errors import InputError
+from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
+from fedshift.report.spread import spread
+from fedshift.report.svg import (
+    PALETTE,
+    Axis,
+    Bars,
+    Series,
+    grouped_bars,
+    line_chart,
+    side_bars,
+    ticks,
+)
+from fedshift.report.tables import Table, csv_text, html_table, latex, markdown, show
+from support.report_fixtures import Outline
+
+# --------------------------------------------------------------------------- tables
+
+
+TABLE = Table(
+    ("Name", "Share"), ((r"a|b_*[x]* \ <i>", 0.5), ("[y] & 5%", None)), ("", ".1%"), "C & D"
+)
+
+
+def test_markdown_is_literal() -> None:
+    lines = markdown(TABLE).splitlines()
+    assert lines[0] == "C &amp; D"
+    assert lines[3] == "|---|---:|"
+    assert lines[4] == r"| a\|b\_\*\[x\]\* \\ &lt;i&gt; | 50.0% |"
+    assert lines[5] == r"| \[y\] &amp; 5% | – |"
+
+
+def test_csv_reads_back_with_full_precision() -> None:
+    table = Table(("Name", "x"), (('say "a,b"\nc', 1 / 3), ("d", math.nan)), ("", ".1f"))
+    rows = list(csv.reader(io.StringIO(csv_text(table))))
+    assert rows == [["Name", "x"], ['say "a,b"\nc', repr(1 / 3)], ["d", ""]]
+
+
+def test_latex_is_literal() -> None:
+    text = latex(TABLE)
+    assert (
+        r"a\textbar{}b\_{*}{[}x]{*} \textbackslash{} \textless{}i\textgreater{} & 50.0\% \\" in text
+    )
+    # A bracket at the start of a row would be an argument of the \\ before it.
+    assert r"{[}y] \& 5\% & -- \\" in text
+    assert text.startswith("\\begin{table}\n\\centering\n\\caption{C \\& D}\n\\begin{tabular}{lr}")
+
+
+def test_html_is_literal() -> None:
+    outline = Outline(html_table(TABLE))
+    assert outline.rows == [["Name", "Share"], [r"a|b_*[x]* \ <i>", "50.0%"], ["[y] & 5%", "–"]]
+
+
+def test_cells_are_shown_by_their_format() -> None:
+    assert [show(v, ".2f") for v in (None, math.nan, math.inf, -math.inf, "x", 2)] == [
+        "–", "–", "∞", "-∞", "x", "2.00",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"row 0 has 1 cells; the header has 2 \(a, b\)"):
+        Table(("a", "b"), (("x",),), ("", ""))
+
+
+# --------------------------------------------------------------------------- drawings
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    svg = ET.fromstring(grouped_bars("t", ["p", "q"], [Bars("s", (0.5, 0.25))], Axis("y")))
+    bars = [r for r in svg.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    heights = [float(r.get("height") or 0) for r in bars]
+    assert heights[0] == pytest.approx(2 * heights[1], abs=0.02)
+    assert [r.findtext(f"{SVG}title") for r in bars] == ["p, s: 0.5", "q, s: 0.25"]
+
+
+def test_a_missing_point_breaks_a_line() -> None:
+    series = Series("s", (0, 1, 2, 3), (0.0, 1.0, None, math.nan))
+    svg = ET.fromstring(line_chart("t", [series], Axis("x"), Axis("y")))
+    lines = [p.get("points") or "" for p in svg.iter(f"{SVG}polyline")]
+    assert sorted(len(p.split()) for p in lines) == [2, 2]  # the legend's and the two known points
+    whole = Series("s", (0, 1, 2, 3), (0.0, 1.0, 1.0, 0.5))
+    svg = ET.fromstring(line_chart("t", [whole], Axis("x"), Axis("y")))
+    assert max(len((p.get("points") or "").split()) for p in svg.iter(f"{SVG}polyline")) == 4
+
+
+def test_no_value_and_zero_are_different_cells() -> None:
+    def texts(shades: Shades) -> list[str | None]:
+        notes = [["a", "b", "c"]]
+        svg = heat_map("t", ["r"], ["x", "y", "z"], [[0.0, None, 0.5]], notes=notes, shades=shades)
+        return [r.findtext(f"{SVG}title") for r in ET.fromstring(svg).iter(f"{SVG}rect")]
+
+    assert [t for t in texts(ACCURACY) if t] == ["a", "c"]
+    assert [t for t in texts(SENT) if t] == ["c"]
+
+
+def test_accuracies_are_shaded_evenly_and_small_shares_stand_out() -> None:
+    assert ACCURACY.strength(0.25, 1.0) == 0.25
+    assert SENT.strength(0.25, 1.0) == 0.5
+    assert SENT.strength(0.0, 1.0) is None
+    assert ACCURACY.strength(0.0, 1.0) == 0.0
+    assert ACCURACY.strength(None, 1.0) is None
+
+
+def test_bars_from_the_side_are_as_long_as_their_values() -> None:
+    svg = ET.fromstring(side_bars("t", ["p", "q", "r"], [50.0, 25.0, None], Axis("%"), mark=40.0))
+    bars = [r for r in svg.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    widths = [float(r.get("width") or 0) for r in bars]
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.02)
+    assert widths[2] == 0.0
+    left = float(bars[0].get("x") or 0)
+    marks = [float(e.get("x1") or 0) for e in svg.iter(f"{SVG}line") if e.get("x1") == e.get("x2")]
+    assert any(x - left == pytest.approx(0.8 * widths[0], abs=0.02) for x in marks)
+    assert "no values recorded" in side_bars("t", ["p"], [None], Axis("y"))
+
+
+def test_names_do_not_overlap_on_crowded_axes() -> None:
+    for K in (10, 62):
+        columns = [f"class {k}" for k in range(K)]
+        rows = [*(f"client {i}" for i in range(100)), "target"]
+        values = np.full((101, K), 1 / K).tolist()
+        notes = [["n"] * K] * 101
+        svg = ET.fromstring(heat_map("t", rows, columns, values, notes=notes))
+        words = [t for t in svg.iter(f"{SVG}text") if str(t.text).startswith("class")]
+        at = sorted(float(t.get("x") or 0) for t in words)
+        assert min(b - a for a, b in itertools.pairwise(at)) >= 8.5
+        width = float((svg.get("viewBox") or "").split()[2])
+        assert all(0 <= x <= width for x in at)
+
+
+def test_empty_drawings_say_so() -> None:
+    for text in (
+        line_chart("t", [], Axis("x"), Axis("y")),
+        line_chart("t", [Series("s", (1.0,), (None,))], Axis("x"), Axis("y")),
+        grouped_bars("t", ["p"], [Bars("s", (None,))], Axis("y")),
+    ):
+        assert "no values recorded" in "".join(ET.fromstring(text).itertext())
+    ET.fromstring(line_chart("t", [Series("s", (1.0,), (0.0,))], Axis("x"), Axis("y")))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.031, 0.5, 0.98, 1.0])
+def test_an_axis_around_one_share_stays_close_and_within_0_and_1(value: float) -> None:
+    """One evaluated round, or several with the same accuracy."""
+
+    axis = Axis("y", percent=True)
+    chart = line_chart("t", [Series("s", (1.0,), (value,))], Axis("x"), axis)
+    words = [t.text or "" for t in ET.fromstring(chart).iter(f"{SVG}text")]
+    shown = [float(w.removesuffix(" %")) / 100 for w in words if w.endswith(" %")]
+    assert len(shown) >= 2
+    assert 0.0 <= min(shown) <= value <= max(shown) <= 1.0
+    assert max(shown) - min(shown) <= 0.13
+
+
+def test_an_axis_around_one_loss_stays_above_0() -> None:
+    def scale(value: float) -> list[str]:
+        chart = line_chart("t", [Series("s", (1.0,), (value,))], Axis("x"), Axis("loss"))
+        return [t.text or "" for t in ET.fromstring(chart).iter(f"{SVG}text")]
+
+    assert [w for w in scale(0.002) if w.startswith("-")] == []
+    assert "0.0018" in scale(0.002)
+
+
+def test_ticks_cover_the_range_in_round_steps() -> None:
+    assert ticks(0.0, 1.0) == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    for low, high in ((0.0, 0.37), (3.0, 149.0), (-2.0, 5.0), (0.7, 0.7), (1e-7, 2e-7)):
+        t = ticks(low, high)
+        assert t[0] <= low + 1e-15
+        assert t[-1] >= high
+        assert 2 <= len(t) <= 12
+
+
+def test_colours_stand_out_from_white() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    assert all(1.05 / (luminance(c) + 0.05) >= 3.0 for c in PALETTE)
+    assert 1.05 / (luminance("#ffd000") + 0.05) < 3.0
+
+
+# --------------------------------------------------------------------------- statistics
+
+
+def test_spread_by_hand() -> None:
+    s = spread([0.2, None, 0.6, 0.4])
+    assert (s.clients, s.worst, s.bottom_decile) == (3, 0.2, 0.2)
+    assert s.mean == pytest.approx(0.4)
+    assert s.sd == pytest.approx(math.sqrt(0.08 / 3))
+    # sum_ij |x_i - x_j| = 2 (0.2 + 0.4 + 0.2) = 1.6; over 2 * 9 * 0.4.
+    assert s.gini == pytest.approx(1.6 / 7.2)
+    assert spread([0.5, 0.5]).gini == 0.0
+    assert spread([0.0, 0.0]).gini == 0.0
+    assert spread([None]).worst is None
+    assert spread([k / 20 for k in range(20)]).bottom_decile == pytest.approx(0.025)

@@ -1,0 +1,350 @@
+"""Scores and routing: one formula for all priors, one client, several or all, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedshift import recipes
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.algorithms.finetune import FineTune
+from fedshift.client.origin import ClientEntropy
+from fedshift.client.sharing import Share
+from fedshift.errors import InputError
+from fedshift.router.quality import threshold
+from fedshift.router.route import ABSTAIN, Router
+from fedshift.router.score import estimate_prior, posterior, scores
+from support.by_hand import final
+from support.federations import SIZES, make_clients
+from support.routing import (
+    draw_gaussians,
+    drawn,
+    gaussian,
+    routed_federation,
+    routed_model,
+    routed_setting,
+)
+
+N = len(SIZES)
+MODEL = routed_model()
+ALGORITHM = recipes.feddrm(routed_setting(MODEL))
+
+
+def answers(router: Router, x: Tensor) -> Tensor:
+    """Every client's class probabilities, one full pass each: [N, B, K]."""
+    models = [router.served[i] for i in router.clients]
+    return torch.stack([router.model(*m, x)["logits"].double().softmax(1) for m in models])
+
+
+# ------------------------------------------------------------------------------------------- scores
+
+
+def test_the_score_is_the_formula() -> None:
+    z, n = drawn((20, 3)), torch.tensor([10.0, 30, 60]).double()
+    q, mu = torch.tensor([0.5, 0.2, 0.3]).double(), torch.tensor([0.0, 1.0, -2.0]).double()
+    by_hand = z - (n / 100).log() + q.log() - mu
+    assert torch.allclose(scores(z, n, q, mu), by_hand, rtol=0, atol=1e-14)
+    assert torch.equal(scores(z, n), z)
+    density = z - (n / 100).log() - np.log(3)
+    assert torch.allclose(scores(z, n, "density"), density, rtol=0, atol=1e-14)
+    assert scores(z.float(), n).dtype == torch.float64
+
+
+def test_another_prior_is_bayes_rule_for_it() -> None:
+    """Two Gaussians: from exact logits at the sizes' prior, the posterior under any other one."""
+    x = torch.linspace(-3, 3, 31, dtype=torch.float64)
+    logs = torch.stack([gaussian(x, -0.5, 1.0), gaussian(x, 1.0, 0.7)], 1)
+    n, q = torch.tensor([900.0, 100]).double(), torch.tensor([0.25, 0.75]).double()
+    z = logs + (n / 1000).log() + 5 * x[:, None]  # what both share is not identified
+    true = (logs.exp() * q) / (logs.exp() * q).sum(1, keepdim=True)
+    assert torch.allclose(posterior(z, n, q), true, rtol=0, atol=1e-12)
+    assert float((posterior(z, n) - true).abs().max()) > 0.3
+
+
+def test_the_mix_of_unlabelled_queries_is_found() -> None:
+    """Exact posteriors, queries from q = (0.15, 0.6, 0.25); and the optimum's conditions hold."""
+    q, n = (0.15, 0.6, 0.25), torch.tensor([500.0, 300, 200]).double()
+    means = (-1.5, 0.0, 2.0)
+    x = torch.cat(draw_gaussians(means, (1.0,) * 3, [int(20_000 * p) for p in q], seed=2))
+    z = torch.stack([gaussian(x, m, 1.0) for m in means], 1) + (n / 1000).log()
+    found = estimate_prior(z, n)
+    assert float((found - torch.tensor(q)).abs().max()) < 0.015
+    ratio = posterior(z, n) / (n / n.sum())
+    # Karush-Kuhn-Tucker for a maximum over the simplex: mean of r_i / (w_i mix) is 1 inside.
+    gradient = (ratio / (ratio @ found)[:, None]).mean(0)
+    assert float((gradient - 1).abs().max()) < 1e-6
+    stopped = estimate_prior(z, n, steps=3)
+    assert float(((ratio / (ratio @ stopped)[:, None]).mean(0) - 1).abs().max()) > 1e-3
+
+
+def test_a_client_without_queries_gets_no_mass() -> None:
+    n = torch.tensor([100.0, 0, 100, 100])
+    x = torch.cat(draw_gaussians((-4.0, 4.0), (0.5, 0.5), (200, 200)))
+    logs = [gaussian(x, m, 0.5) for m in (-4.0, 9.0, 0.0, 4.0)]
+    found = estimate_prior(torch.stack(logs, 1), n)
+    assert torch.allclose(found, torch.tensor([0.5, 0, 0, 0.5]).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ("uniform", 'unknown prior "uniform"; allowed: density, posterior'),
+        (torch.tensor([0.5, 0.5]), r"a prior of shape \(2,\) for 3 clients"),
+        (torch.tensor([0.5, 0.5, 0.5]), r"sum to 1, got \[0.5, 0.5, 0.5\]"),
+        (torch.tensor([0.0, 0.0, 1.0]), r"give mass to one of \[0, 1\]"),
+    ],
+)
+def test_wrong_priors_are_refused(prior: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scores(drawn((4, 3)), torch.tensor([1.0, 1.0, 0.0]), prior)
+
+
+def test_wrong_sizes_and_prices_are_refused() -> None:
+    z = drawn((4, 3))
+    with pytest.raises(InputError, match=r"client logits \(4, 3\) for sizes \(2,\)"):
+        scores(z, torch.ones(2))
+    with pytest.raises(InputError, match=r"not all 0, got \[0, 0, 0\]"):
+        scores(z, torch.zeros(3))
+    with pytest.raises(InputError, match=r"prices must be 3 finite numbers, got \[inf, 0, 0\]"):
+        scores(z, torch.ones(3), prices=torch.tensor([float("inf"), 0.0, 0.0]))
+    with pytest.raises(InputError, match="no queries to estimate a prior from"):
+        estimate_prior(z[:0], torch.ones(3))
+
+
+# ------------------------------------------------------------------------------------------ routing
+
+
+def test_the_best_clients_come_first(router: Router, queries: Tensor) -> None:
+    clients, probabilities = router.route(queries, k=3)
+    r = router.scores(queries).softmax(1)
+    assert clients.shape == probabilities.shape == (len(queries), 3)
+    assert torch.equal(probabilities, r.gather(1, clients))
+    assert torch.equal(probabilities, r.sort(1, descending=True).values[:, :3])
+    assert torch.equal(router.route(queries).clients[:, 0], clients[:, 0])
+    z = MODEL(*router.shared, queries)["client_logits"]
+    assert torch.equal(clients[:, 0], z.argmax(1))
+
+
+def test_hard_is_the_best_client_alone(router: Router, queries: Tensor) -> None:
+    every = answers(router, queries)
+    who = router.route(queries).clients[:, 0]
+    own = every[who, torch.arange(len(queries))]
+    for mode in ("hard", 1):
+        assert float((router.predict(queries, mode) - own).abs().max()) < 1e-6
+    assert float((router.predict(queries, 2) - own).abs().max()) > 1e-2
+
+
+def test_the_mixture_is_bayes_rule(router: Router, queries: Tensor) -> None:
+    """P(y | x) = sum_i r_i P_i(y | x); over k clients with r renormalised."""
+    every, r = answers(router, queries), router.scores(queries).softmax(1)
+    mixed = torch.einsum("bn,nbk->bk", r, every)
+    assert float((router.predict(queries, "mixture") - mixed).abs().max()) < 1e-6
+    kept = torch.where(r >= r.sort(1, descending=True).values[:, 1:2], r, 0.0)
+    two = torch.einsum("bn,nbk->bk", kept / kept.sum(1, keepdim=True), every)
+    assert float((router.predict(queries, 2) - two).abs().max()) < 1e-6
+    assert float((mixed - two).abs().max()) > 1e-3
+
+
+def test_all_of_equal_clients_is_any_of_them(router: Router, queries: Tensor) -> None:
+    one = router.served[2]
+    equal = replace(router, served=dict.fromkeys(range(N), one))
+    own = MODEL(*one, queries)["logits"].double().softmax(1)
+    assert float((equal.predict(queries, "mixture") - own).abs().max()) < 1e-6
+    assert float((router.predict(queries, "mixture") - own).abs().max()) > 1e-2
+
+
+def test_prices_move_the_choice_and_not_the_probabilities(router: Router, queries: Tensor) -> None:
+    plain = router.route(queries, k=N)
+    busiest = int(plain.clients[:, 0].mode().values)
+    prices = torch.zeros(N)
+    prices[busiest] = 50.0
+    priced = router.route(queries, k=N, prices=prices)
+    assert set(priced.clients[:, -1].tolist()) == {busiest}
+    one = torch.zeros(len(queries), N).double().scatter(1, plain.clients, plain.probabilities)
+    two = torch.zeros(len(queries), N).double().scatter(1, priced.clients, priced.probabilities)
+    assert torch.equal(one, two)
+    assert torch.equal(router.route(queries, prices=torch.full((N,), 3.0)).clients[:, 0],
+                       plain.clients[:, 0])  # fmt: skip
+    others = replace(router, sizes=router.sizes.index_fill(0, torch.tensor(busiest), 0.0))
+    gone = others.predict(queries) - router.predict(queries, prices=prices)
+    assert float(gone.abs().max()) < 1e-12
+
+
+def test_nothing_is_refused_at_coverage_1(router: Router, queries: Tensor) -> None:
+    clients = make_clients()
+    known = router.with_moments(clients)
+    plain = router.route(queries, k=2)
+    open_ = known.route(queries, k=2, min_posterior=0.0, max_novelty=float("inf"))
+    assert torch.equal(plain.clients, open_.clients)
+    assert torch.equal(plain.probabilities, open_.probabilities)
+
+
+def test_ambiguous_and_new_queries_are_refused(router: Router, queries: Tensor) -> None:
+    known = router.with_moments(make_clients())
+    plain = router.route(queries, k=2)
+    middle = float(plain.probabilities[:, 0].median())
+    strict = known.route(queries, k=2, min_posterior=middle)
+    unsure = plain.probabilities[:, 0] < middle
+    assert 0 < int(unsure.sum()) < len(queries)
+    assert bool((strict.clients[unsure] == ABSTAIN).all())
+    assert torch.equal(strict.clients[~unsure], plain.clients[~unsure])
+    assert torch.equal(strict.probabilities, plain.probabilities)
+    far = known.novelty(queries)
+    limit = -threshold(-far, 0.7)
+    near = known.route(queries, max_novelty=limit).clients[:, 0]
+    assert torch.equal(near == ABSTAIN, far > limit)
+    assert torch.equal(near[far <= limit], plain.clients[far <= limit, 0])
+    assert 0.2 < float((near == ABSTAIN).double().mean()) <= 0.3
+
+
+def test_a_client_that_has_left_changes_no_odds(router: Router, queries: Tensor) -> None:
+    gone = router.without(3)
+    assert gone.clients == [0, 1, 2, 4, 5]
+    assert 3 not in gone.route(queries, k=5).clients
+    full, less = (r.scores(queries).softmax(1) for r in (router, gone))
+    assert torch.allclose(full[:, 4] / full[:, 1], less[:, 4] / less[:, 1], rtol=1e-10, atol=0)
+    assert float(less[:, 3].max()) == 0
+    with pytest.raises(InputError, match=r"client 3 cannot be routed to; there are \[0, 1, 2"):
+        gone.without(3)
+    only = replace(router, sizes=torch.eye(N)[2])
+    with pytest.raises(InputError, match="client 2 is the last one"):
+        only.without(2)
+
+
+def test_a_client_that_has_left_makes_its_queries_new(router: Router) -> None:
+    """Whatever the order of the calls, and as if it had never had an example."""
+    clients = make_clients()
+    x, known = clients[3].x, router.with_moments(clients)
+    nobody = clients[3]._replace(x=x[:0], y=clients[3].y[:0], w=clients[3].w[:0])
+    without_it = [*clients[:3], nobody, *clients[4:]]
+    orders = (
+        known.without(3), router.without(3).with_moments(clients),
+        router.without(3).from_moments(clients), router.from_moments(clients).without(3),
+        router.with_moments(without_it),
+    )  # fmt: skip
+    assert float(orders[0].novelty(x).median()) > float(known.novelty(x).median())
+    for gone in orders[1:]:
+        assert torch.equal(gone.novelty(x), orders[0].novelty(x))
+    assert not torch.equal(known.novelty(x), orders[0].novelty(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", ["refitted", "from_moments"])
+def test_who_has_left_is_in_no_later_fit(router: Router, queries: Tensor, fit: str) -> None:
+    """Nor does it change the odds of an earlier one."""
+    clients = make_clients()
+    wild = [c._replace(x=100 * c.x + 7) if i == 3 else c for i, c in enumerate(clients)]
+    one, two = (getattr(router.without(3), fit)(c) for c in (clients, wild))
+    assert torch.equal(one.scores(queries), two.scores(queries))
+    assert one.sizes.tolist() == [n if i != 3 else 0 for i, n in enumerate(SIZES)]
+    whole = getattr(router, fit)(clients)
+    kept = whole.scores(queries).index_fill(1, torch.tensor(3), -torch.inf).softmax(1)
+    assert torch.allclose(whole.without(3).scores(queries).softmax(1), kept, rtol=1e-10, atol=0)
+    assert not torch.allclose(one.scores(queries).softmax(1), kept)
+
+
+def test_who_cannot_be_routed_to_has_no_part_in_priors(router: Router, queries: Tensor) -> None:
+    """What a prior gives it goes to the others, in proportion."""
+    gone, q = router.without(3), torch.tensor([0.2, 0.1, 0.1, 0.4, 0.1, 0.1], dtype=torch.float64)
+    left = q.index_fill(0, torch.tensor(3), 0.0) / 0.6
+    assert torch.allclose(gone.scores(queries, q), gone.scores(queries, left), rtol=0, atol=1e-12)
+    even = torch.tensor([0.2, 0.2, 0.2, 0.0, 0.2, 0.2])
+    same = gone.scores(queries, even) - gone.scores(queries, "density")
+    assert float(same[:, [0, 1, 2, 4, 5]].abs().max()) < 1e-6
+    assert not torch.allclose(router.scores(queries, q), router.scores(queries, left))
+    all_of_it = replace(router, prior=torch.eye(N)[3])
+    with pytest.raises(InputError, match="is 0 for every client that can be routed to"):
+        all_of_it.without(3)
+
+
+def test_no_client_of_probability_0_is_listed(router: Router, queries: Tensor) -> None:
+    """A prior that rules clients out leaves places empty; a price cannot fill them."""
+    q = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0, 0.0])
+    clients, probabilities = router.route(queries, k=N, prior=q)
+    assert set(clients[:, :3].flatten().tolist()) == {0, 2, 3}
+    assert bool((clients[:, 3:] == ABSTAIN).all())
+    assert bool(((clients == ABSTAIN) == (probabilities == 0)).all())
+    dear = torch.tensor([2e3, 0, 2e3, 2e3, 0, 0])
+    priced = router.route(queries, k=N, prior=q, prices=dear)
+    assert torch.equal(priced.clients, clients)
+    cheap = router.predict(queries, prior=q, prices=dear)
+    assert torch.equal(cheap, router.predict(queries, prior=q))
+    assert not bool((router.route(queries, k=N).clients == ABSTAIN).any())
+
+
+def test_a_client_that_joins_has_a_row_from_moments(router: Router) -> None:
+    """A head from moments does not use the network's own N columns, so that it can have N + 1."""
+    new = make_clients(seed=12, sizes=(50,))[0]._replace(id=torch.tensor(N))
+    grown = replace(
+        router,
+        served={**router.served, N: router.served[0]},
+        sizes=torch.cat([router.sizes, torch.ones(1)]),
+    ).from_moments([*make_clients(), new])
+    assert grown.clients == list(range(N + 1))
+    assert grown.sizes.tolist() == [*SIZES, 50]
+    assert (grown.route(new.x).clients == N).double().mean() > 0.5
+    assert not (router.route(new.x).clients == N).any()
+
+
+def test_who_never_took_part_is_not_routed_to() -> None:
+    played = final(ALGORITHM, routed_federation(MODEL), 1, cohort=3)
+    router = Router.of(ALGORITHM, played.server, played.states)
+    assert router.clients == played.cohort.tolist()
+    x = make_clients()[0].x
+    assert set(router.route(x, k=3).clients.flatten().tolist()) == set(router.clients)
+    with pytest.raises(InputError, match="k = 4 clients of 3; give 1 to all of them"):
+        router.route(x, k=4)
+
+
+def test_fine_tuned_clients_are_routed_by_the_server(queries: Tensor) -> None:
+    """Clients then answer with whole models of their own, and the router stays the common one."""
+    setting = routed_setting(MODEL)
+    tuned = FineTune(recipes.feddrm_shared_head(setting), 2, setting.local)
+    played = final(tuned, routed_federation(MODEL), 4)
+    router = Router.of(tuned.at(4), played.server, played.states)
+    common = MODEL(played.server["params"], {}, queries)
+    assert torch.equal(router.logits(queries), common["client_logits"])
+    own = MODEL(*router.served[0], queries)
+    assert not torch.equal(own["client_logits"], common["client_logits"])
+    every = answers(router, queries)
+    who = router.route(queries).clients[:, 0]
+    told = every[who, torch.arange(len(queries))]
+    assert float((router.predict(queries) - told).abs().max()) < 1e-6
+
+
+def test_blocks_do_not_matter(router: Router, queries: Tensor) -> None:
+    many = torch.cat([queries] * 12)
+    assert len(many) > 1000
+    told = router.predict(many, 2).reshape(12, len(queries), -1)
+    assert float((told - router.predict(queries, 2)).abs().max()) < 1e-6
+
+
+def test_a_router_that_cannot_be_built_says_why(router: Router, queries: Tensor) -> None:
+    played = final(ALGORITHM, routed_federation(MODEL), 1)
+    with pytest.raises(InputError, match="no client has taken part yet"):
+        Router.of(ALGORITHM, played.server, {})
+    private = FedAvg(MODEL, ClientEntropy(), share=Share(("head.", "router.")))
+    alone = final(private, routed_federation(MODEL), 1)
+    with pytest.raises(InputError, match='"router.branch.0.0.weight" stays on the clients'):
+        Router.of(private, alone.server, alone.states)
+    plain = routed_model(None)
+    setting = routed_setting(plain)
+    head = final(recipes.fedper(setting), routed_federation(plain), 1)
+    without = Router.of(recipes.fedper(setting), head.server, head.states, untrained=True)
+    with pytest.raises(InputError, match='routing needs "client_logits"'):
+        without.route(queries)
+    with pytest.raises(InputError, match='this needs "client_features", and the model returns'):
+        without.features(queries)
+    with pytest.raises(InputError, match="novelty needs the clients' moments"):
+        router.novelty(queries)
+    with pytest.raises(InputError, match='unknown mode .* "sfot"; allowed: hard, mixture'):
+        router.predict(queries, "sfot")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no queries; give at least one"):
+        router.predict(queries[:0])
+    with pytest.raises(InputError, match="2 clients given, the router tells 6 apart"):
+        router.refitted(make_clients()[:2])

@@ -1,0 +1,94 @@
+"""The unsquared form of the FedPALS weights, behind the paper's printed lambda grid for PACS."""
+
+from __future__ import annotations
+
+import clarabel
+import numpy as np
+import pytest
+import scipy.sparse
+
+from fedshift.server.pals import pals_weights
+from support.label_counts import task
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_norm_form_is_the_squared_form_at_twice_the_residual(inside: bool) -> None:
+    counts, target = task(7, inside=inside)
+    for lam in (1e-3, 1.0, 12.0, 42.0, 93.0, 1e4):
+        norm = pals_weights(counts, target, lam=lam, fidelity="norm")
+        assert norm.certified
+        r = float(np.linalg.norm(norm.residual))
+        squared = pals_weights(counts, target, lam=2 * r * lam if r > 1e-12 else 0.0)
+        np.testing.assert_allclose(norm.weights, squared.weights, atol=1e-8)
+
+
+def cone_weights(counts: np.ndarray, target: np.ndarray, lam: float) -> np.ndarray:
+    """min t + lam sum a_i^2/n_i, ||T - S^T a|| <= t, by clarabel's second-order cone."""
+    n = counts.sum(axis=1)
+    clients, classes = counts.shape
+    eye = scipy.sparse.eye(clients, clients + 1)
+    last = scipy.sparse.csc_matrix(([-1.0], ([0], [clients])), shape=(1, clients + 1))
+    mix = scipy.sparse.csc_matrix(np.column_stack([(counts / n[:, None]).T, np.zeros(classes)]))
+    ones = scipy.sparse.csc_matrix(np.append(np.ones(clients), 0.0)[None])
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-13
+    solver = clarabel.DefaultSolver(
+        scipy.sparse.csc_matrix(scipy.sparse.diags(np.append(2 * lam / n, 0.0))),
+        np.append(np.zeros(clients), 1.0),
+        scipy.sparse.csc_matrix(scipy.sparse.vstack([ones, -eye, last, mix])),
+        np.concatenate([[1.0], np.zeros(clients), [0.0], target]),
+        [
+            clarabel.ZeroConeT(1),
+            clarabel.NonnegativeConeT(clients),
+            clarabel.SecondOrderConeT(classes + 1),
+        ],
+        settings,
+    )
+    return np.array(solver.solve().x[:clients])
+
+
+def norm_objective(counts: np.ndarray, target: np.ndarray, lam: float, a: np.ndarray) -> float:
+    n = counts.sum(axis=1)
+    return float(np.linalg.norm(target - a @ (counts / n[:, None])) + lam * np.sum(a**2 / n))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_norm_form_agrees_with_a_cone_solver(inside: bool) -> None:
+    for seed in range(5):
+        counts, target = task(10 + seed, inside=inside)
+        counts = counts[counts.sum(axis=1) > 0]
+        for lam in (5.0, 100.0, 1e4):
+            solved = pals_weights(counts, target, lam=lam, fidelity="norm")
+            assert solved.certified
+            ours, theirs = solved.weights, np.clip(cone_weights(counts, target, lam), 0, None)
+            theirs /= theirs.sum()
+            excess = norm_objective(counts, target, lam, theirs)
+            excess -= norm_objective(counts, target, lam, ours)
+            assert -1e-12 <= excess <= 1e-6
+            # Strong convexity: how far the other answer's excess lets the two be apart.
+            assert (
+                np.abs(ours - theirs).sum() <= np.sqrt(counts.sum() * max(excess, 0) / lam) + 1e-6
+            )
+
+
+def test_norm_is_an_exact_penalty_inside_the_hull() -> None:
+    """For small lam the residual is zero, not just small, and the max-ESS weights are optimal."""
+    counts, target = task(8, inside=True)
+    limit = pals_weights(counts, target, lam=0.0)
+    small = pals_weights(counts, target, lam=1e-4, fidelity="norm")
+    assert small.certified
+    assert np.linalg.norm(small.residual) <= 1e-14
+    np.testing.assert_array_equal(small.weights, limit.weights)
+    squared = pals_weights(counts, target, lam=1e-4)
+    assert np.linalg.norm(squared.residual) > 1e-12
+    large = pals_weights(counts, target, lam=1e4, fidelity="norm")
+    assert np.linalg.norm(large.residual) > 1e-3
+
+
+def test_norm_ess_gives_the_same_weights_as_squared_at_another_lambda() -> None:
+    counts, target = task(9)
+    norm, squared = (pals_weights(counts, target, ess=0.5, fidelity=f) for f in ("norm", "squared"))
+    np.testing.assert_allclose(norm.weights, squared.weights, atol=1e-10)
+    r = np.linalg.norm(squared.residual)
+    assert norm.lam == pytest.approx(squared.lam / (2 * r), rel=1e-9)

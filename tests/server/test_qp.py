@@ -1,0 +1,349 @@
+"""The solver behind the FedPALS weights: optimality, proofs of error, independent references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import clarabel
+import numpy as np
+import pytest
+import scipy.sparse
+
+from fedshift.server import active_set, qp
+from fedshift.server.mixture import mixture
+from fedshift.server.pals import pals_weights
+from fedshift.server.simplex import (
+    FREE,
+    NO_CAP,
+    allocate,
+    gradient,
+    linear_gap,
+    linear_minimiser,
+    objective,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random task: counts [M, K], target [K], lam and cap."""
+
+    counts: np.ndarray
+    target: np.ndarray
+    lam: float
+    cap: float | None
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.counts.sum(axis=1).astype(float)
+
+    @property
+    def shares(self) -> np.ndarray:
+        return self.counts / self.sizes[:, None]
+
+    def solve(self, **changes):
+        chosen = {"lam": self.lam, "cap": self.cap} | changes
+        return pals_weights(self.counts, self.target, **chosen)
+
+
+def draw(rng, clients, classes, lam=None, capped=False, inside=None) -> Case:
+    """Sizes from 1 to 1e5, rows from near one-hot to dense, the target inside the hull or not."""
+    sizes = np.maximum(1, np.round(10 ** rng.uniform(0, 5, clients))).astype(int)
+    spread = rng.choice([0.05, 0.3, 2.0])
+    shares = rng.dirichlet(np.full(classes, spread) + 1e-3, size=clients)
+    counts = np.stack([rng.multinomial(n, p) for n, p in zip(sizes, shares, strict=True)])
+    inside = rng.random() < 0.5 if inside is None else inside
+    if inside:
+        mix = rng.dirichlet(np.full(clients, 0.3) + 1e-3)
+        target = mix @ (counts / sizes[:, None])
+    else:
+        target = rng.dirichlet(np.full(classes, 0.3))
+    if lam is None:
+        lam = 0.0 if rng.random() < 0.15 else float(10 ** rng.uniform(-4, 6))
+    cap = float(min(1.0, rng.uniform(1.01, 4.0) / clients)) if capped else None
+    return Case(counts, target / target.sum(), lam, cap)
+
+
+def satisfies_kkt(case: Case, a: np.ndarray, tolerance: float = 1e-10) -> bool:
+    """g = mu on free weights, >= mu at zero, <= mu at the cap, with g the gradient of f."""
+    g = -2 * case.shares @ (case.target - case.shares.T @ a) + 2 * case.lam * a / case.sizes
+    tolerance *= max(1.0, np.abs(g).max())
+    upper = NO_CAP if case.cap is None else case.cap
+    lowest_used = g[a < upper].min(initial=np.inf)  # these could take weight
+    highest_used = g[a > 0].max()  # these could give it
+    feasible = abs(a.sum() - 1) <= 1e-12 and a.min() >= 0 and a.max() <= upper
+    return bool(feasible and highest_used - lowest_used <= tolerance)
+
+
+@pytest.mark.slow
+def test_kkt_conditions_hold_on_1000_random_problems() -> None:
+    rng = np.random.default_rng(0)
+    uncertified = 0
+    for trial in range(1000):
+        clients, classes = int(rng.integers(1, 201)), int(rng.integers(2, 51))
+        case = draw(rng, clients, classes, capped=trial % 4 == 0)
+        solved = case.solve()
+        assert satisfies_kkt(case, solved.weights), (trial, case.lam, case.cap)
+        assert solved.gap <= 1e-12 * max(1.0, case.lam), (trial, case.lam)
+        uncertified += not solved.certified
+    assert uncertified <= 5
+
+
+def test_kkt_checker_rejects_perturbed_answers() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        case = draw(rng, 30, 8, lam=float(10 ** rng.uniform(0, 4)))
+        a = case.solve().weights.copy()
+        giver, taker = np.argmax(a), np.argmin(a)
+        a[giver], a[taker] = a[giver] - 1e-4, a[taker] + 1e-4
+        assert not satisfies_kkt(case, a)
+
+
+# ---------------------------------------------------------------- exact rational reference
+
+
+def _gauss(rows: list[list[Fraction]]) -> list[Fraction]:
+    """Solves the augmented system [A | b] exactly."""
+    size = len(rows)
+    for c in range(size):
+        p = next(r for r in range(c, size) if rows[r][c] != 0)
+        rows[c], rows[p] = rows[p], rows[c]
+        rows[c] = [x / rows[c][c] for x in rows[c]]
+        for r in range(size):
+            if r != c and rows[r][c] != 0:
+                factor = rows[r][c]
+                rows[r] = [x - factor * y for x, y in zip(rows[r], rows[c], strict=True)]
+    return [row[-1] for row in rows]
+
+
+def exact_weights(case: Case, lam: Fraction, start: np.ndarray) -> list[Fraction]:
+    """The optimum in rational arithmetic: pivots until the KKT conditions hold exactly."""
+    n = [Fraction(int(x)) for x in case.counts.sum(axis=1)]
+    target = [Fraction(float(t)) for t in case.target]
+    rows = [
+        [Fraction(int(x)) / n[i] - t for x, t in zip(row, target, strict=True)]
+        for i, row in enumerate(case.counts)
+    ]
+    gram = [[sum(x * y for x, y in zip(p, q, strict=True)) for q in rows] for p in rows]
+    free = [i for i, x in enumerate(start) if x > 0]
+    for _ in range(60):
+        system = [
+            [2 * gram[i][j] + (2 * lam / n[i] if i == j else 0) for j in free] + [-1, 0]
+            for i in free
+        ]
+        system.append([Fraction(1)] * len(free) + [Fraction(0), Fraction(1)])
+        *values, mu = _gauss(system)
+        if min(values) < 0:
+            free = [i for i, x in zip(free, values, strict=True) if x >= 0]
+            continue
+        a = dict(zip(free, values, strict=True))
+        slope = [sum(2 * row[j] * x for j, x in a.items()) for row in gram]
+        extra = [i for i in range(len(n)) if i not in a and slope[i] < mu]
+        if not extra:
+            return [a.get(i, Fraction(0)) for i in range(len(n))]
+        free = sorted(free + extra)
+    raise AssertionError("the exact reference did not settle")
+
+
+def l1(a, b) -> float:
+    return float(sum(abs(Fraction(float(x)) - y) for x, y in zip(a, b, strict=True)))
+
+
+def test_certified_answers_agree_with_rational_arithmetic_and_bounds_hold() -> None:
+    rng = np.random.default_rng(2)
+    certified = 0
+    for _ in range(60):
+        case = draw(rng, int(rng.integers(2, 10)), int(rng.integers(2, 6)))
+        case = Case(case.counts, case.target, float(10 ** rng.uniform(-7, 5)), None)
+        solved = case.solve()
+        error = l1(solved.weights, exact_weights(case, Fraction(case.lam), solved.weights))
+        assert error <= solved.l1_bound + 1e-12
+        if solved.certified:
+            certified += 1
+            assert error <= 1e-8
+    assert certified >= 50
+
+
+def test_lambda_zero_is_the_limit_in_rational_arithmetic() -> None:
+    """At lam = 1e-34 the exact optimum is the max-ESS minimiser to 1e-20."""
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        case = draw(rng, int(rng.integers(2, 10)), int(rng.integers(2, 6)), lam=0.0)
+        solved = case.solve()
+        exact = exact_weights(case, Fraction(1, 10**34), solved.weights)
+        assert solved.certified
+        assert l1(solved.weights, exact) <= 1e-8
+
+
+def test_error_bound_is_honest_for_perturbed_answers() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        case = draw(rng, 8, 5, lam=float(10 ** rng.uniform(-1, 4)))
+        merged = mixture(case.shares, case.sizes, case.target, NO_CAP).merged
+        best = qp.minimise(merged, case.lam)
+        assert best.error <= 1e-7
+        moved = allocate(
+            (best.weights + rng.uniform(0, 1e-3, best.weights.size)) / merged.sizes,
+            merged.sizes,
+            merged.upper,
+        )
+        error = np.abs(moved - best.weights).sum()
+        bound = active_set.error_bound(merged, case.lam, moved, best.w, best.theta)
+        assert error <= bound * (1 + 1e-9)
+        gap = linear_gap(gradient(merged, case.lam, moved), moved, merged.upper)
+        fall = objective(merged, case.lam, moved) - objective(merged, case.lam, best.weights)
+        assert fall <= gap + 1e-15
+        assert error <= np.sqrt(merged.total * gap / case.lam) + 1e-12
+
+
+# ---------------------------------------------------------------- an independent solver
+
+
+def clarabel_weights(case: Case, quadratic: np.ndarray, fixed: np.ndarray | None) -> np.ndarray:
+    """min ||v||^2 * [fixed is None] + sum quadratic_i a_i^2, v = T - S^T a (or v = fixed)."""
+    clients, classes = case.counts.shape
+    weight = 0.0 if fixed is not None else 2.0
+    cost = scipy.sparse.diags(np.concatenate([2 * quadratic, np.full(classes, weight)]))
+    mix = scipy.sparse.hstack([scipy.sparse.csc_matrix(case.shares.T), scipy.sparse.eye(classes)])
+    ones = scipy.sparse.csc_matrix(np.concatenate([np.ones(clients), np.zeros(classes)])[None])
+    pick = scipy.sparse.eye(clients, clients + classes)
+    blocks, sides = [mix, ones, -pick], [case.target, [1.0], np.zeros(clients)]
+    if fixed is not None:
+        blocks.insert(2, scipy.sparse.eye(classes, clients + classes, k=clients))
+        sides.insert(2, fixed)
+    if case.cap is not None:
+        blocks.append(pick)
+        sides.append(np.full(clients, case.cap))
+    equal = classes + 1 + (classes if fixed is not None else 0)
+    bounded = clients * (1 if case.cap is None else 2)
+    cones = [clarabel.ZeroConeT(equal), clarabel.NonnegativeConeT(bounded)]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-13
+    solver = clarabel.DefaultSolver(
+        scipy.sparse.csc_matrix(cost),
+        np.zeros(clients + classes),
+        scipy.sparse.csc_matrix(scipy.sparse.vstack(blocks)),
+        np.concatenate(sides),
+        cones,
+        settings,
+    )
+    return np.array(solver.solve().x[:clients])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("capped", [False, True])
+def test_agrees_with_clarabel(capped: bool) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(25):
+        lam = float(10 ** rng.uniform(-3, 5))
+        clients, classes = int(rng.integers(5, 101)), int(rng.integers(2, 30))
+        case = draw(rng, clients, classes, lam=lam, capped=capped)
+        solved = case.solve()
+        other = clarabel_weights(case, lam / case.sizes, None)
+        other = np.clip(other, 0, case.cap or 1.0)
+        other /= other.sum()
+        bound = np.sqrt(case.sizes.sum() * frank_wolfe_gap(case, other) / lam)
+        # 1e-6, or what the other solver's own gap allows it to be wrong by.
+        assert np.abs(solved.weights - other).sum() <= max(1e-6, bound)
+        assert case_objective(case, solved.weights) <= case_objective(case, other) * (1 + 1e-9)
+
+
+def case_objective(case: Case, a: np.ndarray) -> float:
+    r = case.target - case.shares.T @ a
+    return float(r @ r + case.lam * np.sum(a**2 / case.sizes))
+
+
+def frank_wolfe_gap(case: Case, a: np.ndarray) -> float:
+    g = -2 * case.shares @ (case.target - case.shares.T @ a) + 2 * case.lam * a / case.sizes
+    upper = np.full(a.shape, NO_CAP if case.cap is None else case.cap)
+    return float(g @ (a - linear_minimiser(g, upper)))
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_lambda_zero_maximises_ess_as_a_two_stage_solve_does(capped: bool) -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(8):
+        case = draw(rng, 40, 6, lam=0.0, capped=capped, inside=True)
+        solved = case.solve()
+        assert solved.certified
+        scale = case.sizes.sum()
+        other = clarabel_weights(case, scale / case.sizes, np.array(solved.residual))
+        ours, theirs = (np.sum(a**2 / case.sizes) * scale for a in (solved.weights, other))
+        assert ours <= theirs * (1 + 1e-6)
+        assert np.abs(solved.weights - other).sum() <= 1e-3
+        # Negative control: other minimisers of the distance exist and have a smaller ESS.
+        vertex = mixture(case.shares, case.sizes, case.target, case.cap or NO_CAP)
+        spread = np.sum(vertex.expand(vertex.nearest) ** 2 / case.sizes) * scale
+        assert capped or spread > ours * 1.01
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_allocate_is_the_projection() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(100):
+        sizes = 10 ** rng.uniform(0, 5, 20)
+        upper = np.full(20, rng.uniform(0.051, 1.0))
+        scores = rng.normal(size=20) * rng.choice([1e-6, 1e-3, 1.0])
+        a = allocate(scores, sizes, upper)
+        assert abs(a.sum() - 1) <= 1e-12
+        slopes = 2 * a / sizes - 2 * scores
+        assert linear_gap(slopes, a, upper) <= 1e-12 * max(1.0, np.abs(slopes).max())
+
+
+def test_linear_minimiser_fills_the_cheapest_first() -> None:
+    filled = linear_minimiser(np.array([3.0, 1.0, 2.0]), np.full(3, 0.4))
+    np.testing.assert_allclose(filled, [0.2, 0.4, 0.4], atol=1e-15)
+    assert linear_gap(np.array([3.0, 1.0, 2.0]), np.full(3, 1 / 3), np.full(3, 0.4)) > 0
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("clients", [10, 100, 1000])
+@pytest.mark.parametrize("classes", [10, 182])
+@pytest.mark.parametrize("inside", [False, True])
+def test_gap_at_the_sizes_of_real_tasks(clients: int, classes: int, inside: bool) -> None:
+    rng = np.random.default_rng(8)
+    case = draw(rng, clients, classes, lam=0.0, inside=inside)
+    for lam in (0.0, 1e-6, 1e-3, 10.0, 1000.0):
+        assert case.solve(lam=lam).gap <= 1e-12
+
+
+def test_interior_point_alone_is_close_and_polishing_makes_it_exact() -> None:
+    case = draw(np.random.default_rng(9), 60, 10, lam=1.0, inside=True)
+    merged = mixture(case.shares, case.sizes, case.target, NO_CAP).merged
+    near, exact = qp.interior_point(merged, 1.0), qp.minimise(merged, 1.0)
+    assert exact.error <= 1e-9
+    assert np.abs(near.weights - exact.weights).sum() <= 1e-3
+
+
+def test_polish_repairs_a_wrong_guess() -> None:
+    case = draw(np.random.default_rng(10), 60, 10, lam=10.0, inside=False)
+    merged = mixture(case.shares, case.sizes, case.target, NO_CAP).merged
+    everything = np.full(merged.sizes.shape, FREE)
+    repaired = active_set.polish(merged, 10.0, everything)
+    assert repaired.error <= 1e-9
+    exact = qp.minimise(merged, 10.0)
+    np.testing.assert_allclose(repaired.weights, exact.weights, atol=1e-9)
+
+
+def test_too_large_a_problem_is_solved_by_gradients_and_never_certified(monkeypatch) -> None:
+    case = draw(np.random.default_rng(11), 40, 6, lam=100.0, inside=False)
+    exact = case.solve()
+    monkeypatch.setattr(qp, "MAX_WORK", 0.0)
+    rough = case.solve()
+    assert exact.certified
+    assert not rough.certified
+    error = np.abs(rough.weights - exact.weights).sum()
+    assert error <= min(1e-3, rough.l1_bound)
+
+
+@pytest.mark.parametrize("clients", [200, 400])
+def test_lambda_zero_with_barely_more_clients_than_classes(clients: int) -> None:
+    """Weights far below the small lam's resolution: the last resorts of the limit are needed."""
+    case = draw(np.random.default_rng(12), clients, 182, lam=0.0, inside=True)
+    solved = case.solve()
+    assert solved.certified
+    assert solved.distance <= 1e-14
+    assert np.linalg.norm(solved.residual) <= 1e-12

@@ -1,0 +1,1 @@
+"""What tests share: small federations, data in official layouts, mistakes with their messages."""

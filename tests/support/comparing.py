@@ -1,0 +1,32 @@
+"""How far two methods come apart, and two answers found another way, for tests of laws."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.data import Batch, ClientData
+from fedshift.engine.run import Federation
+from support.by_hand import apart, final
+
+
+def same(a: Algorithm, b: Algorithm, federation: Federation, rounds: int = 2) -> float:
+    """How far two methods' models are after some rounds; 0 is bit for bit."""
+    one, two = final(a, federation, rounds), final(b, federation, rounds)
+    return apart(one.server["params"], two.server["params"])
+
+
+def whole(data: ClientData) -> Batch:
+    """All of a client's examples as one batch."""
+    n = len(data.y)
+    return Batch(data.x, data.y, data.w, torch.arange(n), torch.tensor(float(n)))
+
+
+def by_bisection(v: Tensor, total: float = 1.0) -> Tensor:
+    """max(v - tau, 0), tau by halving an interval: no sorting, no closed form."""
+    low, high = float(v.min()) - total, float(v.max())
+    for _ in range(200):
+        tau = (low + high) / 2
+        low, high = (tau, high) if float((v - tau).clamp(min=0).sum()) > total else (low, tau)
+    return (v - low).clamp(min=0)

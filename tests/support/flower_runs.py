@@ -1,0 +1,60 @@
+"""The same run twice: in this process, and through Flower's messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.engine.run import Federation, Round, run
+from fedshift.flower import AlgorithmStrategy, LocalGrid, Site, client_app, play
+from fedshift.tree import flatten
+from support.federations import CLASSES
+from support.rounds import everything
+
+
+def sites(algorithm: Algorithm, federation: Federation) -> Any:
+    """What each client of a federation has."""
+    first = (federation.params, federation.buffers)
+    return lambda i: Site(algorithm, federation.clients[i], federation.seeds.batch, first=first)
+
+
+def strategy_of(algorithm: Algorithm, federation: Federation, **given: Any) -> AlgorithmStrategy:
+    defaults = {
+        "clients": len(federation.clients),
+        "classes": CLASSES,
+        "seeds": federation.seeds,
+        "first": (federation.params, federation.buffers),
+        "patience": 0.1,
+    }
+    return AlgorithmStrategy(algorithm, **(defaults | given))
+
+
+def on_flower(
+    algorithm: Algorithm,
+    federation: Federation,
+    rounds: int,
+    *,
+    site: Any = None,
+    cohort: int | None = None,
+) -> Round:
+    """The last round of a run through an in-memory grid, with everything that clients keep."""
+    app = client_app(site or sites(algorithm, federation), open_states=True)
+    grid = LocalGrid(app, len(federation.clients))
+    strategy = strategy_of(algorithm, federation, cohort=cohort)
+    return list(play(strategy, grid, rounds, states=lambda t: t == rounds))[-1]
+
+
+def in_process(
+    algorithm: Algorithm, federation: Federation, rounds: int, cohort: int | None = None
+) -> Round:
+    return list(run(algorithm, federation, rounds, cohort=cohort))[-1]
+
+
+def apart(a: Round, b: Round) -> list[str]:
+    """The names of all tensors in which two rounds differ, in type, shape or any bit."""
+    x, y = flatten(everything(a)), flatten(everything(b))
+    both = x.keys() & y.keys()
+    odd = [k for k in both if x[k].dtype != y[k].dtype or not torch.equal(x[k], y[k])]
+    return sorted([*(x.keys() ^ y.keys()), *odd])

@@ -1,0 +1,129 @@
+"""FEDSHIFT_PLAIN=1: documented parts of torch alone give the same results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from fedshift.kernels import torch_private
+from fedshift.kernels.torch_private import EARLIER, SWITCH, plain, supported
+
+HERE = Path(__file__).parent
+SetPlain = Callable[[bool], None]
+
+
+def python(*arguments: str, **variables: str) -> str:
+    """What a new process prints; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, *arguments], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_laws_hold_without_shortcuts() -> None:
+    """And the contract, and what dense training and stacked clients promise."""
+    names = "laws contract stateless slopes dense stacked"
+    files = [str(next(HERE.rglob(f"test_{name}.py"))) for name in names.split()]
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow")
+    told = python("-m", "pytest", *options, *files, FEDSHIFT_PLAIN="1")
+    assert " passed" in told
+
+
+CODE = """
+import torch
+from torch import nn
+del nn.modules.module._has_any_global_hook, nn.modules.dropout._DropoutNd
+del nn.modules.batchnorm._BatchNorm, torch._C._functorch.is_functorch_wrapped_tensor
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.data import client_data, register
+from fedshift.engine.run import Federation, run
+from fedshift.model import Model
+from fedshift.seeds import Seeds
+net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+model = Model(net)
+torch.manual_seed(0)
+clients = [client_data(torch.randn(8, 4), torch.arange(8) % 3, i) for i in range(3)]
+federation = Federation(clients, *model.init(), register(clients, 3), Seeds.of(0))
+*_, last = run(FedAvg(model), federation, 2)
+print("done", sum(v.isfinite().all().item() for v in last.server["params"].values()))
+"""
+
+
+def test_a_torch_without_its_private_names_is_enough() -> None:
+    assert python("-c", CODE) == "done 4\n"
+
+
+def test_every_name_is_there_and_goes_by_the_switch(set_plain: SetPlain) -> None:
+    set_plain(False)
+    assert all(map(supported, torch_private._NAMES))
+    set_plain(True)
+    assert not any(map(supported, torch_private._NAMES))
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_earlier_switches_turn_all_off(
+    name: str, monkeypatch: pytest.MonkeyPatch, set_plain: SetPlain
+) -> None:
+    monkeypatch.setenv(f"FEDSHIFT_{name}", "0")
+    set_plain(False)
+    assert plain()
+    assert os.environ[SWITCH] == "0"
+
+
+def test_fallbacks_give_the_same_numbers(set_plain: SetPlain) -> None:
+    torch.manual_seed(0)
+    z, given = torch.randn(3, 5, 4), torch.randn(3, 5, 4)
+    log, out = z.log_softmax(1), z.relu()
+    images = torch.randn(2, 3, 6, 7)
+    pooled, place = nn.functional.max_pool2d(images, 2, return_indices=True)
+    back = torch.randn(pooled.shape)
+    x, w = torch.randn(7, 4), torch.randn(5, 4)
+
+    def numbers() -> list[torch.Tensor]:
+        return [
+            torch_private.log_softmax_backward(given, log, 1),
+            torch_private.relu_backward(given, out),
+            torch_private.max_pool_backward(back, images, place),
+            torch_private.onednn_linear(x, w),
+        ]
+
+    set_plain(False)
+    private = numbers()
+    set_plain(True)
+    for one, other in zip(private, numbers(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not torch.allclose(private[1], given)
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["private", "public"])
+def test_what_tensors_and_modules_are(set_plain: SetPlain, off: bool) -> None:
+    set_plain(off)
+    inside = list[bool]()
+
+    def note(v: torch.Tensor) -> torch.Tensor:
+        inside.append(torch_private.within_vmap(v))
+        return v
+
+    x = torch.ones(2, 3)
+    vmap(note)(x)
+    for v in (x, x.to("meta"), x.to_sparse(), nn.Parameter(x)):
+        note(v)
+    assert inside == [True, False, False, False, False]
+    assert torch_private.is_dropout(nn.Dropout2d())
+    assert torch_private.is_batch_norm(nn.BatchNorm1d(2))
+    assert not torch_private.is_batch_norm(nn.GroupNorm(1, 2))
+    assert not torch_private.is_dropout(nn.ReLU())
+    module = nn.ReLU()
+    assert not torch_private.has_hooks(module)
+    module.register_forward_hook(lambda *_: None)
+    assert torch_private.has_hooks(module)
