@@ -1,8 +1,8 @@
 """All benchmarks in turn, and the page of their figures: `python benchmarks/all.py [--quick]`.
 
 Each runs in a process of its own and leaves a JSON file in --out; the page is drawn from these
-files alone, so that --draw draws it again. Without --quick the page is docs/results/benchmarks.md,
-and the files lie beside it in docs/results/benchmarks.
+files alone, so that --draw draws it again. Without --quick the page is results/benchmarks.md,
+and the files lie beside it in results/benchmarks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import page
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "benchmarks.md"
+PAGE = HERE.parent / "results" / "benchmarks.md"
 FILES = PAGE.with_suffix("")
 # Those that take one core play W4 for three minutes a round. Named by as many as engine.py takes.
 CORES = os.cpu_count() or 1

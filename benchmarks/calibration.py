@@ -6,7 +6,7 @@ fifteen Gaussian worlds, and on the routing studies `feddrm/small` and `feddrm/h
 $FEDSHIFT_DATA has. Each twice: on draws that the rule of recommendation was chosen by, or near,
 and on others that were first looked at when it was fixed.
 
-`--write` writes docs/results/calibration.md.
+`--write` writes results/calibration.md.
 """
 
 # ruff: noqa: E402
@@ -41,7 +41,7 @@ from fedshift.router.quality import calibration_error
 from fedshift.router.score import posterior
 from fedshift.seeds import Seeds, numpy_generator
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "calibration.md"
+OUT = Path(__file__).parents[1] / "results" / "calibration.md"
 CLASSES, ROUNDS, DRAWS = 3, 40, 200
 # Clients, dimensions, and what differs between clients.
 WORLDS = (

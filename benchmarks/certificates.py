@@ -6,7 +6,7 @@ the unsquared form. Every answer is compared with the optimum in rational arithm
 the counts, the target, lambda and the cap for the very numbers they are.
 
 `--count` tries so many programmes (840), `--from` starts at another. `--write` writes
-docs/results/certificates.md.
+results/certificates.md.
 """
 
 # ruff: noqa: E402
@@ -30,7 +30,7 @@ from exact_weights import Exact, Weights, l1
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import PalsWeights, pals_weights
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "certificates.md"
+OUT = Path(__file__).parents[1] / "results" / "certificates.md"
 PROGRAMMES = 840
 # What `certified` promises of the weights, in L1.
 PROMISED = 1e-6

@@ -6,7 +6,7 @@ CHECKOUT holds the other version, such as one made by `git worktree add CHECKOUT
 pair is two new processes, one of each version, which play the loop's rounds in turn, TURNS turns
 each; its ratio is that of the summed seconds. New processes, because where one's memory lies makes
 it some per cent faster or slower for all its life. The interval is that of the pairs' median by
-order statistics, at least 95 %. `--write` writes docs/results/commits.md.
+order statistics, at least 95 %. `--write` writes results/commits.md.
 """
 
 # ruff: noqa: E402
@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results" / "commits.md"
+PAGE = ROOT / "results" / "commits.md"
 # Processor seconds that a turn takes at least, so that the clock's grain does not matter.
 TURN = 1.0
 TURNS = 3

@@ -5,7 +5,7 @@ counts, checkpoints, run folders, models, data sets, arrays of Flower's messages
 the file or refuse it in one message that names it: no other error, no more memory than the limit,
 no hang.
 
-`--write` writes docs/results/decoders.md. `--seed` starts another sequence.
+`--write` writes results/decoders.md. `--seed` starts another sequence.
 """
 
 # ruff: noqa: E402
@@ -49,11 +49,11 @@ from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.files import read_object
 from fedshift.papers.datasets import heart, iwildcam, sheet
+from fedshift.record.folder import read_run
 from fedshift.report.csv_counts import read_counts, read_target
-from fedshift.report.run_folder import read_run
 from fedshift.testing.damage import Reader, fuzz_file
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "decoders.md"
+OUT = Path(__file__).parents[1] / "results" / "decoders.md"
 MEMORY, BATCH = 6 << 30, 50
 CLASSES = ("cat", "dog", "owl")
 

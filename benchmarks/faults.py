@@ -7,7 +7,7 @@ fuzzed replies, a million of them, through the gate alone.
 
 `--replies N` says how many; they are fuzzed in pieces of 10,000, each a function of its number.
 What is done is in `--folder`, and the same command goes on from there; `--most N` ends after N
-pieces. A million take about half an hour of one core. `--write` writes docs/results/faults.md.
+pieces. A million take about half an hour of one core. `--write` writes results/faults.md.
 """
 
 # ruff: noqa: E402
@@ -48,7 +48,7 @@ from fedshift.seeds import Seeds, generator
 from fedshift.testing.attacks import ATTACKS, spoil
 from fedshift.testing.fuzz import Arena, Tally, arena, different, fuzz
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "faults.md"
+OUT = Path(__file__).parents[1] / "results" / "faults.md"
 CLIENTS, CLASSES, FEATURES, BAD, PIECE = 6, 5, 8, 3, 10_000
 GATE = Gate(on_bad="drop", max_norm=1e3, max_bytes=1 << 24)
 FLOWER = ("FedAvg", "FedMedian", "FedTrimmedAvg", "Krum")

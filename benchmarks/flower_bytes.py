@@ -5,7 +5,7 @@ every client are counted; NumPy's header of each array (128 bytes) and the repor
 and loss) are counted apart. Where the specification of a method says what it costs, the count is
 set beside it.
 
-`--write` puts the table into docs/results/flower_bytes.md. The numbers are counts, the same on
+`--write` puts the table into results/flower_bytes.md. The numbers are counts, the same on
 every machine.
 """
 
@@ -34,7 +34,7 @@ from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.recipes import Setting
 from fedshift.seeds import Seeds, generator
 
-OUT = Path(__file__).parent.parent / "docs" / "results" / "flower_bytes.md"
+OUT = Path(__file__).parent.parent / "results" / "flower_bytes.md"
 CLIENTS, CLASSES, INPUTS, WIDTH, LABELS = 6, 10, 64, 32, 3
 BODY = INPUTS * WIDTH + WIDTH
 P = BODY + (WIDTH + 1) * CLASSES
@@ -173,7 +173,7 @@ def makers() -> Mapping[str, Callable[[Setting], Algorithm]]:
 
 def counted(name: str, make: Callable[[Setting], Algorithm]) -> dict[str, Counted]:
     """The method's bytes: of the last round before any tuning, and FedDisk's of both stages."""
-    model = branched() if name.startswith("feddrm") else plain()
+    model = branched() if recipes.recipe(name).traits.router else plain()
     federation, local = federation_of(model), Local(lr=0.05, steps=4, batch=16)
     setting = Setting(
         model, (0.1,) * CLASSES, local, rounds=ROUNDS, clients=CLIENTS, shape=(INPUTS,)

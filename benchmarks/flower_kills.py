@@ -6,7 +6,7 @@ processes in turn: `fedshift deploy server`, Flower's SuperLink, or what plays t
 run. Then `fedshift deploy server --resume` goes on, and the run folder must be, byte for byte, that
 of `fedshift run`.
 
-`--write` writes docs/results/flower_kills.md.
+`--write` writes results/flower_kills.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from fedshift.deploy.processes import free_port
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "flower_kills.md"
+OUT = Path(__file__).parents[1] / "results" / "flower_kills.md"
 FEDSHIFT = str(Path(sys.executable).with_name("fedshift"))
 METHODS = ("fedavg", "scaffold", "ditto", "feddisk", "labelset_scaffold", "fedpals")
 VICTIMS = ("deploy server", "fedshift.deploy.guard", "flwr-serverapp")

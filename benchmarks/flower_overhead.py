@@ -3,7 +3,7 @@
 Seconds per round of FedAvg and memory, in this process and in Flower's simulation, where Flower's
 own FedAvg with a plain PyTorch client plays in the same runtime, round by round in turn.
 
-`--write` puts the table into docs/results/flower_overhead.md; `--quick` tries it at tiny size and
+`--write` puts the table into results/flower_overhead.md; `--quick` tries it at tiny size and
 prints it only. The whole takes a quarter of an hour on two idle cores; on a busy machine its
 numbers mean little.
 """
@@ -39,7 +39,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, run
 from fedshift.flower.quiet import quiet
 
-OUT = HERE.parent / "docs" / "results" / "flower_overhead.md"
+OUT = HERE.parent / "results" / "flower_overhead.md"
 # Workloads of benchmarks/workloads.py, and how many rounds of each for one of the first.
 CASES = {"W1": 1, "W2": 4}
 LIMIT = 0.05  # what our strategy may add to Flower's own round

@@ -9,7 +9,7 @@ Most processes are forked from one that has loaded the libraries; every tenth ru
 installed command from nothing, which is the one whose start is timed.
 
 What is done is in `--folder`, and the same command goes on from there. `--write` writes
-docs/results/kills.md. Two hundred points take six minutes of one core. Linux.
+results/kills.md. Two hundred points take six minutes of one core. Linux.
 """
 
 # ruff: noqa: E402
@@ -39,7 +39,7 @@ from killable import PATIENCE, children, ended, events, first_event, gone, spawn
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps, validate
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "kills.md"
+OUT = Path(__file__).parents[1] / "results" / "kills.md"
 ROUNDS, COLD, START = 12, 10, 5.0
 # In the middle of a round in one process, of a checkpoint, in a worker, in the process above them.
 KINDS = ("round", "checkpoint", "worker", "above workers")
@@ -258,7 +258,7 @@ def table(found: Sequence[Found]) -> str:
 
 
 def page(found: Sequence[Found], seed: int) -> str:
-    """The page for docs/results."""
+    """The page for results."""
     hit = [one for one in found if one.killed]
     cold = [one for one in hit if one.cold and one.begun]
     wrong = "; ".join(f"{o.number} {o.method}, {o.kind}: {o.wrong}" for o in found if o.wrong)

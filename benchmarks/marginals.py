@@ -4,7 +4,7 @@ Clients of a Dirichlet split of Fashion-MNIST; one claims part of its mass for a
 the one it is of. How often is it found, and how often is an honest one accused, at 1 %? At the
 first model and after ten rounds of FedAvg.
 
-`--quick` tries it at small size, on the shipped subset. `--write` writes docs/results/marginals.md.
+`--quick` tries it at small size, on the shipped subset. `--write` writes results/marginals.md.
 """
 
 # ruff: noqa: E402
@@ -29,7 +29,7 @@ from fedshift.experiments.load import validate
 from fedshift.experiments.task import prepare
 from fedshift.seeds import numpy_generator
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "marginals.md"
+OUT = Path(__file__).parents[1] / "results" / "marginals.md"
 LIES = (0.0, 0.05, 0.1, 0.2, 0.4)
 CLIENTS = 30
 
@@ -78,7 +78,7 @@ def row(name: str, seeds: int, rounds: int, step: int) -> list[float]:
 
 
 def main() -> None:
-    """The table for two models, to docs/results unless it is a try."""
+    """The table for two models, to results unless it is a try."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)

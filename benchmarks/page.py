@@ -1,4 +1,4 @@
-"""docs/results/benchmarks.md, drawn from what the benchmarks left. No figure is typed here."""
+"""results/benchmarks.md, drawn from what the benchmarks left. No figure is typed here."""
 
 from __future__ import annotations
 

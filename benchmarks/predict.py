@@ -4,7 +4,7 @@ Processor time of one process, all ways in turn, medians; a pass is one of the s
 same queries. "hard" sends each query to one client, "mixture" asks all. Both once more as the bare
 products, without a check, a class or a sum in float64: what the same arithmetic cannot do without.
 
-`--write` writes docs/results/predict.md.
+`--write` writes results/predict.md.
 """
 
 # ruff: noqa: E402
@@ -34,7 +34,7 @@ from fedshift.models.routed import Routed, projection
 from fedshift.router.route import Router
 from fedshift.seeds import generator
 
-OUT = Path(__file__).parents[1] / "docs" / "results" / "predict.md"
+OUT = Path(__file__).parents[1] / "results" / "predict.md"
 CLASSES, QUERIES = 10, 1000
 # Turns, and those of a network whose pass takes less than SHORT seconds.
 REPEAT, OFTEN, SHORT = 15, 151, 0.02

@@ -22,9 +22,9 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.trial import check_model
 from fedshift.errors import InputError, TrainingError, shown, unknown
 from fedshift.experiments.load import load_config
-from fedshift.experiments.metrics import Metrics
 from fedshift.model import Model
 from fedshift.outputs import dry_logits
+from fedshift.record.rounds import Metrics
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.seeds import Seeds
 from support.federations import CLASSES, FEATURES, make_clients, make_federation

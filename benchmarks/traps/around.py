@@ -9,7 +9,7 @@ from unittest import mock
 
 from fedshift.datasets import base
 from fedshift.errors import InputError
-from fedshift.report.run_folder import read_run
+from fedshift.record.folder import read_run
 
 LONG = Path(tempfile.gettempdir()) / ("n" * 300)
 

@@ -3,7 +3,7 @@
 A trap is a function `trap_...` of a file beside this one. It does one thing that a user may do, and
 says what came of it: "right", "refused: ..." or "silent: ...". Any other error is "raw: ...".
 `--before CHECKOUT` has the same traps tried with the package in another checkout, such as one made
-by `git worktree add CHECKOUT f00c906`. `--write` writes docs/results/traps.md.
+by `git worktree add CHECKOUT f00c906`. `--write` writes results/traps.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "results" / "traps.md"
+PAGE = ROOT / "results" / "traps.md"
 # What may come of a trap; "refused" is an error that names the mistake.
 OUTCOMES = ("right", "refused", "raw", "silent")
 

@@ -69,8 +69,8 @@ def server(
 
 def _unfinished(place: Path, out: Path | None) -> Path:
     """The run folder, if there is something in it to go on from."""
-    from fedshift.experiments.folder import CHECKPOINTS
     from fedshift.experiments.resume import configured
+    from fedshift.record.folder import CHECKPOINTS
 
     if out is not None:
         raise InputError("--resume goes on in its folder; leave out --out")

@@ -27,31 +27,12 @@ AXES = (
     "inner", "objective", "mix", "fit", "align", "match", "fisher", "collaborate", "mode", "local",
     "personal", "tune", "share", "combine", "server",
 )  # fmt: skip
-# Pages of docs/methods that serve several methods.
-PAGES = {
-    "fedavg": ("fedavg_uniform", "oracle"),
-    "feddisk": ("made",),
-    "feddrm": ("feddrm_shared_head",),
-    "fedopt": ("fedadam", "fedavgm", "fedyogi"),
-    "finetune": ("fedavgft", "fedproxft", "fedsamft"),
-    "labelsets": ("labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold"),
-    "moon": ("moon_uniform",),
-    "robust": ("fedmedian", "fedtrimmed", "krum", "multikrum", "rfa"),
-}
-
-
-def page_of(name: str) -> str:
-    """The method's page in the documentation."""
-    plain = name.removesuffix("_drm_repo")
-    found = next((page for page, names in PAGES.items() if name in names), plain)
-    return f"docs/methods/{found}.md"
 
 
 def example(recipe: recipes.Recipe) -> Algorithm:
     """The recipe with its defaults on a stand-in for a model, to read its fields from."""
     setting = recipes.Setting(Model(Mlp((1,), (1,), 1)), (1.0,), PLAIN, rounds=1000, clients=1)
-    needed = {"ess": 0.5} if "ess" in recipe.options else {}
-    return recipe.make(setting, **needed)
+    return recipe.make(setting, **recipe.traits.example)
 
 
 def axes_used(algorithm: Algorithm) -> list[str]:
@@ -141,7 +122,7 @@ def method_row(one: recipes.Recipe) -> dict[str, Any]:
         "options": {k: _default(p.default) for k, p in one.options.items()},
         "axes": axes_used(algorithm),
         "reveals": dict(algorithm.reveals()),
-        "page": page_of(one.name),
+        "page": one.page,
     }
 
 

@@ -10,25 +10,25 @@ from typing import Any
 
 from fedshift.cli.console import percent, put, say, show_table
 from fedshift.errors import InputError
-from fedshift.experiments.folder import PROFILE, summary_of
+from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Choice, Experiment
 from fedshift.files import check_page, clean, write
+from fedshift.recipes import recipe
+from fedshift.record.folder import PROFILE, REPORT, read_run
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
 from fedshift.report.ways import WAYS, over_rounds
 
 Done = Sequence[tuple[Path, Experiment]]
-NAMES = {"fedavg": "FedAvg", "fedpals": "FedPALS", "fedprox": "FedProx", "oracle": "Oracle"}
 
 
 def draw(folders: Sequence[Path], out: Path | None) -> Path:
     """Write the page of the given run folders; beside the only one unless `out` says where."""
     if not folders:
         raise InputError("give at least one run folder")
-    target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / REPORT
     if os.path.isdir(target):  # what is wrong with it is told when it is written
-        target = target / "report.html"
+        target = target / REPORT
     check_page(target)
     write(target, page([read_run(folder) for folder in folders]))
     return target
@@ -65,7 +65,7 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
-            NAMES.get(r["method"], r["method"]),
+            recipe(r["method"]).title,
             percent(r["target_accuracy"]),
             f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
             "–" if r["ess"] is None else f"{r['ess']:.0f}",
@@ -123,8 +123,8 @@ def show_demo(done: Done, page_path: Path) -> None:
     task = done[0][1].prepared.task
     put(f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images")
     show_comparison("Accuracy where the model will be used", [f for f, _ in done])
-    folder, pals = next(d for d in done if d[1].config.method.name not in ("fedavg", "oracle"))
-    show_choice(pals.choice)
+    _, (folder, configured), _ = done
+    show_choice(configured.choice)
     for sentence in summary_of(folder)["why"]:
         say(f"Why: {sentence}", indent=5)
     put(f"Report: {page_path}")
@@ -174,8 +174,8 @@ def _profile(folder: Path) -> dict[str, Any] | None:
 
 def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
     """The demo as one JSON object."""
-    names = ("fedavg", "oracle")
-    whole = next(summary_of(folder) for folder, e in done if e.config.method.name not in names)
+    _, (folder, _), _ = done
+    whole = summary_of(folder)
     rows = {
         "runs": comparison([f for f, _ in done]),
         "selection": whole["selection"],

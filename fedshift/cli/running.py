@@ -16,13 +16,14 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Engine, InProcess, backend_of
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import CONFIG, check_unused, kept_in, reserved
+from fedshift.experiments.folder import check_unused, kept_in, reserved
 from fedshift.experiments.load import load_with_source
 from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.places import Source
 from fedshift.experiments.progress import shelf_in
 from fedshift.experiments.resume import begun_by, configured, reopened
 from fedshift.experiments.task import Prepared, prepare
+from fedshift.record.folder import CONFIG
 
 
 @dataclass(frozen=True)

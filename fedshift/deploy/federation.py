@@ -19,6 +19,7 @@ from fedshift.deploy.processes import asked, check_port, command, running, wait_
 from fedshift.deploy.reaching import answers
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
 from fedshift.flower.quiet import quiet_environment
+from fedshift.record.folder import EVENTS, SUMMARY
 
 POLL, STATUS = 0.5, 15.0
 # So often in a row Flower may leave the question for a run's status without an answer.
@@ -137,7 +138,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -
             if event["event"] != "failed":
                 listen(event)
         heard = len(events)
-        if (out / "summary.json").exists():
+        if (out / SUMMARY).exists():
             return
         if len(events) > known and events[-1]["event"] == "failed":
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
@@ -148,7 +149,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -
             if silences == SILENCES:
                 raise FedshiftError(f"Flower does not say how the run is: {why} (see {link.log})")
             # It may have ended since we looked, and well.
-            unheard = bool(_events(out)[heard:]) or (out / "summary.json").exists()
+            unheard = bool(_events(out)[heard:]) or (out / SUMMARY).exists()
             if status.startswith("finished") and not unheard:
                 raise _failure(status, run, link)
         time.sleep(POLL)
@@ -156,7 +157,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -
 
 def _events(out: Path) -> list[dict[str, Any]]:
     try:
-        lines = (out / "events.jsonl").read_text(encoding="utf-8").split("\n")
+        lines = (out / EVENTS).read_text(encoding="utf-8").split("\n")
     except OSError:
         return []
     return [found for line in lines[:-1] if (found := _event(line))]

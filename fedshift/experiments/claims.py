@@ -15,13 +15,13 @@ from fedshift.audit import Finding, Floats, audit_marginals
 from fedshift.data import ClientData
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CONFIG
 from fedshift.experiments.load import load_with_source
 from fedshift.experiments.places import Source
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, is_folder
 from fedshift.model import Model
+from fedshift.record.folder import CONFIG, MODEL
 from fedshift.report.csv_counts import read_counts
 from fedshift.seeds import numpy_generator
 from fedshift.tree import Params
@@ -40,7 +40,7 @@ def configured(place: Path) -> tuple[Config, Source, Path | None]:
         return *load_with_source(place), None
     if not is_file(place / CONFIG):
         raise InputError(f"{place}: not a run folder (no {CONFIG}); give one, or FILE.toml")
-    model = place / "model.safetensors"
+    model = place / MODEL
     return *load_with_source(place / CONFIG), model if is_file(model) else None
 
 

@@ -27,7 +27,7 @@ from fedshift.engine.trial import check_model, check_training
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.experiment import record
-from fedshift.experiments.folder import CONFIG, EVENTS, SUMMARY, kept_in, reserved
+from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid
 from fedshift.experiments.resume import reopened
@@ -36,6 +36,7 @@ from fedshift.experiments.training import silent
 from fedshift.files import is_file
 from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.kept import KEEP
+from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 
 server_app = ServerApp()
 

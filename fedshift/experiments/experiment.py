@@ -32,10 +32,6 @@ from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.engines import Engine, InProcess
 from fedshift.experiments.folder import (
-    CHECKPOINTS,
-    CONFIG,
-    EVENTS,
-    LOCK,
     EventLog,
     in_turn,
     trained_before,
@@ -63,6 +59,7 @@ from fedshift.experiments.training import (
     silent,
 )
 from fedshift.experiments.wording import in_file_words
+from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
 
@@ -119,9 +116,9 @@ def _leaving_nothing(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
 
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
-    """The task's clients; for the oracle, clients that follow the target."""
-    oracle = config.method.name == "oracle"
-    return prepared.federation(oracle_clients(prepared) if oracle else None)
+    """The task's clients; others, which follow the target, where the method's are such."""
+    traits = recipes.recipe(config.method.name).traits
+    return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
 def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
-import math
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
-from fedshift.errors import DataError, FedshiftError, InputError, visible
+from fedshift.errors import DataError, FedshiftError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.outcome import Experiment
 from fedshift.experiments.progress import Asked, Keeper, nobody_asks
-from fedshift.experiments.run_models import CONFIG as CONFIG
-from fedshift.experiments.run_models import MODEL, model_parts
-from fedshift.experiments.run_models import SUMMARY as SUMMARY
-from fedshift.experiments.served import ServedMetrics, models
+from fedshift.experiments.run_models import model_parts
+from fedshift.experiments.served import models
 from fedshift.experiments.summary import PACKAGES, package_version, summary
 from fedshift.experiments.task import Prepared
 from fedshift.files import append, clean, read_object, write
+from fedshift.record.folder import (
+    CANDIDATES,
+    CHECKPOINTS,
+    CLIENTS,
+    CONFIG,
+    EVENTS,
+    LOCK,
+    METRICS,
+    MODEL,
+    PROFILE,
+    SERVED,
+    SUMMARY,
+)
+from fedshift.record.rounds import Client, clients_csv, rounds_csv
+from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
 
@@ -116,10 +124,6 @@ def _empty(path: Path) -> Path:
     return path
 
 
-LOCK, EVENTS = "lock.json", "events.jsonl"
-CHECKPOINTS, PROFILE = "checkpoints", "profile.json"
-
-
 class EventLog:
     """events.jsonl: one line per event, with the time, flushed as it comes."""
 
@@ -201,20 +205,21 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
     """All files of a run but events.jsonl (written on the way) and report.html (drawn later)."""
     outcome = experiment.outcome
     write_start(folder, experiment.config, experiment.prepared, backend)
-    write(folder / "metrics.csv", metrics_csv(outcome.metrics))
-    write(folder / "clients.csv", _clients_csv(experiment))
+    write(folder / METRICS, rounds_csv(outcome.metrics))
+    classes = experiment.prepared.task.classes
+    write(folder / CLIENTS, clients_csv(_clients(experiment), classes))
     if outcome.served:
-        write(folder / "served.csv", metrics_csv(outcome.served))
+        write(folder / SERVED, rounds_csv(outcome.served))
     # Copies, because clients may share tensors, which the format refuses.
     tensors = {k: v.contiguous().clone() for k, v in flatten(_models(experiment)).items()}
     write(folder / MODEL, save(tensors))
     if experiment.choice is not None:
-        (folder / "candidates").mkdir(exist_ok=True)
+        (folder / CANDIDATES).mkdir(exist_ok=True)
         for c in experiment.choice.candidates:
             name = c.label.replace("=", "-").replace("%", "")
-            write(folder / "candidates" / f"{name}.csv", metrics_csv(c.outcome.metrics))
+            write(folder / CANDIDATES / f"{name}.csv", rounds_csv(c.outcome.metrics))
     # Last: a folder with a summary is complete.
-    write(folder / SUMMARY, _json(summary(experiment)))
+    write(folder / SUMMARY, written(summary(experiment)))
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -222,38 +227,22 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return read_object(folder / SUMMARY)
 
 
-def metrics_csv(metrics: Sequence[Metrics] | Sequence[ServedMetrics]) -> str:
-    """One row per evaluated round; empty where a value does not exist."""
-    names = [f.name for f in fields(metrics[0])]
-    return _csv([names, *([getattr(m, n) for n in names] for m in metrics)])
-
-
-def _clients_csv(experiment: Experiment) -> str:
-    task, outcome = experiment.prepared.task, experiment.outcome
+def _clients(experiment: Experiment) -> list[Client]:
+    outcome = experiment.outcome
     table = outcome.federation.table
     share = table["n"] / table["n"].sum()
-    names = [f"label_{c}" for c in task.classes]
-    header = ["client", "n", "weight", "fedavg_weight", "accuracy", "n_validation", *names]
-    rows = [
-        [i, int(table["n"][i]), outcome.weights[i], float(share[i]), s.accuracy, s.n]
-        + [int(c) for c in table["labels"][i]]
+    return [
+        Client(
+            str(i),
+            int(table["n"][i]),
+            outcome.weights[i],
+            float(share[i]),
+            s.accuracy,
+            s.n,
+            tuple(int(c) for c in table["labels"][i]),
+        )
         for i, s in enumerate(outcome.clients)
     ]
-    return _csv([header, *rows])
-
-
-def _csv(rows: Sequence[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in rows:
-        writer.writerow(map(_cell, row))
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str):
-        return visible(value)
-    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _models(experiment: Experiment) -> Parts:

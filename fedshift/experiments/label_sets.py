@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.engine.run import Round
+from fedshift.record.summary import LabelSets, SetRound
 from fedshift.tree import Parts
-
-
-@dataclass(frozen=True)
-class SetRound:
-    """Label sets after one evaluated round; None for what the method does not have.
-
-    absent          labels that nobody of this round's cohort held
-    loss_*          central tuning's loss before and after its steps
-    outside_*       mean mass that the model then gives to the absent labels, on the server's inputs
-    """
-
-    round: int
-    absent: int
-    loss_before: float | None = None
-    loss_after: float | None = None
-    outside_before: float | None = None
-    outside_after: float | None = None
 
 
 def set_round(current: Round) -> tuple[SetRound, ...]:
@@ -49,57 +32,53 @@ def final_values(rounds: Sequence[SetRound]) -> dict[str, float | None]:
     return {f"sets_{name}": value for name, value in last.items()}
 
 
-def described(
-    algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]
-) -> dict[str, Any] | None:
-    """The summary's "label_sets"; None for a method without.
+def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -> LabelSets | None:
+    """What the summary says of label sets; None for a method without.
 
-    mode, tune, tune_over: the method's; tune is "none" without steps, tune_over then None.
-    holders [K]: clients that hold each label. absent_rounds [K]: in how many rounds nobody of the
-    cohort held it. rounds: one `SetRound` per evaluated round.
+    tune is "none" without steps, and tune_over then None.
     """
     if not rounds:
         return None
     rules = ask(algorithm, Capabilities.label_rules)
-    return {
+    return LabelSets(
         **(rules or {"mode": None, "tune": "none", "tune_over": None}),
-        "holders": server["sets"]["held"].sum(0).tolist(),
-        "absent_rounds": server["absent"]["rounds"].tolist(),
-        "rounds": [asdict(one) for one in rounds],
-    }
+        holders=tuple(server["sets"]["held"].sum(0).tolist()),
+        absent_rounds=tuple(server["absent"]["rounds"].tolist()),
+        rounds=tuple(rounds),
+    )
 
 
-def sentences(found: dict[str, Any], classes: Sequence[str]) -> list[str]:
+def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
     """What to know about them: labels of nobody, labels absent at times, and where mass went."""
-    last, said = found["rounds"][-1], []
-    nobody = [c for c, n in zip(classes, found["holders"], strict=True) if not n]
+    last, said = sets.rounds[-1], list[str]()
+    nobody = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
     if nobody:
-        said.append(f"No client holds {_named(nobody)}: {_unheld(found)}.")
+        said.append(f"No client holds {_named(nobody)}: {_unheld(sets)}.")
     at_times = [
         f'"{c}" ({n})'
-        for c, n, holders in zip(classes, found["absent_rounds"], found["holders"], strict=True)
+        for c, n, holders in zip(classes, sets.absent_rounds, sets.holders, strict=True)
         if n and holders
     ]
     if at_times:
         said.append(
-            f"Rounds of {last['round']} in which nobody of the cohort held a label: "
+            f"Rounds of {last.round} in which nobody of the cohort held a label: "
             f"{', '.join(at_times)}."
         )
-    if last["outside_after"] is not None and last["absent"]:
+    if last.outside_after is not None and last.absent:
         said.append(
-            f"In the last round central tuning moved the mass on the {last['absent']} absent "
-            f"label{'s' * (last['absent'] > 1)} from {last['outside_before']:.1%} to "
-            f"{last['outside_after']:.1%}."
+            f"In the last round central tuning moved the mass on the {last.absent} absent "
+            f"label{'s' * (last.absent > 1)} from {last.outside_before:.1%} to "
+            f"{last.outside_after:.1%}."
         )
     return said
 
 
-def _unheld(found: dict[str, Any]) -> str:
+def _unheld(sets: LabelSets) -> str:
     """What becomes of the rows of labels that nobody holds."""
     movers = []
-    if found["mode"] == "public":
+    if sets.mode == "public":
         movers.append('every client\'s softmax is over all labels (mode = "public")')
-    if found["tune_over"] == "all":
+    if sets.tune_over == "all":
         movers.append('central tuning moves all rows (tune_over = "all")')
     if not movers:
         return "the rows of the head stay as they began"

@@ -258,7 +258,7 @@ def _method_problems(config: Config) -> list[Problem]:
             text = f'unknown key "method.{shown(key)}" for {method.name}; '
             text += f"allowed: {', '.join(allowed)}."
             problems.append((("method", key), text + nearest(key, allowed)))
-        elif not (key == "ess" and value == "auto"):
+        elif not (recipe.traits.auto_ess and key == "ess" and value == "auto"):
             problems += _type_problems(key, value, option.annotation)
     return problems or misfits(config, recipe)
 

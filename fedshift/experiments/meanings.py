@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedshift import recipes
 from fedshift.errors import InputError, shown
 from fedshift.experiments.config import Config
 
@@ -13,47 +14,8 @@ Meanings = Mapping[str, tuple[str, ...]]
 
 # The key that names what a section's options belong to.
 NAMES = {"method": "name", "model": "name", "shift": "kind"}
-# Options of several names that are not the same under all of them.
+# Options that are not the same under all names of a section; those of methods stand in recipes.
 OTHERWISE: Mapping[str, Meanings] = {
-    "method.alpha": {
-        "how far changes may be from the guidance": ("confree",),
-        "the strength of the regularisation": ("feddyn",),
-        "the scale of the logits of absent labels": ("fedrs",),
-    },
-    "method.lam": {
-        "the pull of the personal model to the model received": (
-            "ditto", "ditto_drm_repo", "labelset_ditto",
-        ),
-        "the weight of the class loss": ("feddrm", "feddrm_shared_head"),
-        "the pull of the features": ("fedpac",),
-        "how much sample size counts against the match of the labels": ("fedpals",),
-    },
-    "method.mode": {
-        "how the logits of absent labels are scaled": ("fedrs",),
-        "who learns which labels a client holds": (
-            "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
-        ),
-    },
-    "method.mu": {
-        "the pull towards the model received": (
-            "fedpac_drm_repo", "fedpals", "fedprox", "fedproxft", "labelset_fedprox",
-        ),
-        "the strength of the contrastive term": ("feddisk", "moon", "moon_uniform"),
-    },
-    "method.share": {
-        "the part of the examples that the mixture is learned on": ("fedala",),
-        "the part of a cohort that is cut at either end": ("fedtrimmed",),
-    },
-    "method.tau": {
-        "the smallest divisor of the server's step": ("fedadam", "fedyogi"),
-        "the temperature of the contrastive term": ("feddisk", "moon", "moon_uniform"),
-    },
-    "method.tune_part": {
-        "what clients tune in the last rounds": ("fedbabu",),
-        "what the server tunes": (
-            "labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold",
-        ),
-    },
     "model.projection": {
         "the width of a linear layer before the classifier": ("resnet18", "resnet50"),
         "the width of the projection head": ("lenet-moon", "mlp-moon"),
@@ -63,7 +25,7 @@ OTHERWISE: Mapping[str, Meanings] = {
         "how evenly a label's examples are shared among the clients": ("dirichlet-per-class",),
         "how even the clients' sizes are": ("quantity",),
     },
-}  # fmt: skip
+}
 
 
 def name_in(tables: Mapping[str, Any], section: str) -> Any:
@@ -108,5 +70,8 @@ def _moved(
 
 def _meaning(key: str, name: Any) -> str | None:
     """What the option is under a name; None where it is the same everywhere, or none of it."""
+    section, _, option = key.partition(".")
+    if section == "method":
+        return recipes.recipe(name).meanings.get(option) if name in recipes.__all__ else None
     meanings = OTHERWISE.get(key, {})
     return next((what for what, names in meanings.items() if name in names), None)

@@ -35,7 +35,7 @@ def has_body(config: Config) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    if config.method.name in recipes.routed.__all__ and config.model.name not in ROUTED:
+    if recipe.traits.router and config.model.name not in ROUTED:
         return [(("model", "name"), unrouted(config.model.name))]
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     stand_in = Model(_StandIn(has_body(config)))

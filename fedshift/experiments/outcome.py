@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
@@ -13,12 +12,13 @@ from fedshift.engine.traffic import Traffic
 from fedshift.estimate import AccuracyEstimate
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import Config
-from fedshift.experiments.label_sets import SetRound
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.played import Played
 from fedshift.experiments.progress import Missed
-from fedshift.experiments.served import LastRound, ServedMetrics
+from fedshift.experiments.served import LastRound
 from fedshift.experiments.task import Prepared
+from fedshift.record import summary as record
+from fedshift.record.rounds import Metrics, ServedMetrics
+from fedshift.record.summary import Selection, SetRound
 from fedshift.server.pals import PalsWeights
 from fedshift.tree import Params
 
@@ -115,28 +115,23 @@ class Choice:
         """The candidate that the configured rule picks."""
         return next(c for c in self.candidates if c.label == self.picks[self.rule])
 
-    def to_json(self) -> dict[str, Any]:
-        """The table of candidates and picks, for the run folder."""
-        rows = []
-        for c in self.candidates:
-            final = c.outcome.final
-            rows.append(
-                {
-                    "label": c.label,
-                    "ess_fraction": c.ess_fraction,
-                    "estimated_accuracy": final.estimated_accuracy,
-                    "estimated_se": final.estimated_se,
-                    "validation_accuracy": final.validation_accuracy,
-                    "source_accuracy": final.source_accuracy,
-                    "target_accuracy": final.target_accuracy,
-                }
+    def described(self) -> Selection:
+        """The candidates and picks, for the run folder."""
+        rows = tuple(
+            record.Candidate(
+                label=c.label,
+                ess_fraction=c.ess_fraction,
+                estimated_accuracy=c.outcome.final.estimated_accuracy,
+                estimated_se=c.outcome.final.estimated_se,
+                validation_accuracy=c.outcome.final.validation_accuracy,
+                source_accuracy=c.outcome.final.source_accuracy,
+                target_accuracy=c.outcome.final.target_accuracy,
             )
-        return {
-            "rule": self.rule,
-            "chosen": self.chosen.label,
-            "picks": self.picks,
-            "candidates": rows,
-        }
+            for c in self.candidates
+        )
+        return Selection(
+            rule=self.rule, chosen=self.chosen.label, picks=self.picks, candidates=rows
+        )
 
 
 @dataclass(frozen=True, eq=False)

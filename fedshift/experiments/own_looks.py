@@ -52,13 +52,13 @@ def grey_note(config: Config, images: Tensor) -> str | None:
     if kind == "none" or images.shape[1] != 1:
         return None
     ramp = torch.linspace(0.0, 1.0, 256).view(1, 1, 1, 256)
-    found = len({tuple(look(ramp).flatten().tolist()) for look in looks(config, clients)})
-    if found == clients:
+    different = len({tuple(look(ramp).flatten().tolist()) for look in looks(config, clients)})
+    if different == clients:
         return None
     better = ' shift.transform = "fashion" has eight for grey images.' if kind == "bits" else ""
     return (
         f'shift.transform = "{kind}" differs in hue and saturation, which grey images do not have: '
-        f"of the {clients} looks only {found} differ here.{better}"
+        f"of the {clients} looks only {different} differ here.{better}"
     )
 
 

@@ -16,10 +16,9 @@ from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.engine.storage.client_states import Shelf
 from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.label_sets import SetRound
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.played import Played, played_of
-from fedshift.experiments.served import ServedMetrics
+from fedshift.record.rounds import Metrics, ServedMetrics
+from fedshift.record.summary import SetRound
 
 SECONDS = 60.0
 STATES = "states"

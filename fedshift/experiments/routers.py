@@ -9,10 +9,8 @@ from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.run_models import (
-    CLIENTS,
     FIRST,
     FIRST_BUFFERS,
-    MODEL,
     WHO,
     check_fit,
     classes_in,
@@ -23,6 +21,7 @@ from fedshift.experiments.run_models import (
 )
 from fedshift.experiments.settings import setting
 from fedshift.experiments.stored import read_parts
+from fedshift.record.folder import CLIENTS, MODEL
 from fedshift.router.route import Router
 from fedshift.router.score import Prior
 from fedshift.tree import Parts
@@ -51,33 +50,34 @@ def load_router(
     )
     check_fit(path, model, [[tree for part, tree in parts.items() if part != WHO]])
     server = {"params": parts["params"], "buffers": parts["buffers"], "table": {"n": sizes}}
-    router = Router.of(method, server, _states(path, config, parts, len(sizes)), prior)
+    router = Router.of(method, server, _states(path, parts, len(sizes)), prior)
     check_fit(path, model, router.served.values())
     return router
 
 
 def _configured(folder: Path) -> Config:
     config = complete_config(folder)
-    if config.method.name not in recipes.routed.__all__:
+    if not recipes.recipe(config.method.name).traits.router:
+        routed = " or ".join(one.name for one in recipes.recipes() if one.traits.router)
         raise InputError(
             f'{folder}: a run of "{config.method.name}", which trains no router; give one of '
-            f"{' or '.join(recipes.routed.__all__)}"
+            f"{routed}"
         )
     return config
 
 
-def _states(path: Path, config: Config, parts: Parts, clients: int) -> dict[int, Parts]:
+def _states(path: Path, parts: Parts, clients: int) -> dict[int, Parts]:
     """Client id -> its own parts, for those that took part."""
     states: dict[int, Parts] = {}
-    known = {f"client{i}": i for i in range(clients)}
+    owners = {f"client{i}": i for i in range(clients)}
     for part, tree in parts.items():
         owner, _, name = part.partition(".")
         if part not in ("params", "buffers", FIRST, FIRST_BUFFERS, WHO):
-            if owner not in known:
+            if owner not in owners:
                 raise DataError(f'{path}: "{part}" is no part of one of {clients} clients')
-            states.setdefault(known[owner], {})[name] = tree
+            states.setdefault(owners[owner], {})[name] = tree
     if WHO in parts:
         states = {i: states.get(i, {}) for i in took_part(parts, clients, path)}
-    elif config.method.name == "feddrm_shared_head":  # of a version that did not say who took part
+    elif not states:  # a version that did not record who took part, and nothing stays on clients
         states = {i: {} for i in range(clients)}
     return {i: {"private": {}, "private_buffers": {}} | own for i, own in states.items()}

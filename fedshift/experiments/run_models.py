@@ -21,12 +21,10 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
+from fedshift.record.folder import CLIENTS, CONFIG, MODEL, SUMMARY
 from fedshift.tree import Params, Parts
 
 Pair = tuple[Params, Params]
-CONFIG, SUMMARY, MODEL, CLIENTS = (
-    "config.resolved.toml", "summary.json", "model.safetensors", "clients.csv",
-)  # fmt: skip
 # Of the first model, what clients that never took part serve; who took part.
 FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
 
@@ -184,7 +182,7 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     """The run's network; for inputs of this shape, or of those of its data set."""
     if shape is None:
         return prepare(config).model
-    routed = clients if config.method.name in recipes.routed.__all__ else None
+    routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
     return network(config.model, shape, classes_in(folder), seed, routed)
 

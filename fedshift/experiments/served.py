@@ -26,41 +26,11 @@ from fedshift.evaluation.serving import (
 )
 from fedshift.experiments.drift import gradient_drift
 from fedshift.experiments.routing_details import details
+from fedshift.record.rounds import ServedMetrics
 from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
 from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
-
-
-@dataclass(frozen=True)
-class ServedMetrics:
-    """Accuracies after one round, as fractions; NaN for what the method does not have.
-
-    system_accuracy    on everybody's test examples together, each answered by the method's own
-                       rule: by the model of the client that the router finds, else by vote
-    average_accuracy   of every client's model on its own test examples, by training sizes
-    worst_accuracy     the smallest of these
-    global_accuracy    of the one model that the server holds, where it is complete
-    vote_accuracy      of the label that most clients' models give
-    routed_posterior   by the client of largest posterior, and
-    routed_density     of largest density ratio
-    mixture_accuracy   of all models, mixed by the posterior
-    oracle_routed      by the client that the example comes from
-    router_accuracy    how often the router finds that client
-    """
-
-    round: int
-    system_accuracy: float
-    average_accuracy: float
-    worst_accuracy: float
-    global_accuracy: float
-    vote_accuracy: float
-    routed_posterior: float
-    routed_density: float
-    mixture_accuracy: float
-    oracle_routed: float
-    router_accuracy: float
-
 
 TOLERANCE = 1e-4
 # What `refits` adds to the metrics of the last round.

@@ -17,6 +17,17 @@ from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
+from fedshift.record.summary import (
+    Cohorts,
+    CurvePoint,
+    Differences,
+    Final,
+    Importance,
+    LabelSets,
+    RouterDetails,
+    Serving,
+    Summary,
+)
 from fedshift.server.pals import (
     PalsWeights,
     ess_curve,
@@ -39,40 +50,40 @@ PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
 CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
 
-def summary(experiment: Experiment) -> dict[str, Any]:
-    """The run in one JSON object: weights, ESS, distances, final accuracies, and why."""
+def summary(experiment: Experiment) -> Summary:
+    """The run in one object: weights, ESS, distances, final accuracies, and why."""
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
     rows = counts / np.maximum(sizes, 1.0)[:, None]
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
-    hull = pals_weights(counts, target, lam=0.0)
-    return {
-        "fedshift": package_version("fedshift"),
-        "name": experiment.config.name,
-        "method": experiment.config.method.name,
-        "dataset": experiment.config.data.name,
-        "classes": list(task.classes),
-        "target": target,
-        "label_counts": counts.astype(int),
-        "weights": outcome.weights,
-        "fedavg_weights": by_size,
+    choice = experiment.choice
+    return Summary(
+        fedshift=package_version("fedshift"),
+        name=experiment.config.name,
+        method=experiment.config.method.name,
+        dataset=experiment.config.data.name,
+        classes=tuple(task.classes),
+        target=tuple(target.tolist()),
+        label_counts=tuple(map(tuple, counts.astype(int).tolist())),
+        weights=outcome.weights,
+        fedavg_weights=tuple(by_size.tolist()),
         **_weighed(experiment, weights, sizes, target - weights @ rows),
-        "hull_distance": hull.distance,
-        "cohorts": _cohorts(experiment),
-        "curve": _curve(experiment, counts, target),
-        "unmeasured_mass": outcome.estimate.unmeasured_mass,
-        "final": _final(outcome),
-        "best": None if outcome.best is None else vars(outcome.best),
-        "last": _last(experiment),
-        "serving": _serving(experiment),
-        "label_sets": _label_sets(experiment),
-        "differences": _differences(experiment, counts),
-        "importance": importance(outcome.last.server),
-        "missing": outcome.missed._asdict() if _missing(outcome) else None,
-        "selection": None if experiment.choice is None else experiment.choice.to_json(),
-        "why": _why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist()),
-    }
+        hull_distance=pals_weights(counts, target, lam=0.0).distance,
+        cohorts=_cohorts(experiment),
+        curve=_curve(experiment, counts, target),
+        unmeasured_mass=outcome.estimate.unmeasured_mass,
+        final=_final(outcome),
+        best=outcome.best,
+        last=_last(experiment),
+        serving=_serving(experiment),
+        label_sets=_label_sets(experiment),
+        differences=_differences(experiment, counts),
+        importance=_importance(outcome),
+        missing=outcome.missed._asdict() if _missing(outcome) else None,
+        selection=None if choice is None else choice.described(),
+        why=tuple(_why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist())),
+    )
 
 
 def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[str]:
@@ -108,50 +119,54 @@ def _of_method(experiment: Experiment) -> list[str]:
     ]
 
 
-def _label_sets(experiment: Experiment) -> dict[str, Any] | None:
+def _label_sets(experiment: Experiment) -> LabelSets | None:
     outcome = experiment.outcome
     return label_sets.described(experiment.algorithm, outcome.last.server, outcome.sets)
 
 
-def _differences(experiment: Experiment, counts: Floats) -> dict[str, Any] | None:
+def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
     """How far clients are apart, where more than their labels differs."""
     if not shifts_features(experiment.config):
         return None
     prepared = experiment.prepared
     found = measured_shift(prepared.task, counts, prepared.seeds.split)
-    return found | {"looks": look_names(experiment.config, len(prepared.task.clients))}
+    looks = look_names(experiment.config, len(prepared.task.clients))
+    return Differences(**found, looks=looks)
 
 
-def _final(outcome: Outcome) -> dict[str, Any]:
+def _importance(outcome: Outcome) -> Importance | None:
+    found = importance(outcome.last.server)
+    return None if found is None else Importance(**found)
+
+
+def _final(outcome: Outcome) -> Final:
     final = outcome.final
-    return {
-        "round": final.round,
-        "target_accuracy": final.target_accuracy,
-        "target_loss": final.target_loss,
-        "target_macro_f1": final.target_macro_f1,
-        "target_recall": outcome.test.recall,
-        "recall_estimate": outcome.estimate.recall,
-        "estimated_accuracy": final.estimated_accuracy,
-        "estimated_se": final.estimated_se,
-        "validation_accuracy": final.validation_accuracy,
-        "validation_loss": final.validation_loss,
-        "source_accuracy": final.source_accuracy,
-        **(vars(outcome.served[-1]) if outcome.served else {}),
-        **(outcome.at_end.refits if outcome.at_end else {}),
-        **label_sets.final_values(outcome.sets),
-        **_traffic(outcome),
-        "client_accuracy": [s.accuracy for s in outcome.clients],
-    }
-
-
-def _traffic(outcome: Outcome) -> dict[str, float | None]:
-    """Bytes per client in the last round, down and up, and of the whole model.
-
-    None where an engine that does not count them ran the clients.
-    """
+    served = vars(outcome.served[-1]) if outcome.served else {}
+    # Bytes per client in the last round; an engine that does not count them has none.
     down, up = outcome.traffic.each() if outcome.traffic.clients else (None, None)
     first = {"params": outcome.federation.params, "buffers": outcome.federation.buffers}
-    return {"bytes_down": down, "bytes_up": up, "bytes_model": size_in_bytes(first)}
+    return Final(
+        round=final.round,
+        target_accuracy=final.target_accuracy,
+        target_loss=final.target_loss,
+        target_macro_f1=final.target_macro_f1,
+        target_recall=tuple(outcome.test.recall),
+        recall_estimate=tuple(outcome.estimate.recall),
+        estimated_accuracy=final.estimated_accuracy,
+        estimated_se=final.estimated_se,
+        validation_accuracy=final.validation_accuracy,
+        validation_loss=final.validation_loss,
+        source_accuracy=final.source_accuracy,
+        others={
+            **{name: value for name, value in served.items() if name != "round"},
+            **(outcome.at_end.refits if outcome.at_end else {}),
+            **label_sets.final_values(outcome.sets),
+        },
+        bytes_down=down,
+        bytes_up=up,
+        bytes_model=size_in_bytes(first),
+        client_accuracy=tuple(s.accuracy for s in outcome.clients),
+    )
 
 
 def _last(experiment: Experiment) -> dict[str, Any] | None:
@@ -163,13 +178,15 @@ def _last(experiment: Experiment) -> dict[str, Any] | None:
     return {**averaged, **outcome.at_end.refits}
 
 
-def _serving(experiment: Experiment) -> dict[str, Any] | None:
+def _serving(experiment: Experiment) -> Serving | None:
     """Who answers what how well at the end; None for a task with one test set."""
     at_end = experiment.outcome.at_end
     if at_end is None:
         return None
     looks = look_names(experiment.config, len(experiment.prepared.task.clients))
-    return {"looks": looks, **at_end.details}
+    router = at_end.details["router"]
+    details = {**at_end.details, "router": None if router is None else RouterDetails(**router)}
+    return Serving(looks=looks, **details)
 
 
 def _weighed(
@@ -198,12 +215,12 @@ def _weighed(
     }
 
 
-def _cohorts(experiment: Experiment) -> dict[str, int] | None:
+def _cohorts(experiment: Experiment) -> Cohorts | None:
     """How many clients a round draws, and over how many rounds the weights are means."""
     played, drawn = experiment.outcome.played, experiment.config.training.cohort
     if played is None or drawn is None:
         return None
-    return {"clients": drawn, "rounds": played.rounds}
+    return Cohorts(clients=drawn, rounds=played.rounds)
 
 
 def _solved(experiment: Experiment) -> PalsWeights | None:
@@ -241,7 +258,7 @@ def _needless(experiment: Experiment) -> list[str]:
     ] * bool(solved.note)
 
 
-def _curve(experiment: Experiment, counts: Floats, target: Floats) -> list[dict[str, float]]:
+def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:
     """The ESS-gap curve under the method's cap and fidelity, from the largest ESS down."""
     rule = pals_of(experiment.algorithm)
     form: Form = {} if rule is None else {"cap": rule.cap, "fidelity": rule.fidelity}
@@ -249,16 +266,16 @@ def _curve(experiment: Experiment, counts: Floats, target: Floats) -> list[dict[
     largest, smallest = (end.ess_fraction for end in ends)
     inner = [f for f in CURVE if smallest < f < largest - 1e-9]
     points = (ends[0], *ess_curve(counts, target, inner, **form), ends[1])
-    return [_curve_point(point) for point in points]
+    return tuple(_curve_point(point) for point in points)
 
 
-def _curve_point(solved: PalsWeights) -> dict[str, float]:
-    return {
-        "lam": solved.lam,
-        "ess_fraction": solved.ess_fraction,
-        "distance": float(np.linalg.norm(solved.residual)),
-        "l1": float(np.abs(solved.residual).sum()),
-    }
+def _curve_point(solved: PalsWeights) -> CurvePoint:
+    return CurvePoint(
+        lam=solved.lam,
+        ess_fraction=solved.ess_fraction,
+        distance=float(np.linalg.norm(solved.residual)),
+        l1=float(np.abs(solved.residual).sum()),
+    )
 
 
 def package_version(package: str) -> str | None:

@@ -92,7 +92,7 @@ def prepare(config: Config) -> Prepared:
     trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
     raw = config.data.size is not None and config.model.name in BYTES
     task = _task(dealt, trains, holdouts, raw)
-    routed = len(trains) if config.method.name in recipes.routed.__all__ else None
+    routed = len(trains) if recipes.recipe(config.method.name).traits.router else None
     x = task.clients[0].x[:2]
     model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init, routed)
     check_classes(model, x, len(data.classes))

@@ -16,9 +16,9 @@ from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, score
 from fedshift.experiments.config import Training
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.played import reach
 from fedshift.experiments.served import Observed, models, observe, whole
+from fedshift.record.rounds import Metrics
 from fedshift.tree import Params
 
 Listener = Callable[[dict[str, Any]], None]

@@ -69,38 +69,37 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
             f"reproduce: {', '.join(sorted(options))} given, but no table is named; fedshift "
             "reproduce alone lists what there is"
         )
-    found = studies()
     if as_json:
-        show_json([_described(s) for s in found.values()])
+        show_json([_described(study) for study in studies().values()])
         return
-    for study in found.values():
+    for study in studies().values():
         put(f"{study.name}: {study.title}")
-        for extra, said in ((False, ""), (True, ", not in the paper")):
+        for extra, remark in ((False, ""), (True, ", not in the paper")):
             for dataset, splits in _splits(study, extra).items():
-                say(f"  {dataset}{said}: {', '.join(splits)}", indent=4)
+                say(f"  {dataset}{remark}: {', '.join(splits)}", indent=4)
 
 
 def _splits(study: Study, extra: bool) -> dict[str, list[str]]:
     """What --dataset and --split take of a table."""
-    found: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for column in study.columns:
         if column.extra == extra:
-            found.setdefault(column.dataset, []).append(column.split)
-    return found
+            splits.setdefault(column.dataset, []).append(column.split)
+    return splits
 
 
 def _described(study: Study) -> dict[str, Any]:
-    told = ("dataset", "split", "seeds", "rounds", "extra")
+    fields = ("dataset", "split", "seeds", "rounds", "extra")
     return {
         "name": study.name,
         "title": study.title,
         "methods": list(dict.fromkeys(row.key for row in study.rows)),
-        "columns": [{name: getattr(c, name) for name in told} for c in study.columns],
+        "columns": [{name: getattr(c, name) for name in fields} for c in study.columns],
     }
 
 
 def show(done: Reproduced, as_json: bool) -> None:
-    """The table with what was found, or one JSON document; failures go to stderr."""
+    """Print the table with its verdicts, or one JSON document; failures go to stderr."""
     outcome = done.outcome
     for problem in outcome.problems:
         tell(f"not run: {problem}")
@@ -115,8 +114,8 @@ def show(done: Reproduced, as_json: bool) -> None:
         return
     study = outcome.plan.study
     show_report_table(paper_table(study, outcome.cells) or cell_table(study, outcome.cells))
-    for found in (*verdicts(study, outcome.cells), *without_value(outcome.cells)):
-        say(found, indent=0)
+    for sentence in (*verdicts(study, outcome.cells), *without_value(outcome.cells)):
+        say(sentence, indent=0)
     if outcome.plan.overrides:
         say(f"Changed from the protocol: {', '.join(outcome.plan.overrides)}.", indent=0)
     trained = counted(len(done.report.trained), "run")

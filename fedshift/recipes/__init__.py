@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_kind, settled
@@ -35,20 +35,16 @@ from fedshift.recipes.personal import *  # noqa: F403
 from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
+from fedshift.recipes.traits import Traits as Traits
 from fedshift.recipes.uniform import *  # noqa: F403
 
-__all__ = sorted(
-    [
-        *one_model.__all__,
-        *personal.__all__,
-        *collaborating.__all__,
-        *routed.__all__,
-        *density.__all__,
-        *labelsets.__all__,
-        *robust.__all__,
-        *uniform.__all__,
-    ]
-)
+_MODULES: tuple[Any, ...] = (
+    collaborating, density, labelsets, one_model, personal, robust, routed, uniform,
+)  # fmt: skip
+__all__ = sorted(name for module in _MODULES for name in module.__all__)
+_TRAITS: dict[str, Traits] = {
+    name: traits for m in _MODULES for name, traits in getattr(m, "TRAITS", {}).items()
+}
 
 
 def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
@@ -76,7 +72,7 @@ for _name in __all__:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as a value: its name, summary, reference, note and options."""
+    """A recipe as a value: its name, summary, reference, note, options and traits."""
 
     name: str
     make: Callable[..., Algorithm]
@@ -84,6 +80,23 @@ class Recipe:
     reference: str
     note: str
     options: dict[str, inspect.Parameter]
+    traits: Traits
+
+    @property
+    def title(self) -> str:
+        """The method's name in tables."""
+        return self.traits.title or self.name
+
+    @property
+    def page(self) -> str:
+        """Its page in the documentation."""
+        return f"docs/methods/{self.traits.page or self.name.removesuffix('_drm_repo')}.md"
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Option -> what it is, for names of options that are something else in other methods."""
+        hints = {name: option.annotation for name, option in self.options.items()}
+        return {k: h.__metadata__[0] for k, h in hints.items() if get_origin(h) is Annotated}
 
 
 def recipe(name: str) -> Recipe:
@@ -101,6 +114,7 @@ def recipe(name: str) -> Recipe:
         _field(text, "Reference"),
         _field(text, "Note"),
         {k: p for k, p in signature.parameters.items() if p.kind is keyword},
+        _TRAITS.get(name, Traits()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from fedshift.algorithms.fedala import FedAla
 from fedshift.algorithms.fedas import FedAs
@@ -17,6 +17,7 @@ from fedshift.client.sharing import Share
 from fedshift.errors import InputError, unknown
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting, divided
+from fedshift.recipes.traits import ProximalMu
 from fedshift.server.confree import ConFree, PairwiseProjection, Scope
 
 __all__ = [
@@ -37,7 +38,7 @@ Host = Literal["fedrep", "fedper", "fedala", "fedpac", "fedavg"]
 def fedpac(
     setting: Setting,
     *,
-    lam: float = 1.0,
+    lam: Annotated[float, "the pull of the features"] = 1.0,
     collaborate: bool = True,
     head_epochs: int = 1,
     head_lr: float = 0.1,
@@ -62,7 +63,7 @@ def fedpac(
     return FedAvg(setting.model, local=phases, share=Share(head), server=setting.server)
 
 
-def fedpac_drm_repo(setting: Setting, *, mu: float = 0.01) -> FedAvg:
+def fedpac_drm_repo(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     """FedRep with a pull of the body towards the body received: not FedPAC.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedpac.py.
@@ -79,7 +80,7 @@ def fedala(
     *,
     layers: Layers = 1,
     mix_lr: float = 1.0,
-    share: float = 0.8,
+    share: Annotated[float, "the part of the examples that the mixture is learned on"] = 0.8,
     threshold: float = 0.1,
 ) -> FedAla:
     """Start local training from a learned mixture of the old local and the global model.
@@ -137,7 +138,7 @@ def fedas_drm_repo(setting: Setting) -> FedAs:
 def confree(
     setting: Setting,
     *,
-    alpha: float = 0.5,
+    alpha: Annotated[float, "how far changes may be from the guidance"] = 0.5,
     normalise: bool = True,
     scope: Scope = "tensor",
     host: Host = "fedrep",

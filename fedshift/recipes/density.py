@@ -14,10 +14,12 @@ from fedshift.model import Model, build
 from fedshift.models.made import Discriminator, Made, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits
 from fedshift.recipes.uniform import fedavg_uniform
 from fedshift.seeds import key
 
 __all__ = ["feddisk", "made"]
+TRAITS = {"made": Traits(page="feddisk")}
 
 Estimator = Literal["classifier", "direct"]
 
@@ -90,8 +92,8 @@ def feddisk(
     least_ess: float = 0.15,
     low: float = -1.0,
     high: float = 1.0,
-    mu: float = 0.0,
-    tau: float = 0.5,
+    mu: ContrastiveMu = 0.0,
+    tau: Temperature = 0.5,
 ) -> FedDisk:
     """Weigh examples by how much likelier they are in all clients' data than in the client's own.
 

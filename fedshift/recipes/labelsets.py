@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
@@ -13,21 +13,26 @@ from fedshift.algorithms.tuning import CentralTuning, Over, Part
 from fedshift.errors import InputError, unknown
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits
 
 __all__ = ["labelset_ditto", "labelset_fedavg", "labelset_fedprox", "labelset_scaffold"]
 
+TRAITS = {name: Traits(page="labelsets") for name in __all__}
+
 Tune = Literal["none", "mse", "pairwise"]
+SetMode = Annotated[Mode, "who learns which labels a client holds"]
+TunedPart = Annotated[Part, "what the server tunes"]
 
 
 def labelset_fedavg(
     setting: Setting,
     *,
-    mode: Mode = "private",
+    mode: SetMode = "private",
     slots: int | None = None,
     tune: Tune = "none",
     tune_steps: int = 50,
     tune_lr: float = 1e-3,
-    tune_part: Part = "head",
+    tune_part: TunedPart = "head",
     tune_over: Over = "all",
 ) -> Algorithm:
     """FedAvg whose clients know, send and receive only their own labels' rows of the head.
@@ -45,13 +50,13 @@ def labelset_fedavg(
 def labelset_fedprox(
     setting: Setting,
     *,
-    mu: float = 0.01,
-    mode: Mode = "private",
+    mu: ProximalMu = 0.01,
+    mode: SetMode = "private",
     slots: int | None = None,
     tune: Tune = "none",
     tune_steps: int = 50,
     tune_lr: float = 1e-3,
-    tune_part: Part = "head",
+    tune_part: TunedPart = "head",
     tune_over: Over = "all",
 ) -> Algorithm:
     """FedProx whose clients know, send and receive only their own labels' rows of the head.
@@ -67,12 +72,12 @@ def labelset_scaffold(
     setting: Setting,
     *,
     option: Option = "II",
-    mode: Mode = "private",
+    mode: SetMode = "private",
     slots: int | None = None,
     tune: Tune = "none",
     tune_steps: int = 50,
     tune_lr: float = 1e-3,
-    tune_part: Part = "head",
+    tune_part: TunedPart = "head",
     tune_over: Over = "all",
 ) -> Algorithm:
     """SCAFFOLD with private label sets: controls have rows for a client's own labels alone.
@@ -89,13 +94,13 @@ def labelset_scaffold(
 def labelset_ditto(
     setting: Setting,
     *,
-    lam: float = 1.0,
-    mode: Mode = "private",
+    lam: PersonalLam = 1.0,
+    mode: SetMode = "private",
     slots: int | None = None,
     tune: Tune = "none",
     tune_steps: int = 50,
     tune_lr: float = 1e-3,
-    tune_part: Part = "head",
+    tune_part: TunedPart = "head",
     tune_over: Over = "all",
 ) -> Algorithm:
     """Ditto with private label sets: personal models over a client's own labels alone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 from fedshift.algorithms.afl import Afl
 from fedshift.algorithms.fedavg import FedAvg
@@ -20,6 +21,7 @@ from fedshift.client.objectives import (
 from fedshift.client.oracles import Sam
 from fedshift.errors import InputError
 from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import ContrastiveMu, ProximalMu, ServerTau, Temperature, Traits
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals_input import Fidelity
@@ -41,6 +43,12 @@ __all__ = [
     "oracle",
     "scaffold",
 ]
+TRAITS = {
+    "fedavg": Traits("FedAvg"),
+    "fedpals": Traits("FedPALS", auto_ess=True, example={"ess": 0.5}),
+    "fedprox": Traits("FedProx"),
+    "oracle": Traits("Oracle", page="fedavg", follows_target=True),
+} | {name: Traits(page="fedopt") for name in ("fedadam", "fedavgm", "fedyogi")}
 
 
 def _objective(mu: float) -> Term:
@@ -59,7 +67,7 @@ def fedavg(setting: Setting) -> FedAvg:
     return FedAvg(setting.model, local=setting.local, server=setting.server)
 
 
-def fedprox(setting: Setting, *, mu: float = 0.01) -> FedAvg:
+def fedprox(setting: Setting, *, mu: ProximalMu = 0.01) -> FedAvg:
     """FedAvg with a pull of strength mu towards the model received.
 
     Reference: Li et al. 2020, "Federated optimization in heterogeneous networks", Algorithm 2.
@@ -73,11 +81,13 @@ def fedprox(setting: Setting, *, mu: float = 0.01) -> FedAvg:
 def fedpals(
     setting: Setting,
     *,
-    lam: float | None = None,
+    lam: Annotated[
+        float | None, "how much sample size counts against the match of the labels"
+    ] = None,
     ess: float | None = None,
     cap: float | None = None,
     fidelity: Fidelity = "squared",
-    mu: float = 0.0,
+    mu: ProximalMu = 0.0,
 ) -> FedAvg:
     """Weigh clients so that their labels mix to the target's, at a chosen effective sample size.
 
@@ -114,7 +124,12 @@ def afl(setting: Setting, *, gamma: float = 0.1, domains: tuple[int, ...] | None
     return Afl(setting.model, gamma, domains, local=setting.local, server=setting.server)
 
 
-def fedrs(setting: Setting, *, alpha: float = 0.5, mode: Restriction = "indicator") -> FedAvg:
+def fedrs(
+    setting: Setting,
+    *,
+    alpha: Annotated[float, "the scale of the logits of absent labels"] = 0.5,
+    mode: Annotated[Restriction, "how the logits of absent labels are scaled"] = "indicator",
+) -> FedAvg:
     """FedAvg with the logits of labels that a client lacks scaled by alpha in training.
 
     Reference: Li and Zhan 2021, "FedRS: federated learning with restricted softmax for label
@@ -141,7 +156,7 @@ def fedsam(setting: Setting, *, rho: float = 0.05) -> FedAvg:
     return replace(fedavg(setting), local=replace(local, oracles=oracles))
 
 
-def moon(setting: Setting, *, mu: float = 1.0, tau: float = 0.5) -> FedAvg:
+def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -> FedAvg:
     """FedAvg with features pulled to the global model's and away from the client's last model's.
 
     Reference: Li, He and Song 2021, "Model-contrastive federated learning", arXiv 2103.16257.
@@ -177,7 +192,7 @@ def fedadam(
     lr: float = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.99,
-    tau: float = 1e-3,
+    tau: ServerTau = 1e-3,
 ) -> FedAvg:
     """FedAvg with Adam on the server.
 
@@ -193,7 +208,7 @@ def fedyogi(
     lr: float = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.99,
-    tau: float = 1e-3,
+    tau: ServerTau = 1e-3,
 ) -> FedAvg:
     """FedAvg with Yogi on the server.
 
@@ -214,7 +229,9 @@ def scaffold(setting: Setting, *, option: Option = "II") -> Scaffold:
     return Scaffold(setting.model, option, local=setting.local, server=setting.server)
 
 
-def feddyn(setting: Setting, *, alpha: float = 0.1) -> FedDyn:
+def feddyn(
+    setting: Setting, *, alpha: Annotated[float, "the strength of the regularisation"] = 0.1
+) -> FedDyn:
     """Regularise local training so that the clients' optima agree with the global one.
 
     Reference: Acar et al. 2021, "Federated learning based on dynamic regularization" (FedDyn),

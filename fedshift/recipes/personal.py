@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.algorithms.ditto import Ditto
@@ -16,6 +16,7 @@ from fedshift.errors import InputError, nearest, unknown
 from fedshift.model import Model
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting, SettingError, counted, divided
+from fedshift.recipes.traits import PersonalLam, ProximalMu, Traits
 
 __all__ = [
     "ditto",
@@ -31,7 +32,9 @@ __all__ = [
     "local_only",
 ]
 
-TunePart = Literal["head", "body", "full"]
+TRAITS = {name: Traits(page="finetune") for name in ("fedavgft", "fedproxft", "fedsamft")}
+
+TunePart = Annotated[Literal["head", "body", "full"], "what clients tune in the last rounds"]
 
 
 def local_only(setting: Setting) -> LocalOnly:
@@ -72,7 +75,7 @@ def fedavgft(setting: Setting, *, tune_rounds: int = 100) -> Algorithm:
     return _tuned(setting, one_model.fedavg(setting), tune_rounds, setting.local)
 
 
-def fedproxft(setting: Setting, *, mu: float = 0.01, tune_rounds: int = 100) -> Algorithm:
+def fedproxft(setting: Setting, *, mu: ProximalMu = 0.01, tune_rounds: int = 100) -> Algorithm:
     """FedProx, then every client tunes the whole model alone, without the pull.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 4 (baseline).
@@ -90,7 +93,7 @@ def fedsamft(setting: Setting, *, rho: float = 0.05, tune_rounds: int = 100) -> 
     return _tuned(setting, one_model.fedsam(setting, rho=rho), tune_rounds, setting.local)
 
 
-def ditto(setting: Setting, *, lam: float = 1.0) -> Ditto:
+def ditto(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     """FedAvg, and beside it a personal model on each client that is pulled to the global one.
 
     Reference: Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
@@ -100,7 +103,7 @@ def ditto(setting: Setting, *, lam: float = 1.0) -> Ditto:
     return Ditto(one_model.fedavg(setting), lam, setting.local)
 
 
-def ditto_drm_repo(setting: Setting, *, lam: float = 1.0) -> Ditto:
+def ditto_drm_repo(setting: Setting, *, lam: PersonalLam = 1.0) -> Ditto:
     """Ditto with the setting's steps shared out between the two models.
 
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/ditto.py.

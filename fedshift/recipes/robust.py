@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.errors import InputError
 from fedshift.recipes.setting import Setting
+from fedshift.recipes.traits import Traits
 from fedshift.server.combine import Combine
 from fedshift.server.robust import Geometric, Krum, Median, Trimmed
 from fedshift.server.weights import BySize
 
 __all__ = ["fedmedian", "fedtrimmed", "krum", "multikrum", "rfa"]
+TRAITS = {name: Traits(page="robust") for name in __all__}
+
+Cut = Annotated[float, "the part of a cohort that is cut at either end"]
 
 
 def fedmedian(setting: Setting) -> FedAvg:
@@ -22,7 +28,7 @@ def fedmedian(setting: Setting) -> FedAvg:
     return _robust(setting, "fedmedian", Median())
 
 
-def fedtrimmed(setting: Setting, *, share: float = 0.2) -> FedAvg:
+def fedtrimmed(setting: Setting, *, share: Cut = 0.2) -> FedAvg:
     """The mean of the clients' changes without the extreme ones, coordinate by coordinate.
 
     Reference: Yin, Chen, Ramchandran and Bartlett 2018, arXiv 1803.01498, Algorithm 1, option II.

@@ -9,8 +9,10 @@ from fedshift.client.sharing import Share
 from fedshift.errors import InputError
 from fedshift.recipes.personal import head_of, layers_of
 from fedshift.recipes.setting import Setting, SettingError
+from fedshift.recipes.traits import ClassLam, Traits
 
 __all__ = ["feddrm", "feddrm_shared_head"]
+TRAITS = {name: Traits(router=True, page="feddrm") for name in __all__}
 
 
 def _objective(lam: float) -> Term:
@@ -24,7 +26,7 @@ def _objective(lam: float) -> Term:
     return lam * CrossEntropy() + (1.0 - lam) * ClientEntropy() if lam else ClientEntropy()
 
 
-def feddrm(setting: Setting, *, lam: float = 0.8) -> FedAvg:
+def feddrm(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
     """Learn a head per client and, over shared features, which client's data a query resembles.
 
     Reference: Wang, Zhang, Zhang, Liu and Zhang 2026, "Beyond aggregation: guiding clients in
@@ -48,7 +50,7 @@ def feddrm(setting: Setting, *, lam: float = 0.8) -> FedAvg:
     )
 
 
-def feddrm_shared_head(setting: Setting, *, lam: float = 0.8) -> FedAvg:
+def feddrm_shared_head(setting: Setting, *, lam: ClassLam = 0.8) -> FedAvg:
     """FedDRM with one classifier for all clients, for inputs that shift while labels do not.
 
     Reference: Wang et al. 2026, arXiv 2509.23049, Section 2.2 (covariate shift).

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.report.difference_fields import Differences
+from fedshift.record.folder import RunResult
+from fedshift.record.summary import Differences
 from fedshift.report.heat_map import Shades, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.run_folder import RunResult
 from fedshift.report.splits import client_names, heading, left_out, looked_names, splits
 from fedshift.report.svg import Axis, Bars, grouped_bars
 from fedshift.report.tables import Cell, Table, from_columns

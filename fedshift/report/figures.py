@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.errors import InputError, visible
 from fedshift.files import write
+from fedshift.record.folder import RunResult
 from fedshift.report.page import run_labels
 from fedshift.report.routing import shown_curve
-from fedshift.report.run_folder import RunResult
 from fedshift.report.served_runs import serving_runs
 from fedshift.report.splits import looked_names
 

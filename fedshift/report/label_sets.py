@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.report.label_set_fields import LabelSets
+from fedshift.record.folder import RunResult
+from fedshift.record.summary import LabelSets
 from fedshift.report.layout import fold, note, section, table
-from fedshift.report.run_folder import RunResult
 from fedshift.report.tables import Cell, Table
 
 

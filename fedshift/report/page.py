@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 
 from fedshift.errors import InputError
+from fedshift.record.folder import RunResult
 from fedshift.report import differences, label_sets, routing, sections, serving
 from fedshift.report.layout import html_page, items, note, table, why
-from fedshift.report.run_folder import RunResult
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedshift.record.folder import RunResult
+from fedshift.record.summary import RouterDetails
 from fedshift.report.heat_map import SENT, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.run_folder import RunResult
 from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
-from fedshift.report.serving_fields import RouterDetails
 from fedshift.report.splits import MOST_DRAWN, Split, left_out, looked_names
 from fedshift.report.svg import PALETTE, Axis, Series, line_chart
 from fedshift.report.tables import Table

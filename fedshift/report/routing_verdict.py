@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.report.run_folder import RunResult
-from fedshift.report.serving_fields import Last
+from fedshift.record.folder import RunResult
+from fedshift.record.summary import Last
 
 
 def verdict(runs: Sequence[RunResult], labels: Sequence[str]) -> str:

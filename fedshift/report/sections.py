@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedshift.record.folder import RunResult
+from fedshift.record.summary import Selection
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.run_folder import RunResult, Selection
 from fedshift.report.splits import Split, client_names, heading, left_out, looked_names, splits
 from fedshift.report.spread import spread
 from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart

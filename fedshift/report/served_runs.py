@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.report.run_folder import RunResult
-from fedshift.report.serving_fields import Serving
+from fedshift.record.folder import RunResult
+from fedshift.record.summary import Serving
 from fedshift.report.shapes import escape
 from fedshift.report.splits import client_names
 from fedshift.report.tables import MISSING, Table

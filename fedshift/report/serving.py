@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedshift.record.folder import RunResult
 from fedshift.report.heat_map import ACCURACY, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.routing_verdict import verdict
-from fedshift.report.run_folder import RunResult
 from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
 from fedshift.report.splits import (
     Split,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedshift.report.run_folder import RunResult
+from fedshift.record.folder import RunResult
 from fedshift.report.shapes import escape
 
 # More rows than this cannot be told apart at the width of a page; the tables have them all.

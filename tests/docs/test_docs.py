@@ -16,6 +16,7 @@ from fedshift.experiments.config import Config, Section
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "results").rglob("*.md"))
 PYTHON = re.compile(r"```python\n(.*?)```", re.S)
 
 
@@ -73,7 +74,7 @@ def test_every_method_has_a_page_or_a_section() -> None:
         assert name in pages.replace("-", ""), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
         if not target.startswith("http"):

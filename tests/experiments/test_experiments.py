@@ -16,7 +16,6 @@ from fedshift.experiments.config import Config, Data, Method, SeedTable, Selecti
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.load import dumps, line_of, load_config, validate
-from fedshift.experiments.meanings import OTHERWISE
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.settings import setting
 from fedshift.experiments.summary import reasons
@@ -325,16 +324,15 @@ def test_an_option_is_never_carried_over_to_another_meaning(
 
 def test_every_option_of_several_methods_has_its_meanings_told() -> None:
     """Of a name that several methods have, one meaning for all, or one for each of them."""
-    having: dict[str, set[str]] = {}
+    meanings: dict[str, list[str | None]] = {}
     for recipe in recipes.recipes():
         for option in recipe.options:
-            having.setdefault(f"method.{option}", set()).add(recipe.name)
-    for key, names in having.items():
-        told = [name for meant in OTHERWISE.get(key, {}).values() for name in meant]
-        assert sorted(told) == (sorted(names) if key in OTHERWISE else [])
-    # Whoever adds a method looks here whether its option is the others'.
-    alike = {key.partition(".")[2] for key, names in having.items() if len(names) > 1}
-    alike -= {key.partition(".")[2] for key in OTHERWISE}
+            meanings.setdefault(option, []).append(recipe.meanings.get(option))
+    told = {option for option, meant in meanings.items() if any(meant)}
+    assert told == {"alpha", "lam", "mode", "mu", "share", "tau", "tune_part"}
+    assert all(all(meanings[option]) and len(set(meanings[option])) > 1 for option in told)
+    # If your method makes this fail: an option that means something else says so, by Annotated.
+    alike = {option for option, meant in meanings.items() if len(meant) > 1} - told
     assert alike == {
         "beta1", "beta2", "byzantine", "density_rounds", "head_epochs", "hidden", "high",
         "least_ess", "low", "lr", "option", "rho", "slots", "tune", "tune_lr", "tune_over",

@@ -25,8 +25,8 @@ from fedshift.experiments.settings import setting
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
+from fedshift.record.folder import read_run
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
 from fedshift.shifts import domain_auc, label_distances, noise_pool, noisy_writers
 from fedshift.shifts.noise import Shared
 from support.writer_fixtures import EACH, OTHERS, WRITERS, write_digits

@@ -14,9 +14,9 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import processes
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.folder import CHECKPOINTS, CONFIG, SUMMARY
 from fedshift.experiments.load import MOST, MOST_TOLD, load_config, validate
 from fedshift.experiments.resume import _check_names, configured
+from fedshift.record.folder import CHECKPOINTS, CONFIG, SUMMARY
 from support.broken_inputs import GOOD
 
 

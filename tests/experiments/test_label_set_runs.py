@@ -19,14 +19,15 @@ from fedshift.engine.run import Federation, run
 from fedshift.engine.traffic import Meter, Traffic
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import summary_of
-from fedshift.experiments.label_sets import SetRound, sentences
+from fedshift.experiments.label_sets import sentences
 from fedshift.experiments.load import load_config, validate
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
 from fedshift.model import Model
 from fedshift.recipes import Setting
+from fedshift.record.folder import read_run
+from fedshift.record.summary import LabelSets, SetRound
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
 from fedshift.shifts import LabelSetSplit
 from fedshift.tree import size_in_bytes
 from support.label_set_fixtures import tables
@@ -156,24 +157,20 @@ def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
     assert found["why"]
 
 
-PRIVATE = {"mode": "private", "tune": "mse", "tune_over": "union"}
+PRIVATE: dict[str, Any] = {"mode": "private", "tune": "mse", "tune_over": "union"}
 
 
 def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
     one = SetRound(9, 2, 0.5, 0.4, 0.25, 0.75)
-    found = PRIVATE | {"holders": [1, 0, 2], "absent_rounds": [4, 9, 0], "rounds": [vars(one)]}
-    said = sentences(found, ("cat", "dog", "cow"))
+    sets = LabelSets(holders=(1, 0, 2), absent_rounds=(4, 9, 0), rounds=(one,), **PRIVATE)
+    said = sentences(sets, ("cat", "dog", "cow"))
     assert said == [
         'No client holds "dog": the rows of the head stay as they began.',
         'Rounds of 9 in which nobody of the cohort held a label: "cat" (4).',
         "In the last round central tuning moved the mass on the 2 absent labels from 25.0% to "
         "75.0%.",
     ]
-    calm = PRIVATE | {
-        "holders": [1],
-        "absent_rounds": [0],
-        "rounds": [vars(replace(one, absent=0))],
-    }
+    calm = LabelSets(holders=(1,), absent_rounds=(0,), rounds=(replace(one, absent=0),), **PRIVATE)
     assert sentences(calm, ("cat",)) == []
 
 

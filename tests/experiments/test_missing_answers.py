@@ -15,20 +15,32 @@ from fedshift.testing.faults import Faulty, at
 from support.small_runs import config_of
 
 
-def faulty_engine(config: Any, options: dict[str, Any]) -> Any:
-    """Round 2 of a configured run fails altogether, round 3 for whoever of 0, 1, 2 is drawn."""
-    faults = {(2, i): "nan" for i in range(6)} | {(3, i): "inf" for i in range(3)}
+class FaultyEngine:
+    """Round 2 of a run fails altogether, round 3 for whichever of clients 0, 1, 2 is drawn."""
 
-    def play(*args: Any, cohort: int, backend: Any, after: Any) -> Any:
-        return run(*args, cohort=cohort, backend=Faulty(at(faults)), after=after)
+    backend = "loop"
 
-    return play
+    def rounds(
+        self,
+        algorithm: Any,
+        federation: Any,
+        training: Any,
+        options: Any,
+        *,
+        after: Any,
+        meter: Any,
+    ) -> Any:
+        faults = {(2, i): "nan" for i in range(6)} | {(3, i): "inf" for i in range(3)}
+        return run(
+            algorithm, federation, training.rounds,
+            cohort=training.cohort, backend=Faulty(at(faults)), after=after,
+        )  # fmt: skip
 
 
 def test_a_configured_run_goes_on(tmp_path: Path) -> None:
     training = {"rounds": 4, "steps": 1, "cohort": 4, "lr": 0.05, "on_bad_reply": "drop"}
     config = config_of("fedpals", method={"name": "fedpals", "ess": 0.9}, training=training)
-    record(tmp_path, config, prepare(config), lambda event: None, faulty_engine)
+    record(tmp_path, config, prepare(config), lambda event: None, FaultyEngine())
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     second, third = (one for one in lines if one["event"] == "round" and one["round"] in (2, 3))
     assert second["skipped"].startswith("round 2: none of 4 clients sent an update")

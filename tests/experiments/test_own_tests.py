@@ -16,9 +16,10 @@ from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.experiment import record, run_experiment
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_tests import pool
-from fedshift.experiments.served import ServedMetrics, over_last, reasons
+from fedshift.experiments.served import over_last, reasons
 from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
 from fedshift.experiments.training import silent
+from fedshift.record.rounds import ServedMetrics
 from fedshift.router.route import Router
 
 TABLES: dict[str, dict[str, Any]] = {

@@ -16,14 +16,14 @@ import torch
 from fedshift.engine.round import before_rounds
 from fedshift.experiments.experiment import record
 from fedshift.experiments.load import dumps, validate
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.on_flower import configured_site, on_grid
 from fedshift.experiments.played import Played, Reach, played_of
 from fedshift.experiments.progress import Progress, progress_of
 from fedshift.experiments.task import prepare
 from fedshift.flower import LocalGrid, client_app
+from fedshift.record.folder import read_run
+from fedshift.record.rounds import Metrics
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
 from fedshift.server.pals import effective_sample_size, pals_weights
 from support.small_runs import CLIENTS, config_of, record_until, recorded
 

@@ -22,13 +22,14 @@ from fedshift.engine.traffic import Traffic
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import InProcess, processes
 from fedshift.experiments.experiment import record, run_experiment
-from fedshift.experiments.folder import CHECKPOINTS, kept_in
-from fedshift.experiments.label_sets import SetRound
+from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.progress import Missed, Progress, progress_of
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
+from fedshift.record.folder import CHECKPOINTS
+from fedshift.record.rounds import Metrics
+from fedshift.record.summary import SetRound
 from support.broken_inputs import GOOD
 from support.federations import hears_ctrl_c
 from support.small_runs import (

@@ -17,7 +17,7 @@ from fedshift.tree import size_in_bytes
 from support.federations import Normed, make_clients, make_federation
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "results" / "flower_bytes.md").read_text(encoding="utf-8").splitlines()
+PAGE = (ROOT / "results" / "flower_bytes.md").read_text(encoding="utf-8").splitlines()
 sys.path.insert(0, str(ROOT / "benchmarks"))
 traffic = import_module("flower_bytes")
 METHODS = sorted({row.partition(",")[0] for row in traffic.SPECIFIED})
@@ -33,9 +33,10 @@ def test_methods_cost_what_is_specified_and_printed(name: str) -> None:
         assert not traffic.agrees(found, traffic.SPECIFIED[other])  # the control
 
 
-def test_every_method_is_in_the_printed_table() -> None:
+def test_every_specified_method_is_in_the_printed_table() -> None:
     rows = {line.split("|")[1].strip().partition(",")[0] for line in PAGE if line.startswith("|")}
-    assert rows - {"method", "---"} == set(traffic.makers())
+    rows -= {"method", "---"}
+    assert set(METHODS) <= rows <= set(traffic.makers())
 
 
 def test_buffers_travel_as_the_model_does() -> None:

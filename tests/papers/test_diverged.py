@@ -17,14 +17,15 @@ import pytest
 from fedshift.engine.run import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import engines
-from fedshift.experiments.metrics import Metrics
 from fedshift.papers.reproduce import worker
 from fedshift.papers.reproduce.diverged import diverged, parsed
+from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import mean_curve
 from fedshift.papers.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 from fedshift.papers.reproduce.tuning import read_tuned
-from fedshift.report.run_folder import read_run
+from fedshift.record.folder import read_run
+from fedshift.record.rounds import Metrics
 from support.tables import MINI, cell, results
 
 HIGH = ("model.name=linear", "training.lr=3e38")
@@ -238,7 +239,8 @@ def test_curves_are_those_of_whole_runs_where_there_are_some(
         read_run(store.path(lost.values[0].run))
     # What is published draws the same.
     again = reproduce(replace(curves, out=tmp_path / "small", train=False))
-    assert mean_curve(again.outcome.cells[0], Store(tmp_path / "small/runs"), metric)
+    small = Store(tmp_path / "small" / "runs", recorded_in(tmp_path / "small"))
+    assert mean_curve(again.outcome.cells[0], small, metric) == mean_curve(whole, store, metric)
 
 
 def noted(t: int, validation: float, target: float) -> Metrics:

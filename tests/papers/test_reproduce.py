@@ -19,13 +19,14 @@ from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import study
 from fedshift.papers.reproduce.execute import execute
 from fedshift.papers.reproduce.plan import Plan, wanted
+from fedshift.papers.reproduce.records import read_records
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     reproduce,
 )
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
-from fedshift.report.run_folder import read_run
+from fedshift.record.folder import read_run
 from support.tables import MINI, cell, results
 
 
@@ -151,13 +152,13 @@ def test_nothing_is_trained_when_the_table_is_only_drawn(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("place", ["out", "publish"])
 def test_a_table_of_another_paper_is_not_replaced(tmp_path: Path, place: str) -> None:
-    lies = tmp_path / place / "table1" / "results.json"
+    lies = tmp_path / place / "table1" / "table.md"
     lies.parent.mkdir(parents=True)
-    lies.write_text('{"study": "made/table1"}')
+    lies.write_text("# made/table1: accuracy\n")
     asked = replace(MINI, out=tmp_path / "out", publish=tmp_path / "publish", train=False)
     with pytest.raises(InputError, match=f"holds made/table1, not fedpals/table1; .* --{place}"):
         reproduce(asked)
-    assert [p.name for p in lies.parent.iterdir()] == ["results.json"]
+    assert [p.name for p in lies.parent.iterdir()] == ["table.md"]
 
 
 # --------------------------------------------------------------------------- what is shown
@@ -322,17 +323,21 @@ def test_runs_of_versions_that_measured_less_are_still_read(
 
 
 @pytest.mark.slow
-def test_a_published_table_draws_itself_from_summaries(
+def test_a_published_table_draws_itself_from_records(
     copied: Path, finished: tuple[Path, Reproduced], tmp_path: Path
 ) -> None:
     small = tmp_path / "published"
     done = reproduce(replace(MINI, out=copied, publish=small))
-    assert done.page == small / "table1" / "index.html"
-    assert not list(small.rglob("model.safetensors"))
-    again = reproduce(replace(MINI, out=small, train=False))
+    assert done.page == small / "table1" / "table.md"
+    written = {p.name for p in small.rglob("*") if p.is_file()}
+    assert written == {"plot.svg", "runs.jsonl.gz", "table.md", "tuned.json"}
+    page, records = (done.page.read_text(), (small / "table1" / "runs.jsonl.gz").read_bytes())
+    values = [v for c in done.outcome.cells for v in c.values]
+    assert all(f"{v.seed} `{v.run.id}`" in page for v in values)
+    assert len(records) / len(read_records(small / "table1" / "runs.jsonl.gz")) < 5_000
+    again = reproduce(replace(MINI, out=small))
     assert again.report.trained == ()
     assert results(small) == results(finished[0])
-    links = re.findall(r"\]\((\.\./runs/[^)]*)\)", (small / "table1" / "table.md").read_text())
-    assert all((small / "table1" / link).is_dir() for link in links)
-    sizes = [p.stat().st_size for p in (small / "runs").rglob("*") if p.is_file()]
-    assert sum(sizes) / len(links) < 60_000
+    reproduce(replace(MINI, out=small, train=False, publish=small))
+    assert done.page.read_text() == page
+    assert (small / "table1" / "runs.jsonl.gz").read_bytes() == records

@@ -40,8 +40,8 @@ def one(tmp_path: Path) -> tuple[Request, Path]:
     [
         ("summary.json", 60, "Unterminated string"),
         ("lock.json", 30, "Expecting|Unterminated"),
-        ("config.resolved.toml", "[data]\n", "shift is not there"),
-        ("config.resolved.toml", 0, "shift is not there"),
+        ("config.resolved.toml", "[data]\n", "shift.labels_per_client is not there"),
+        ("config.resolved.toml", 0, "shift.labels_per_client is not there"),
     ],
 )
 def test_damage_is_met_before_training(
@@ -66,17 +66,20 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda summary: summary.pop("final"), "final: Field required"),
-        (lambda summary: summary["best"].pop("round"), "best.round: Field required"),
-        (lambda summary: summary["best"].update(round="5"), "best.round: Input should be a valid"),
-        (_set("ess_fraction", "all"), "ess_fraction: Input should be a valid number"),
-        (_set("why", "none"), "why: Input should be a valid list"),
-        (_set("target", None), "target: Input should be a valid list"),
+        (lambda summary: summary.pop("final"), '"final": Field required'),
+        (lambda summary: summary["best"].pop("round"), '"best.round": Field required'),
         (
-            _set("target", [1.0]),
-            "Value error, target and label_counts are not",
+            lambda summary: summary["best"].update(round="5"),
+            '"best.round": Input should be a valid',
         ),
-        (lambda summary: summary["best"].pop("validation_loss"), "best.validation_loss: Field req"),
+        (_set("ess_fraction", "all"), '"ess_fraction": Input should be a valid number'),
+        (_set("why", "none"), '"why": Input should be a valid array'),
+        (_set("target", None), '"target": Input should be a valid array'),
+        (_set("target", [1.0]), '"target" has 1 entries, 10 are needed'),
+        (
+            lambda summary: summary["best"].pop("validation_loss"),
+            '"best.validation_loss": Field',
+        ),
     ],
 )
 def test_a_summary_that_lacks_something(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +20,16 @@ from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
 from fedshift.papers.reproduce.catalogue import studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of, last_rounds
+from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_known, mean_risk
 from fedshift.papers.reproduce.statistics import Moments
 from fedshift.papers.reproduce.store import run_of
 from fedshift.papers.reproduce.verdict import verdicts
+from fedshift.record.folder import read_run
+from fedshift.record.summary import RouterDetails
 from fedshift.report.page import page
-from fedshift.report.run_folder import read_run
-from fedshift.report.serving_fields import RouterDetails
 
 PAPERS = Path(feddrm.__file__).parent
 NAMES = sorted(name for name in studies() if name.startswith("feddrm/"))
@@ -254,16 +254,18 @@ def test_the_published_table_draws_the_same(drawn: tuple[Path, Reproduced]) -> N
     for kind in SVGS:
         name = f"heart/heart-disease-M=4{kind}.svg"
         assert (place / "small" / name).read_bytes() == (place / "out" / name).read_bytes()
-    assert not list((place / "small" / "runs").rglob("*.safetensors"))
+    assert not list((place / "small").rglob("*.safetensors"))
 
 
 def changed(drawn: tuple[Path, Reproduced], place: Path, change: Callable[[Any], None]) -> Request:
-    """The published folder once more, with every summary changed."""
-    shutil.copytree(drawn[0] / "small" / "runs", place / "runs")
-    for path in (place / "runs").rglob("summary.json"):
-        data = json.loads(path.read_text())
+    """The published records once more, with every summary changed."""
+    records = read_records(drawn[0] / "small" / "heart" / RECORDS)
+    files = {name: dict(record.files) for name, record in records.items()}
+    for texts in files.values():
+        data = json.loads(texts["summary.json"])
         change(data)
-        path.write_text(json.dumps(data))
+        texts["summary.json"] = json.dumps(data)
+    write_records(place / "heart" / RECORDS, files)
     return replace(HEART, out=place, train=False)
 
 
@@ -316,8 +318,8 @@ def test_a_router_that_was_not_refitted_is_told_with_its_reason(
     ("key", "value", "message"),
     [
         ("class_accuracy", [[0.5, 0.5]], '"serving.class_accuracy" has 1 entries, 4 are needed'),
-        ("class_accuracy", "x", '"serving.class_accuracy": Input should be'),
-        ("router", {"sent": []}, '"serving.router.auc": Field required'),
+        ("class_accuracy", "x", "serving.class_accuracy: Input should be"),
+        ("router", {"sent": []}, "serving.router.auc: Field required"),
     ],
 )
 def test_damaged_details_are_named(
@@ -328,7 +330,7 @@ def test_damaged_details_are_named(
 
     with pytest.raises(DataError, match=message) as caught:
         reproduce(changed(drawn, tmp_path, damage))
-    assert "Delete the folder" in str(caught.value)
+    assert "Train it again under another --out" in str(caught.value)
 
 
 def test_its_runs_have_pages(drawn: tuple[Path, Reproduced]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedshift.errors import DataError
+from fedshift.record.folder import read_run
 from fedshift.report.csv_counts import read_counts, read_target
 from fedshift.report.figures import save_figures
-from fedshift.report.run_folder import read_run
 from support.report_fixtures import made, write_run
 
 # --------------------------------------------------------------------------- run folder

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from fedshift.errors import DataError
-from fedshift.experiments.served import ServedMetrics, measured
+from fedshift.experiments.served import measured
+from fedshift.record.folder import RunResult, read_run
+from fedshift.record.rounds import ServedMetrics
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.routing import shown_curve
 from fedshift.report.routing_verdict import verdict
-from fedshift.report.run_folder import RunResult, read_run
 from fedshift.report.ways import WAYS, over_rounds
 from support.report_fixtures import HOSTILE, Outline, drawings, made, write_csv, write_run
 

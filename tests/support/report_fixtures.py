@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedshift.report.run_folder import RunResult, read_run
+from fedshift.record.folder import RunResult, read_run
 
 HOSTILE = ('<script>alert("1")</script>', "a & b", "it's | _x_ \\ 100%", "naïve £ ☃")
 CURVE = [("inf", 1.0, 0.6), (50.0, 0.5, 0.3), (0.0, 0.2, 0.125)]

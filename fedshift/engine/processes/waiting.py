@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from fedshift.kernels.torch_private import plain
 
 # Seconds awake. To be woken takes time, most on virtual machines, and who wakes another waits for
-# it, too: much to a round of 7 ms (W3 of docs/results/benchmarks.md). Longer than between two such
+# it, too: much to a round of 7 ms (W3 of results/benchmarks.md). Longer than between two such
 # rounds, and little to a round of large models, whose processes sleep.
 AWAKE = 0.003
 

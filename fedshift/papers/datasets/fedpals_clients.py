@@ -101,31 +101,31 @@ class Roles(NamedTuple):
     target: NDArray[np.float64]
 
 
-def pacs_roles(found: pacs.Pacs, seed: int) -> Roles:
+def pacs_roles(listing: pacs.Pacs, seed: int) -> Roles:
     """Three clients of cartoons and sketches, photographs as the target: FedPALS's PACS task.
 
     The clients are those of `Imbalanced` on the training images, 190, 1,865 and 1,909 of
     them in the complete set; `seed` draws the reduction of the first. Validation: id_val without
     giraffes; test: all photographs without giraffes, 1,488; T: their label marginal.
     """
-    train = found.rows("train")
+    train = listing.rows("train")
     rng = numpy_generator(seed, "split")
-    parts = Imbalanced()(found.y[train], len(pacs.CLASSES), 3, rng)
-    validation, test = (_without(found, name) for name in ("id_val", "test"))
+    parts = Imbalanced()(listing.y[train], len(pacs.CLASSES), 3, rng)
+    validation, test = (_without(listing, name) for name in ("id_val", "test"))
     clients = tuple(train[part] for part in parts)
-    return Roles(clients, validation, test, _marginal(found.y[test], len(pacs.CLASSES)))
+    return Roles(clients, validation, test, _marginal(listing.y[test], len(pacs.CLASSES)))
 
 
-def iwildcam_roles(found: iwildcam.Wildcam, clients: int) -> Roles:
+def iwildcam_roles(listing: iwildcam.Wildcam, clients: int) -> Roles:
     """Whole cameras dealt to the clients (`shifts.whole_groups`), the test cameras as the target.
 
     The paper has 100 clients. Validation: the benchmark's out-of-distribution validation split
     (chosen: the rule of WILDS); T: the label marginal of the test split.
     """
-    train, test = found.rows("train"), found.rows("test")
-    parts = whole_groups(found.camera[train], clients)
-    target = _marginal(found.y[test], len(found.classes))
-    return Roles(tuple(train[part] for part in parts), found.rows("val"), test, target)
+    train, test = listing.rows("train"), listing.rows("test")
+    parts = whole_groups(listing.camera[train], clients)
+    target = _marginal(listing.y[test], len(listing.classes))
+    return Roles(tuple(train[part] for part in parts), listing.rows("val"), test, target)
 
 
 def pacs_clients(wanted: Wanted) -> OwnClients:
@@ -134,13 +134,13 @@ def pacs_clients(wanted: Wanted) -> OwnClients:
     `data.train` holds all of train and id_val. Raises DataError where the images would have to be
     enlarged to `wanted.size`.
     """
-    found = pacs.scan(_found("pacs", wanted.size))
-    pacs.check_complete(found)
-    roles = pacs_roles(found, wanted.seed)
-    pool, photos = found.rows("train", "id_val"), found.rows("test")
+    listing = pacs.scan(_folder("pacs", wanted.size))
+    pacs.check_complete(listing)
+    roles = pacs_roles(listing, wanted.seed)
+    pool, photos = listing.rows("train", "id_val"), listing.rows("test")
     size = wanted.size or pacs.SIZE
-    train, test = found.samples(pool, size), found.samples(photos, size)
-    data = _dataset("pacs", train, test, pacs.CLASSES, str(found.images.store.place))
+    train, test = listing.samples(pool, size), listing.samples(photos, size)
+    data = _dataset("pacs", train, test, pacs.CLASSES, str(listing.images.store.place))
     # Rows of the listing become rows of the pool and of the photographs.
     parts = [np.searchsorted(pool, rows) for rows in roles.clients]
     validation = np.searchsorted(pool, roles.validation)
@@ -155,28 +155,28 @@ def iwildcam_clients(wanted: Wanted) -> OwnClients:
     `wanted.size` is given and the network takes bytes: then it stays on disk, and pages come as
     they are read. Raises DataError as `pacs_clients`, and both where the set is not complete.
     """
-    found = iwildcam.scan(_found("iwildcam", wanted.size))
-    iwildcam.check_complete(found)
-    roles = iwildcam_roles(found, wanted.clients)
-    parts, rest = (*roles.clients, roles.validation), found.rows("test")
+    listing = iwildcam.scan(_folder("iwildcam", wanted.size))
+    iwildcam.check_complete(listing)
+    roles = iwildcam_roles(listing, wanted.clients)
+    parts, rest = (*roles.clients, roles.validation), listing.rows("test")
     size = wanted.size or iwildcam.SIZE
-    train, test = found.samples(np.concatenate(parts), size), found.samples(rest, size)
-    data = _dataset("iwildcam", train, test, found.classes, str(found.images.store.place))
+    train, test = listing.samples(np.concatenate(parts), size), listing.samples(rest, size)
+    data = _dataset("iwildcam", train, test, listing.classes, str(listing.images.store.place))
     ends = np.cumsum([len(part) for part in parts])
     *clients, validation = np.split(np.arange(ends[-1]), ends[:-1])
     return OwnClients(data, clients, roles.target, validation, np.arange(len(rest)))
 
 
-def _found(name: str, size: int | None) -> Path:
+def _folder(name: str, size: int | None) -> Path:
     path = find(name)
     if size is not None:
         check_not_enlarged(path, size)
     return path
 
 
-def _without(found: pacs.Pacs, split: str) -> Rows:
-    rows = found.rows(split)
-    kept: Rows = rows[found.y[rows] != PACS_ABSENT]
+def _without(listing: pacs.Pacs, split: str) -> Rows:
+    rows = listing.rows(split)
+    kept: Rows = rows[listing.y[rows] != PACS_ABSENT]
     return kept
 
 

@@ -98,7 +98,7 @@ class Patients:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """All that a hospital tells about its training patients: per feature, over values present,
+    """All that a hospital sends about its training patients: per feature, over values present,
     how many there are, their sum, and the sum of their squares. Shapes: float64 [13].
     """
 
@@ -142,23 +142,23 @@ def sums(values: Floats) -> Sums:
     return Sums(present.sum(0).astype(np.float64), filled.sum(0), (filled**2).sum(0))
 
 
-def standardise(values: Floats, known: Sums) -> Tensor:
+def standardise(values: Floats, everyone: Sums) -> Tensor:
     """x_f = (v_f - m_f) / s_f, and x_f = 0, the mean, where v_f is missing.
 
-    m_f = total_f / count_f, s_f^2 = squares_f / count_f - m_f^2, of `known`. A feature that never
-    varies, or is never present, has s_f = 1 (and m_f = 0). The hospital that a patient belongs to
-    plays no part, so a server can do the same for a query that it has yet to route.
+    m_f = total_f / count_f, s_f^2 = squares_f / count_f - m_f^2, of `everyone`. A feature that
+    never varies, or is never present, has s_f = 1 (and m_f = 0). The hospital that a patient
+    belongs to plays no part, so a server can do the same for a query that it has yet to route.
 
     The codes of cp, restecg, slope and thal are used as the numbers that they are (chosen: the
     13 features of the files; FLamby makes 0/1 columns of two and drops slope, ca and thal).
 
     Shapes: values float64 [n, 13], result float32 [n, 13].
     """
-    count = np.maximum(known.count, 1.0)
-    mean = known.total / count
+    count = np.maximum(everyone.count, 1.0)
+    mean = everyone.total / count
     # The difference of two sums is only good to 1e-16 of them: less than 1e-10 is no variation.
-    variance = known.squares / count - mean**2
-    varies = variance > 1e-10 * (known.squares / count)
+    variance = everyone.squares / count - mean**2
+    varies = variance > 1e-10 * (everyone.squares / count)
     scale = np.sqrt(np.where(varies, variance, 1.0))
     return torch.from_numpy(np.nan_to_num((values - mean) / scale, nan=0.0)).float()
 
@@ -166,7 +166,7 @@ def standardise(values: Floats, known: Sums) -> Tensor:
 def federated(
     patients: Patients, seed: int = 0, test: float = TEST_SHARE
 ) -> tuple[Sites, SiteSplit]:
-    """The four hospitals as clients: everybody's examples, and who trains and is tested on which.
+    """The four hospitals as clients: all examples, and who trains and is tested on which.
 
     Rows are divided by `split_sites`. The scale is that of the training rows of all hospitals: each
     gives its `Sums`, the server adds them up. No test row has a part in it.
@@ -191,21 +191,21 @@ def read(path: Path) -> tuple[Samples, Samples]:
 
     Raises DataError where rows, labels or missing values are not as many as in the official files.
     """
-    found = scan(path)
-    check_complete(found)
-    return pooled(*federated(found))
+    patients = scan(path)
+    check_complete(patients)
+    return pooled(*federated(patients))
 
 
-def check_complete(found: Patients) -> None:
+def check_complete(patients: Patients) -> None:
     """Raises DataError unless every hospital's counts are the official ones."""
     for i, (name, official) in enumerate(zip(FILES, OFFICIAL, strict=True)):
-        mine = found.site == i
-        missing = int(np.isnan(found.values[mine]).sum())
-        here = (int(mine.sum()), int(found.y[mine].sum()), missing)
-        if here != official:
-            said, right = ("{} rows, {} with num > 0, {} values missing".format(*c)
-                           for c in (here, official))  # fmt: skip
-            raise damaged(found.place / name, f"{said}; officially {right}")
+        rows = patients.site == i
+        missing = int(np.isnan(patients.values[rows]).sum())
+        counts = (int(rows.sum()), int(patients.y[rows].sum()), missing)
+        if counts != official:
+            text, right = ("{} rows, {} with num > 0, {} values missing".format(*c)
+                           for c in (counts, official))  # fmt: skip
+            raise damaged(patients.place / name, f"{text}; officially {right}")
 
 
 def missing(path: Path) -> tuple[str, ...]:

@@ -98,19 +98,19 @@ def read(path: Path, size: int = SIZE) -> tuple[Samples, Samples]:
 
     Raises DataError where a split is not as large as in WILDS v2.0.
     """
-    found = scan(path)
-    check_complete(found)
-    return found.samples(found.rows("train"), size), found.samples(found.rows("test"), size)
+    listing = scan(path)
+    check_complete(listing)
+    return listing.samples(listing.rows("train"), size), listing.samples(listing.rows("test"), size)
 
 
-def check_complete(found: Wildcam) -> None:
+def check_complete(listing: Wildcam) -> None:
     """Raises DataError unless splits and classes are as many as in WILDS v2.0."""
-    where = found.images.store.place / "metadata.csv"
+    where = listing.images.store.place / "metadata.csv"
     for name, official in zip(SPLITS, COUNTS, strict=True):
-        if (here := len(found.rows(name))) != official:
-            raise damaged(where, f"{here:,} images are {name}, in WILDS v2.0 {official:,}")
-    if len(found.classes) != CLASSES:
-        raise damaged(where, f"{len(found.classes)} classes, in WILDS v2.0 {CLASSES}")
+        if (count := len(listing.rows(name))) != official:
+            raise damaged(where, f"{count:,} images are {name}, in WILDS v2.0 {official:,}")
+    if len(listing.classes) != CLASSES:
+        raise damaged(where, f"{len(listing.classes)} classes, in WILDS v2.0 {CLASSES}")
 
 
 def missing(path: Path) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ def missing(path: Path) -> tuple[str, ...]:
 
 def _check_contiguous(where: Path, column: str, values: Ints) -> None:
     # Not by counting up to the largest, which a damaged table may say is 10^17.
-    held = np.unique(values)
-    gaps = np.flatnonzero(held != np.arange(len(held)))
+    numbers = np.unique(values)
+    gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     if gaps.size:
         raise damaged(
             where,

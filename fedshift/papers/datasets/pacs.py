@@ -116,20 +116,20 @@ def read(path: Path, size: int = SIZE) -> tuple[Samples, Samples]:
 
     Raises DataError where the images of a domain and class are not as many as in PACS.
     """
-    found = scan(path)
-    check_complete(found)
-    return found.samples(found.rows("train"), size), found.samples(found.rows("test"), size)
+    listing = scan(path)
+    check_complete(listing)
+    return listing.samples(listing.rows("train"), size), listing.samples(listing.rows("test"), size)
 
 
-def check_complete(found: Pacs) -> None:
+def check_complete(listing: Pacs) -> None:
     """Raises DataError unless every domain holds the published number of every class."""
     for d, domain in enumerate(DOMAINS):
-        counts = np.bincount(found.y[found.domain == d], minlength=len(CLASSES))
-        for name, here, official in zip(CLASSES, counts, COUNTS[domain], strict=True):
-            if here != official:
+        counts = np.bincount(listing.y[listing.domain == d], minlength=len(CLASSES))
+        for name, count, official in zip(CLASSES, counts, COUNTS[domain], strict=True):
+            if count != official:
                 raise damaged(
-                    found.images.store.place,
-                    f"{domain}/{name} has {here} images, PACS has {official}",
+                    listing.images.store.place,
+                    f"{domain}/{name} has {count} images, PACS has {official}",
                 )
 
 
@@ -148,10 +148,10 @@ def _tree(store: Store) -> Tree:
     tree: dict[str, str] = {}
     for name in store.names():
         parts = name.split("/")[-3:]
-        known = len(parts) == 3 and parts[0] in DOMAINS and parts[1] in CLASSES
+        is_image = len(parts) == 3 and parts[0] in DOMAINS and parts[1] in CLASSES
         hidden = parts[-1].startswith(".")
         key = "/".join(parts)
-        if not known or hidden or not name.lower().endswith(ENDINGS):
+        if not is_image or hidden or not name.lower().endswith(ENDINGS):
             continue
         if key in tree:
             raise damaged(store.place, f"holds {key} twice: {tree[key]} and {name}; keep one tree")
@@ -222,7 +222,7 @@ def _lists(store: Store) -> tuple[dict[str, tuple[str, str]], int] | None:
 def _the(store: Store, file: str) -> str:
     """The name in the store of the file called so, of which there is one at least.
 
-    Raises DataError for two that differ: nobody here can say which is meant.
+    Raises DataError for two that differ: nothing says which of them is meant.
     """
     first, *others = (name for name in store.names() if os.path.basename(name) == file)
     for other in others:
@@ -237,8 +237,8 @@ def _from_lists(store: Store, tree: Tree, lists: dict[str, tuple[str, str]], fir
     for domain, (train, whole) in lists.items():
         kept = _listed(store, tree, train, first)
         for key, row in _listed(store, tree, whole, first).items():
-            held = _ROLE[domain] == "train" and key not in kept
-            split[key], rows[key] = "id_val" if held else _ROLE[domain], row
+            validates = _ROLE[domain] == "train" and key not in kept
+            split[key], rows[key] = "id_val" if validates else _ROLE[domain], row
     keys = sorted(split)
     number = np.array([SPLITS.index(split[key]) for key in keys], dtype=np.int64)
     return _listing(store, tree, keys, number, (rows[key] for key in keys), "lists")
@@ -247,7 +247,7 @@ def _from_lists(store: Store, tree: Tree, lists: dict[str, tuple[str, str]], fir
 def _listed(store: Store, tree: Tree, name: str, first: int) -> dict[str, str]:
     """Images that a list names, `path label` a line, with where it names them."""
     where = store.place / name
-    found: dict[str, str] = {}
+    listed: dict[str, str] = {}
     for k, line in enumerate(store.read(name).decode("utf-8", "replace").splitlines(), 1):
         path, _, label = line.strip().rpartition(" ")
         key = "/".join(path.split("/")[-3:])
@@ -257,8 +257,8 @@ def _listed(store: Store, tree: Tree, name: str, first: int) -> dict[str, str]:
         right = CLASSES.index(key.split("/")[1]) + first
         if label != str(right):
             raise damaged(where, f'row {k}: {key} has the label "{label}", expected {right}')
-        found[key] = f"row {k} of {os.path.basename(name)}"
-    return found
+        listed[key] = f"row {k} of {os.path.basename(name)}"
+    return listed
 
 
 def _derived(store: Store, tree: Tree) -> Pacs:

@@ -113,15 +113,15 @@ def scan(path: Path | str) -> Retina:
     taken = {entry.name for tree in trees for entry in tree.values()}
     rest = [name for name in names if name not in taken]
     layouts: tuple[Callable[[Store, list[str]], Listed], ...] = (_acrima, _rim_one, _refuge)
-    own = [layout(store, rest) for layout in layouts]
-    for site, tree, mine in zip(SITES, trees, own, strict=True):
-        _check_once(store, site, tree, mine)
-    listed = [tree or mine for tree, mine in zip(trees, own, strict=True)]
-    return _retina(store, listed, _classes(store, listed), tuple(map(bool, own)))
+    originals = [layout(store, rest) for layout in layouts]
+    for site, tree, original in zip(SITES, trees, originals, strict=True):
+        _check_once(store, site, tree, original)
+    listed = [tree or original for tree, original in zip(trees, originals, strict=True)]
+    return _retina(store, listed, _classes(store, listed), tuple(map(bool, originals)))
 
 
 def federated(
-    found: Retina, seed: int = 0, test: float = TEST_SHARE, size: int = SIZE
+    listing: Retina, seed: int = 0, test: float = TEST_SHARE, size: int = SIZE
 ) -> tuple[Sites, SiteSplit]:
     """The three sites as clients: all images, and who trains and is tested on which.
 
@@ -132,8 +132,8 @@ def federated(
         InputError: a site with too few images to divide.
         DataError: see `Retina.sites`.
     """
-    split = split_sites(found.site, len(SITES), seed, test)
-    return found.sites(size), split
+    split = split_sites(listing.site, len(SITES), seed, test)
+    return listing.sites(size), split
 
 
 def at_sites(place: Path, seed: int, test: float) -> tuple[Sites, SiteSplit]:
@@ -146,24 +146,24 @@ def read(path: Path) -> tuple[Samples, Samples]:
 
     Raises DataError where a site in its original layout has not the published number of images.
     """
-    found = scan(path)
-    check_complete(found)
-    return pooled(*federated(found))
+    listing = scan(path)
+    check_complete(listing)
+    return pooled(*federated(listing))
 
 
-def check_complete(found: Retina) -> None:
+def check_complete(listing: Retina) -> None:
     """Raises DataError unless all sites in their original layout have the published counts.
 
     Of REFUGE one, two or three parts of 400 images may be there. How many images FedLGD's tree
     holds is not published, so nothing is asked of it.
     """
     for i, site in enumerate(SITES):
-        counts = np.bincount(found.y[found.site == i], minlength=2)
+        counts = np.bincount(listing.y[listing.site == i], minlength=2)
         steps = np.cumsum(COUNTS[site], axis=0)
-        if found.original[i] and not (counts == steps).all(1).any():
+        if listing.original[i] and not (counts == steps).all(1).any():
             right = " or ".join(f"{n} and {g}" for n, g in steps)
             raise damaged(
-                found.images.store.place,
+                listing.images.store.place,
                 f"{site} has {counts[0]} images without and {counts[1]} with glaucoma; the "
                 f"original has {right}",
             )
@@ -195,19 +195,19 @@ def _is_image(name: str) -> bool:
 
 def _tree(store: Store, names: Iterable[str], site: int) -> Listed:
     """Images of FedLGD's tree by the last four parts of their names."""
-    found: dict[str, Picture] = {}
+    pictures: dict[str, Picture] = {}
     for name in names:
         parts = name.split("/")[-4:]
         if len(parts) < 4 or _FOLDERS.get(parts[0].casefold()) != site:
             continue
         if parts[1].casefold() in _PARTS:
-            _add(store, found, "/".join(parts), Picture(name, _class(parts[2]), ""))
-    return found
+            _add(store, pictures, "/".join(parts), Picture(name, _class(parts[2]), ""))
+    return pictures
 
 
 def _check_read(store: Store) -> None:
-    """Raises DataError for images of the tree in a format that is not read: nobody knows how many
-    there should be, so that nobody would miss them."""
+    """Raises DataError for images of the tree in a format that is not read: how many images there
+    should be is not published, so that they would not be missed."""
     others = [name for name in store.names() if name.lower().endswith(OTHER_ENDINGS)]
     passed = [name for i in range(len(SITES)) for name in _tree(store, others, i).values()]
     if passed:
@@ -225,40 +225,40 @@ def _class(folder: str) -> str:
 
 
 def _acrima(store: Store, names: Iterable[str]) -> Listed:
-    found: dict[str, Picture] = {}
+    pictures: dict[str, Picture] = {}
     for name in names:
         match = _ACRIMA.fullmatch(os.path.basename(name).casefold())
         if match:
             label = "glaucoma" if match.group(1) else "normal"
-            _add(store, found, os.path.basename(name), Picture(name, label, ""))
-    return found
+            _add(store, pictures, os.path.basename(name), Picture(name, label, ""))
+    return pictures
 
 
 def _rim_one(store: Store, names: Iterable[str]) -> Listed:
-    found: dict[str, dict[str, Picture]] = {partition: {} for partition in _PARTITIONS}
+    pictures: dict[str, dict[str, Picture]] = {partition: {} for partition in _PARTITIONS}
     for name in names:
         parts = name.split("/")[-4:]
-        if len(parts) == 4 and parts[0] in found and parts[1] in ("training_set", "test_set"):
-            _add(store, found[parts[0]], "/".join(parts), Picture(name, _class(parts[2]), ""))
-    return next((listed for listed in found.values() if listed), {})
+        if len(parts) == 4 and parts[0] in pictures and parts[1] in ("training_set", "test_set"):
+            _add(store, pictures[parts[0]], "/".join(parts), Picture(name, _class(parts[2]), ""))
+    return next((listed for listed in pictures.values() if listed), {})
 
 
 def _refuge(store: Store, names: Iterable[str]) -> Listed:
-    found: dict[str, Picture] = {}
+    pictures: dict[str, Picture] = {}
     unlabelled: dict[str, dict[str, str]] = {part: {} for part in _SHEETS}
     for name in names:
         parts = name.split("/")
         match = _UNLABELLED.fullmatch(parts[-1])
         if len(parts) > 2 and parts[-3] == "Training400":
-            _add(store, found, parts[-1], Picture(name, _class(parts[-2]), ""))
+            _add(store, pictures, parts[-1], Picture(name, _class(parts[-2]), ""))
         elif match:
             if parts[-1] in unlabelled[match.group(1).upper()]:
                 raise _twice(store, parts[-1], unlabelled[match.group(1).upper()][parts[-1]], name)
             unlabelled[match.group(1).upper()][parts[-1]] = name
     for part, images in unlabelled.items():
         if images:
-            found |= _with_sheet(store, images, *_SHEETS[part])
-    return found
+            pictures |= _with_sheet(store, images, *_SHEETS[part])
+    return pictures
 
 
 def _with_sheet(store: Store, images: Mapping[str, str], stem: str, column: str) -> Listed:
@@ -273,17 +273,17 @@ def _with_sheet(store: Store, images: Mapping[str, str], stem: str, column: str)
     where = store.place / sheets[0]
     table = read_sheet(store.read(sheets[0]), where, ("ImgName", column))
     labels = codes(table[column], ("0", "1"), where, column)
-    found: dict[str, Picture] = {}
+    pictures: dict[str, Picture] = {}
     for k, (image, label) in enumerate(zip(table["ImgName"], labels, strict=True), 1):
         if image not in images:
             raise damaged(where, f"row {k}: {image} is not among the images")
-        if image in found:
+        if image in pictures:
             raise damaged(where, f"row {k}: {image} is listed before as well")
-        found[image] = Picture(images[image], CLASSES[label], f"row {k} of {where.name}")
-    unnamed = sorted(set(images) - set(found))
+        pictures[image] = Picture(images[image], CLASSES[label], f"row {k} of {where.name}")
+    unnamed = sorted(set(images) - set(pictures))
     if unnamed:
         raise damaged(where, f"has no row for {unnamed[0]} ({len(unnamed)} images without a label)")
-    return found
+    return pictures
 
 
 def _is_sheet(name: str, stem: str) -> bool:
@@ -291,21 +291,21 @@ def _is_sheet(name: str, stem: str) -> bool:
     return base == stem.casefold() and ending in (".xlsx", ".csv")
 
 
-def _add(store: Store, found: dict[str, Picture], key: str, entry: Picture) -> None:
-    if key in found:
-        raise _twice(store, key, found[key].name, entry.name)
-    found[key] = entry
+def _add(store: Store, pictures: dict[str, Picture], key: str, entry: Picture) -> None:
+    if key in pictures:
+        raise _twice(store, key, pictures[key].name, entry.name)
+    pictures[key] = entry
 
 
 def _twice(store: Store, key: str, first: str, second: str) -> DataError:
     return damaged(store.place, f"holds {key} twice: {first} and {second}; keep one of them")
 
 
-def _check_once(store: Store, site: str, tree: Listed, mine: Listed) -> None:
-    if tree and mine:
-        first, second = (min(listed.values()).name for listed in (tree, mine))
+def _check_once(store: Store, site: str, tree: Listed, original: Listed) -> None:
+    if tree and original:
+        first, second = (min(listed.values()).name for listed in (tree, original))
         raise _twice(store, site, first, second)
-    if not tree and not mine:
+    if not tree and not original:
         raise DataError(
             f"{store.place}: no images of {site}: neither in FedLGD's tree, FOLDER/Training/CLASS/"
             f"name.jpg with a FOLDER of {', '.join(_FOLDERS)}, nor in {site}'s original layout. "
@@ -339,9 +339,11 @@ def _retina(
 ) -> Retina:
     rows = [(i, key) for i, entries in enumerate(listed) for key in sorted(entries)]
     entries = [listed[i][key] for i, key in rows]
-    told = tuple(e.row or f"{SITES[i]}'s {key}" for e, (i, key) in zip(entries, rows, strict=True))
+    places = tuple(
+        e.row or f"{SITES[i]}'s {key}" for e, (i, key) in zip(entries, rows, strict=True)
+    )
     return Retina(
-        Images(store, tuple(entry.name for entry in entries), told),
+        Images(store, tuple(entry.name for entry in entries), places),
         np.array([classes.index(entry.label) for entry in entries], dtype=np.int64),
         np.array([i for i, _ in rows], dtype=np.int64),
         classes,

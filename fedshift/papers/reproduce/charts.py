@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedshift.papers.protocols.study import Column, Row, Study
-from fedshift.papers.reproduce.chart import Chart
 from fedshift.papers.reproduce.results import Cell, mean_curve
-from fedshift.papers.reproduce.routing_charts import routing_charts
+from fedshift.papers.reproduce.routing_charts import Chart, routing_charts
 from fedshift.papers.reproduce.store import Store
 from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart, side_bars
 
@@ -28,7 +27,7 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart
     if study.plot == "routing":
         return _rows(study, cells) | routing_charts(study, cells, store)
     if study.plot == "lines":
-        return _lines(study, cells)
+        return _sweeps(study, cells, dict.fromkeys(row.key for row in study.rows))
     if study.plot == "curves":
         return _curves(study, cells, store)
     drawn = _sweeps(study, cells) if study.plot == "sweep" else {}
@@ -87,36 +86,25 @@ def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
     return {key: sorted(group, key=lambda c: c.x or 0.0) for key, group in found.items()}
 
 
-def _sweeps(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
-    drawn = {}
+def _sweeps(
+    study: Study, cells: Sequence[Cell], methods: Iterable[str | None] = (None,)
+) -> dict[str, Chart]:
+    """A line per row over each axis of a data set; of given methods, a drawing for each."""
+    drawn, means = {}, _means(cells)
     for (dataset, axis), group in _groups(study).items():
-        title = f"{study.title}: {group[0].title}"
-        drawn[f"{dataset}-{axis}.svg"] = _sweep(study, group, study.rows, cells, title)
+        x = [float(c.x or 0.0) for c in group]
+        for key in methods:
+            rows = [row for row in study.rows if key in (None, row.key)]
+            series = [
+                _line(row, i, x, [means[c.key, row.label] for c in group])
+                for i, row in enumerate(rows)
+            ]
+            of, end = ("", "") if key is None else (f"{key}, ", f"-{key}")
+            title = f"{study.title}: {of}{group[0].title}"
+            across = Axis(AXES.get(axis, axis))
+            drawing = line_chart(title, series, across, Axis(study.metric.name))
+            drawn[f"{dataset}-{axis}{end}.svg"] = Chart(drawing, title)
     return drawn
-
-
-def _lines(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
-    """Sweeps with a drawing for each method, for tables of many rows."""
-    drawn = {}
-    for (dataset, axis), group in _groups(study).items():
-        for key in dict.fromkeys(row.key for row in study.rows):
-            rows = [row for row in study.rows if row.key == key]
-            title = f"{study.title}: {key}, {group[0].title}"
-            drawn[f"{dataset}-{axis}-{key}.svg"] = _sweep(study, group, rows, cells, title)
-    return drawn
-
-
-def _sweep(
-    study: Study, group: Sequence[Column], rows: Sequence[Row], cells: Sequence[Cell], title: str
-) -> Chart:
-    """A line per row over the columns of a group."""
-    means = _means(cells)
-    x = [float(c.x or 0.0) for c in group]
-    series = [
-        _line(row, i, x, [means[c.key, row.label] for c in group]) for i, row in enumerate(rows)
-    ]
-    across = Axis(AXES.get(group[0].axis, group[0].axis))
-    return Chart(line_chart(title, series, across, Axis(study.metric.name)), title)
 
 
 def _distances(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, field_validator
 
-from fedshift.experiments.metrics import Metrics
 from fedshift.experiments.outcome import best_of
 from fedshift.files import clean
-from fedshift.papers.reproduce.complete import Number, first_error
+from fedshift.record.rounds import Metrics
+from fedshift.record.summary import Number, first_error
 
 
 class Diverged(BaseModel):
@@ -25,12 +25,12 @@ class Diverged(BaseModel):
 
     error: str
     rounds: NonNegativeInt = 0
-    best: dict[str, Number] | None = None
+    best: dict[str, Number | None] | None = None
     hull_distance: float | None = None
 
     @field_validator("best")
     @classmethod
-    def _has_a_round(cls, best: dict[str, Number] | None) -> dict[str, Number] | None:
+    def _has_a_round(cls, best: dict[str, Number | None] | None) -> dict[str, Number | None] | None:
         if best is not None and not best.get("round"):
             raise ValueError("it has no round")
         return best

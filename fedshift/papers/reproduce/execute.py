@@ -175,7 +175,8 @@ def _death(code: int | None) -> str:
 def _spawn(store: Store, backend: str, run: Run) -> tuple[Connection, SpawnProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(run, store, theirs, backend), daemon=True)
+    folders = Store(store.folder)  # a recorded run is never spawned: spare it the records
+    process = context.Process(target=work, args=(run, folders, theirs, backend), daemon=True)
     resource_tracker.ensure_running()  # its first start lets SIGINT through
     with _interrupts_held():
         process.start()

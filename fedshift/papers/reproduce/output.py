@@ -1,8 +1,9 @@
-"""What a reproduced table leaves on disk: Markdown, HTML, LaTeX, CSV, drawings and results.json."""
+"""What a reproduced table leaves on disk, in every form; and what of it is published."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 from fedshift import __version__
 from fedshift.experiments.folder import trained_with
 from fedshift.files import clean, write
-from fedshift.papers.reproduce.chart import Chart
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan
+from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.results import Cell, Value
+from fedshift.papers.reproduce.routing_charts import Chart
 from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tables import (
     cell_table,
     numbers_table,
     paper_table,
-    run_links,
+    runs_by_seed,
     seeds_table,
 )
 from fedshift.papers.reproduce.verdict import stopped_early, verdicts, without_value
@@ -28,8 +30,7 @@ from fedshift.report.layout import figure, html_page, items, note, section, tabl
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
 
-RUNS = "../runs"
-RESULTS = "results.json"
+PAGE, RESULTS = "table.md", "results.json"
 BOOTSTRAP = (
     "Intervals: percentile bootstrap over seeds, 10,000 resamples, the same for all cells of "
     "equally many seeds. With three seeds that is the range of the seeds, which covers a mean in "
@@ -105,39 +106,47 @@ def write_outcome(folder: Path, outcome: Outcome, store: Store) -> Path:
     """Write every file of the table into `folder` and return the page."""
     study, cells = outcome.plan.study, outcome.cells
     drawn = charts(study, cells, store)
-    for name, chart in drawn.items():
-        write(folder / name, chart.svg)
-    write(folder / "table.md", markdown_page(outcome, drawn))
+    _write_page(folder, outcome, drawn, store)
     write(folder / "table.tex", _latex(outcome))
     write(folder / "table.csv", csv_text(numbers_table(cells)))
     write(folder / "seeds.csv", csv_text(seeds_table(cells)))
     write(folder / RESULTS, json.dumps(document(outcome), indent=1) + "\n")
-    write(folder / "index.html", _html(outcome, drawn))
+    write(folder / "index.html", _html(outcome, drawn, store))
     return folder / "index.html"
 
 
+def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
+    """The table's page once more, in a folder of its own, with a record of each run that it reads.
+
+    Drawn from there without training, the table comes out the same. Records that are there already
+    stay. Returns the page.
+    """
+    place = folder / outcome.folder
+    records = {name: record.files for name, record in read_records(place / RECORDS).items()}
+    curves = outcome.plan.study.plot == "curves"
+    for cell in outcome.cells:
+        records |= {run.name: store.files(run, metrics=False) for run in cell.lost}
+        runs = [run for v in cell.values for run in (v.run, *v.others)]
+        records |= {run.name: store.files(run, metrics=curves) for run in runs}
+    write_records(place / RECORDS, records)
+    small = Store(place, read_records(place / RECORDS))
+    return _write_page(place, outcome, charts(outcome.plan.study, outcome.cells, small), small)
+
+
+def _write_page(folder: Path, outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> Path:
+    for name, chart in drawn.items():
+        write(folder / name, chart.svg)
+    write(folder / PAGE, markdown_page(outcome, drawn, store))
+    return folder / PAGE
+
+
 def study_of(folder: Path) -> str | None:
-    """The study whose table lies in a folder; None for none, or none that can be read."""
+    """The study whose table lies in a folder, by the page's title; None where there is no page."""
     try:
-        found = json.loads((folder / RESULTS).read_text())
+        title = re.match(r"# (\S+): ", (folder / PAGE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return str(found["study"]) if isinstance(found, dict) and "study" in found else None
-
-
-def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
-    """The table once more in another folder, with what it reads of each run but no models.
-
-    Drawn from there without training, the table comes out the same.
-    """
-    small = Store(folder / "runs")
-    curves = outcome.plan.study.plot == "curves"
-    for run in (r for cell in outcome.cells for r in cell.lost):
-        store.copy_to(small, run, metrics=False)
-    for value in (v for cell in outcome.cells for v in cell.values):
-        for run in (value.run, *value.others):
-            store.copy_to(small, run, metrics=curves)
-    return write_outcome(folder / outcome.folder, outcome, small)
+    return title and title[1]
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
@@ -198,24 +207,24 @@ def _value(value: Value) -> dict[str, Any]:
     }
 
 
-def markdown_page(outcome: Outcome, drawn: Mapping[str, Chart]) -> str:
+def markdown_page(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
     """The tables, links to runs, drawings and the foot."""
     study = outcome.plan.study
     parts = [f"# {study.name}: {escape_markdown(study.title)}\n", f"`{outcome.command}`\n"]
     like = paper_table(study, outcome.cells)
     parts += [markdown(like)] if like else []
-    parts += [_linked_markdown(cell_table(study, outcome.cells), outcome.cells)]
+    parts += [_linked_markdown(cell_table(study, outcome.cells), outcome.cells, store)]
     parts += [f"![{n}]({n})\n\n{escape_markdown(c.caption)}\n" for n, c in drawn.items()]
     parts += ["".join(f"- {escape_markdown(n)}\n" for n in (*outcome.problems, *outcome.notes))]
     return "\n".join(parts)
 
 
-def _linked_markdown(cells: Table, found: Sequence[Cell]) -> str:
+def _linked_markdown(cells: Table, found: Sequence[Cell], store: Store) -> str:
     lines = ["| " + " | ".join((*map(escape_markdown, cells.header), "Runs by seed")) + " |"]
     lines.append("|" + "---|" * (len(cells.header) + 1))
     for row, cell in zip(shown(cells), found, strict=True):
-        links = " ".join(f"[{s}]({url})" for s, url in run_links(cell, RUNS).items())
-        lines.append("| " + " | ".join((*map(escape_markdown, row), links)) + " |")
+        runs = runs_by_seed(cell, store, "[{}]({})", "{} `{}`")
+        lines.append("| " + " | ".join((*map(escape_markdown, row), runs)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -226,7 +235,7 @@ def _latex(outcome: Outcome) -> str:
     return "\n".join([*tables, *(f"% {said}" for said in (*outcome.problems, *outcome.notes)), ""])
 
 
-def _html(outcome: Outcome, drawn: Mapping[str, Chart]) -> str:
+def _html(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
     study = outcome.plan.study
     like = paper_table(study, outcome.cells)
     beside = "Beside the paper" if study.printed else "The table"
@@ -234,7 +243,7 @@ def _html(outcome: Outcome, drawn: Mapping[str, Chart]) -> str:
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
     parts += [section("table", beside, table(like))] if like else []
     parts += [section("plots", "Drawings", *(figure(c.svg, c.caption) for c in drawn.values()))]
-    linked = _linked_html(cell_table(study, outcome.cells), outcome.cells)
+    linked = _linked_html(cell_table(study, outcome.cells), outcome.cells, store)
     parts += [section("cells", "Every cell, with its runs", linked)]
     parts += [section("notes", _foot(outcome), items(outcome.notes))]
     return html_page(study.name, parts)
@@ -245,14 +254,12 @@ def _foot(outcome: Outcome) -> str:
     return f"{found}, tuned or changed"
 
 
-def _linked_html(cells: Table, found: Sequence[Cell]) -> str:
+def _linked_html(cells: Table, found: Sequence[Cell], store: Store) -> str:
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in (*cells.header, "Runs by seed"))
     body = []
     for row, cell in zip(shown(cells), found, strict=True):
-        links = " ".join(
-            f'<a href="{escape(url)}">{s}</a>' for s, url in run_links(cell, RUNS).items()
-        )
+        runs = runs_by_seed(cell, store, '<a href="{1}">{0}</a>', "{} <code>{}</code>")
         data = "".join(f"<td>{escape(text)}</td>" for text in row)
-        body.append(f"<tr>{data}<td>{links}</td></tr>")
+        body.append(f"<tr>{data}<td>{runs}</td></tr>")
     table_ = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="wide">{table_}</div>'

@@ -28,6 +28,7 @@ from fedshift.papers.reproduce.output import (
     write_outcome,
 )
 from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted
+from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.results import Cell, collect, scores
 from fedshift.papers.reproduce.store import Run, Store
 from fedshift.papers.reproduce.tuning import (
@@ -98,11 +99,11 @@ def reproduce(
 
     Complete runs are never trained again. asked: see `execute`; the table is written of what is
     complete. Raises InputError for names that are not there, before anything is trained or written,
-    and DataError for damaged run folders and tuned values, before it as far as they are there then.
+    and DataError for damaged runs and tuned values, before it as far as they are there then.
     """
     plan = make_plan(request)
     _check_places(request, plan)
-    store = Store(request.out / RUNS)
+    store = Store(request.out / RUNS, recorded_in(request.out))
     records: Records = {
         **read_tuned(shipped_tuning(plan.study), plan),
         **read_tuned(request.out / TUNED, plan),
@@ -172,8 +173,8 @@ def _check_places(request: Request, plan: Plan) -> None:
                 f"{place / table} holds {other}, not {plan.study.name}; name another folder with "
                 f"{'--out' if place == request.out else '--publish'}"
             )
-        if request.train:
-            make_folder(place / RUNS)
+    if request.train:
+        make_folder(request.out / RUNS)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From complete run folders to cells: ours beside the paper's."""
+"""From complete runs to cells: ours beside the paper's."""
 
 from __future__ import annotations
 
@@ -201,10 +201,8 @@ def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric
     if metric.key in seen and seen[metric.key] is None:
         return None
     if not isinstance(seen.get(metric.key), int | float):
-        raise DataError(
-            f"{store.path(chosen.run)}: its summary has no {metric.key}; was it trained by another "
-            "version? Delete the folder to train it again."
-        )
+        why = f"its summary has no {metric.key}; another version may have trained it"
+        raise store.damaged(chosen.run, why)
     return Value(
         seed,
         metric.scale * float(seen[metric.key]),

@@ -5,27 +5,33 @@ All are means over the seeds of a cell, each of its run's last round.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from fedshift.errors import DataError
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
-from fedshift.papers.reproduce.chart import Chart
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.store import Run, Store
+from fedshift.record.summary import RouterDetails, Serving, parsed
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
-from fedshift.report.serving_fields import SERVING, RouterDetails, Serving
 from fedshift.report.svg import PALETTE, Series
 
 Floats = NDArray[np.float64]
 # Coverages at which curves of several seeds are averaged.
 COVERAGES = tuple(np.linspace(LEAST_COVERAGE, 1.0, 39).tolist())
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of a table: SVG text, and what it shows in one line."""
+
+    svg: str
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -80,23 +86,7 @@ def _read(cell: Cell, store: Store) -> Routed | None:
 def _details(run: Run, store: Store) -> Serving | None:
     """A run's "serving"; None for a run of a version that kept none."""
     summary = store.read(run).summary
-    if summary.get("serving") is None:
-        return None
-    try:
-        found = SERVING.validate_python(summary["serving"])
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("serving", *first["loc"])))
-        raise _damaged(run, store, f'"{place}": {first["msg"]}') from None
-    for name, has, needed in found.lengths(run.config.shift.clients, len(summary["classes"])):
-        if has != needed:
-            raise _damaged(run, store, f'"{name}" has {has} entries, {needed} are needed')
-    return found
-
-
-def _damaged(run: Run, store: Store, what: str) -> DataError:
-    path = store.path(run)
-    return DataError(f"{path}: {what}. Delete the folder {path} to train this run again.")
+    return None if "serving" not in summary else parsed(json.dumps(summary)).serving
 
 
 def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:

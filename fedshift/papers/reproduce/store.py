@@ -1,4 +1,6 @@
-"""Where runs are kept: one folder each, named by what it is and by a hash of its configuration."""
+"""Where runs are kept: in a folder each, named by what it is and a hash of its configuration, or in
+a record.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,23 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedshift.errors import DataError
 from fedshift.experiments.config import Config
-from fedshift.experiments.folder import CHECKPOINTS, metrics_csv, trained_with
+from fedshift.experiments.folder import trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
-from fedshift.experiments.metrics import Metrics
 from fedshift.files import is_file, is_folder, write
-from fedshift.papers.reproduce.complete import check_summary
-from fedshift.papers.reproduce.diverged import Diverged, diverged, parsed
+from fedshift.papers.reproduce.diverged import Diverged, diverged
+from fedshift.papers.reproduce.diverged import parsed as parsed_diverged
+from fedshift.papers.reproduce.records import Record
+from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
+from fedshift.record.rounds import Metrics, rounds_csv
+from fedshift.record.summary import parsed as parsed_summary
 
-SUMMARY, LOCK, METRICS = "summary.json", "lock.json", "metrics.csv"
-CONFIG, DIVERGED = "config.resolved.toml", "diverged.json"
 HASH = 10
 
 
@@ -34,10 +37,15 @@ class Run:
     name: str
     config: Config
 
+    @property
+    def id(self) -> str:
+        """The hash that its name ends in."""
+        return self.name[-HASH:]
+
 
 @dataclass(frozen=True)
 class Finished:
-    """What a complete run folder says, and the checksum of its configuration file."""
+    """What a complete run says, and the checksum of its configuration file."""
 
     run: Run
     summary: Mapping[str, Any]
@@ -85,17 +93,28 @@ def _readable(config: Config) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """Run folders under one folder. One with a summary is complete, one with DIVERGED is over."""
+    """Run folders under one folder, and recorded runs by name, which are not trained again.
+
+    A run with a summary is complete, one with DIVERGED is over. A folder comes before a record.
+    """
 
     folder: Path
+    records: Mapping[str, Record] = field(default_factory=dict)
 
     def path(self, run: Run) -> Path:
         """The run's folder, whether it exists or not."""
         return self.folder / run.name
 
+    def record(self, run: Run) -> Record | None:
+        """The run's record; None where there is none, or its folder is over."""
+        folder = self.path(run)
+        if is_file(folder / SUMMARY) or is_file(folder / DIVERGED):
+            return None
+        return self.records.get(run.name)
+
     def done(self, run: Run) -> bool:
         """Whether the run is complete."""
-        return is_file(self.path(run) / SUMMARY)
+        return self._has(run, SUMMARY)
 
     def over(self, run: Run) -> bool:
         """Whether the run is complete, or its training diverged."""
@@ -106,20 +125,20 @@ class Store:
 
         Raises DataError for a damaged file.
         """
-        path = self.path(run) / DIVERGED
-        if self.done(run) or not is_file(path):  # it may have been trained again since
+        # A folder may have been trained again since.
+        if self.done(run) or not self._has(run, DIVERGED):
             return None
         try:
-            return parsed(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
-            raise _damaged(path, e) from None
+            return parsed_diverged(self._text(run, DIVERGED))
+        except ValueError as e:
+            raise self.damaged(run, e, DIVERGED) from None
 
     def remember(
         self, run: Run, error: str, measured: Sequence[Metrics], hull_distance: float
     ) -> None:
         """Note that training diverged, and what was measured of the rounds before."""
         if measured:
-            write(self.path(run) / METRICS, metrics_csv(measured))
+            write(self.path(run) / METRICS, rounds_csv(measured))
         write(self.path(run) / DIVERGED, diverged(error, measured, hull_distance).text)
 
     def begun_by(self, run: Run) -> str | None:
@@ -133,28 +152,27 @@ class Store:
 
         Raises DataError for a damaged file, and for a run of another configuration.
         """
-        path = self.path(run) / CONFIG
+        text = self._text(run, CONFIG)
         try:
-            text = path.read_text(encoding="utf-8")
-            trained = tomllib.loads(text)
-        except (OSError, ValueError, RecursionError) as e:
-            raise _damaged(path, e) from None
-        changed = _changed(trained, tomllib.loads(dumps(run.config)))
-        if changed:
-            raise _damaged(path, ValueError(f"{changed} is not what the table needs today"))
-        given = run.config.model_dump(exclude_defaults=True, exclude={"name"})
-        if lost := _lost(given, trained):
-            raise _damaged(path, ValueError(f"{lost} is not there"))
+            trained, now = _flat(tomllib.loads(text)), _flat(tomllib.loads(dumps(run.config)))
+        except (ValueError, RecursionError) as e:
+            raise self.damaged(run, e, CONFIG) from None
+        for key, value in trained.items():
+            if value != (present := now.get(key)):
+                why = f"{key} = {value!r} (now {present!r}) is not what the table needs today"
+                raise self.damaged(run, why, CONFIG)
+        given = _flat(run.config.model_dump(exclude_defaults=True, exclude={"name"}))
+        if lost := [k for k, v in given.items() if v is not None and k not in trained]:
+            raise self.damaged(run, f"{lost[0]} is not there", CONFIG)
         digest = hashlib.sha256(text.encode()).hexdigest()
         ended = self.diverged(run)
-        said = self._summary(run) if ended is None else ended.summary
-        return Finished(run, said, self._lock(run), digest)
+        summary = self._summary(run) if ended is None else ended.summary
+        return Finished(run, summary, self._lock(run), digest)
 
     def curve(self, run: Run, column: str) -> dict[int, float]:
         """One column of the run's metrics by round. Raises DataError where it is not there."""
-        path = self.path(run) / METRICS
+        text = self._text(run, METRICS)
         try:
-            text = path.read_text(encoding="utf-8")
             header, *rows = csv.reader(text.splitlines())
             # Without its end of line the last number may be cut, too.
             cut = not text.endswith("\n") or any(len(row) != len(header) for row in rows)
@@ -162,19 +180,14 @@ class Store:
                 raise ValueError("rows are missing, or cut")
             t, at = header.index("round"), header.index(column)
             return {int(row[t]): float(row[at]) for row in rows if row[at]}
-        except (OSError, ValueError, csv.Error) as e:
-            raise _damaged(path, e) from None
+        except (ValueError, csv.Error) as e:
+            raise self.damaged(run, e, METRICS) from None
 
-    def copy_to(self, other: Store, run: Run, *, metrics: bool) -> None:
-        """Copy what a table reads of a run that is over, a few kilobytes; the model stays."""
-        read, other_end = (SUMMARY, DIVERGED) if self.done(run) else (DIVERGED, SUMMARY)
-        for name in (CONFIG, LOCK, *([METRICS] if metrics else []), read):
-            source, place = self.path(run) / name, other.path(run) / name
-            try:
-                write(place, source.read_bytes())
-            except OSError as e:
-                raise _damaged(source, e) from None
-        (other.path(run) / other_end).unlink(missing_ok=True)
+    def files(self, run: Run, *, metrics: bool) -> dict[str, str]:
+        """What a table reads of a run that is over, by file name: a few kilobytes, no model."""
+        end = SUMMARY if self.done(run) else DIVERGED
+        names = (CONFIG, LOCK, *([METRICS] if metrics else []), end)
+        return {name: self._text(run, name) for name in names}
 
     def make(self, run: Run) -> Path:
         """The run's folder, made where it is missing."""
@@ -193,53 +206,58 @@ class Store:
                 left.unlink(missing_ok=True)
         return folder
 
-    def _summary(self, run: Run) -> dict[str, Any]:
-        found = self._json(run, SUMMARY)
+    def damaged(self, run: Run, why: object, name: str = "") -> DataError:
+        """The error for a run, or one of its files, that cannot be read, with what to do."""
+        record = self.record(run)
+        if record is not None:
+            where = f"{record.path}: {run.name}{f'/{name}' * bool(name)}"
+            return DataError(f"{where}: {why}. Train it again under another --out.")
+        path = self.path(run)
+        return DataError(f"{path / name}: {why}. Delete the folder {path} to train this run again.")
+
+    def _has(self, run: Run, name: str) -> bool:
+        record = self.record(run)
+        return is_file(self.path(run) / name) if record is None else name in record.files
+
+    def _text(self, run: Run, name: str) -> str:
+        record = self.record(run)
         try:
-            check_summary(found)
+            if record is None:
+                return (self.path(run) / name).read_text(encoding="utf-8")
+            return record.files[name]
+        except (OSError, ValueError) as e:
+            raise self.damaged(run, e, name) from None
+        except KeyError:
+            raise self.damaged(run, "the record does not hold it", name) from None
+
+    def _summary(self, run: Run) -> dict[str, Any]:
+        summary = self._json(run, SUMMARY)
+        try:
+            parsed_summary(json.dumps(summary))
         except ValueError as e:
-            raise _damaged(self.path(run) / SUMMARY, e) from None
-        return found
+            raise self.damaged(run, e, SUMMARY) from None
+        return summary
 
     def _lock(self, run: Run) -> dict[str, Any]:
-        found = self._json(run, LOCK)
-        if not isinstance(found.get("packages", {}), dict):
-            raise _damaged(self.path(run) / LOCK, ValueError('"packages" is not a JSON object'))
-        return found
+        lock = self._json(run, LOCK)
+        if not isinstance(lock.get("packages", {}), dict):
+            raise self.damaged(run, '"packages" is not a JSON object', LOCK)
+        return lock
 
     def _json(self, run: Run, name: str) -> dict[str, Any]:
-        path = self.path(run) / name
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as e:
-            raise _damaged(path, e) from None
+            value = json.loads(self._text(run, name))
+        except (ValueError, RecursionError) as e:
+            raise self.damaged(run, e, name) from None
         if not isinstance(value, dict):
-            raise _damaged(path, ValueError("not a JSON object"))
+            raise self.damaged(run, "not a JSON object", name)
         return value
 
 
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key of `then` that `now` has otherwise, with both values; empty if none is."""
-    for key, value in then.items():
-        present = now.get(key)
-        if isinstance(value, dict) and isinstance(present, dict):
-            inner = _changed(value, present, f"{prefix}{key}.")
-            if inner:
-                return inner
-        elif value != present:
-            return f"{prefix}{key} = {value!r} (now {present!r})"
-    return ""
-
-
-def _lost(given: Mapping[str, Any], then: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key of `given` that `then` lacks, other than None; empty if it lacks none."""
-    for key, value in given.items():
-        if key not in then and value is not None:
-            return f"{prefix}{key}"
-        if isinstance(value, dict) and (lost := _lost(value, then[key], f"{prefix}{key}.")):
-            return lost
-    return ""
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: {error}. Delete the folder {path.parent} to train this run again.")
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value by its whole key, as in "training.lr"."""
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        inner = isinstance(value, Mapping)
+        values |= _flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return values

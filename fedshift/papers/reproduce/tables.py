@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedshift.papers.protocols.study import Metric, Printed, Study
 from fedshift.papers.reproduce.results import Cell
 from fedshift.papers.reproduce.statistics import Moments
+from fedshift.papers.reproduce.store import Store
 from fedshift.report.tables import MISSING, Table
 
 WIDEST = 6
@@ -112,9 +113,18 @@ def seeds_table(cells: Sequence[Cell]) -> Table:
     return Table(SEEDS, rows, formats)
 
 
-def run_links(cell: Cell, runs: str) -> Mapping[str, str]:
-    """Seed -> address of the run folder that its value comes from, under the address `runs`."""
-    return {str(v.seed): f"{runs}/{v.run.name}" for v in cell.values}
+def runs_by_seed(cell: Cell, store: Store, linked: str, recorded: str) -> str:
+    """Each seed with the address of its run's folder, or with the id of its record.
+
+    linked, recorded: how to write (seed, address) and (seed, id). Names of runs need no escaping.
+    """
+    parts = []
+    for v in cell.values:
+        if store.record(v.run) is None:
+            parts.append(linked.format(v.seed, f"../runs/{v.run.name}"))
+        else:
+            parts.append(recorded.format(v.seed, v.run.id))
+    return " ".join(parts)
 
 
 def here(cell: Cell, metric: Metric) -> str:

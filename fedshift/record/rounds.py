@@ -1,0 +1,216 @@
+"""metrics.csv, served.csv and clients.csv: the one schema by which they are written and read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from fedshift.errors import DataError, nearest, shown, visible
+
+
+def _number(value: Any) -> Any:
+    """A number as `fedshift.files.clean` writes it: null for NaN, "inf" and "-inf" as text."""
+    if value is None:
+        return math.nan
+    return float(value) if value in ("inf", "-inf") else value
+
+
+Measured = Annotated[float, BeforeValidator(_number)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What is known after one evaluated round. Accuracies are fractions, losses nats.
+
+    Rows of earlier versions lack what has a default.
+
+    target_*             on test examples that follow T (macro F1: see `Score`)
+    estimated_accuracy   sum_y T(y) recall(y) from the clients' validation counts, with its
+    estimated_se         standard error
+    validation_*         on validation examples that follow T, where there are any
+    source_accuracy      on the clients' pooled validation examples: what selection without a
+                         target would look at
+    ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
+    gap                  ||T - S^T a||_2 of the round's weights
+    """
+
+    round: Annotated[int, Field(ge=1)]
+    train_loss: Measured
+    target_accuracy: Measured
+    target_loss: Measured
+    target_macro_f1: Measured = math.nan
+    estimated_accuracy: Measured
+    estimated_se: Measured
+    validation_accuracy: Measured
+    validation_loss: Measured
+    source_accuracy: Measured
+    clients_trained: int
+    ess: Measured
+    ess_fraction: Measured = math.nan
+    gap: Measured = math.nan
+
+
+@dataclass(frozen=True)
+class ServedMetrics:
+    """Accuracies after one round, as fractions; NaN for what the method does not have.
+
+    system_accuracy    on everybody's test examples together, each answered by the method's own
+                       rule: by the model of the client that the router finds, else by vote
+    average_accuracy   of every client's model on its own test examples, by training sizes
+    worst_accuracy     the smallest of these
+    global_accuracy    of the one model that the server holds, where it is complete
+    vote_accuracy      of the label that most clients' models give
+    routed_posterior   by the client of largest posterior, and
+    routed_density     of largest density ratio
+    mixture_accuracy   of all models, mixed by the posterior
+    oracle_routed      by the client that the example comes from
+    router_accuracy    how often the router finds that client
+    """
+
+    round: int
+    system_accuracy: float
+    average_accuracy: float
+    worst_accuracy: float
+    global_accuracy: float
+    vote_accuracy: float
+    routed_posterior: float
+    routed_density: float
+    mixture_accuracy: float
+    oracle_routed: float
+    router_accuracy: float
+
+
+# Columns that every version wrote.
+ROUND_COLUMNS = (
+    "round", "train_loss", "target_accuracy", "target_loss", "estimated_accuracy", "estimated_se",
+    "clients_trained", "ess",
+)  # fmt: skip
+SERVED_COLUMNS = (
+    "round", "system_accuracy", "average_accuracy", "global_accuracy", "router_accuracy",
+)  # fmt: skip
+CLIENT_COLUMNS = ("client", "n", "weight", "fedavg_weight", "accuracy", "n_validation")
+LABEL = "label_"
+REDO = "the file is damaged or from another version: run the experiment again"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One row of `metrics.csv` or `served.csv`, by column; None where the cell is empty."""
+
+    round: int
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One row of `clients.csv`; labels [K] are its label counts."""
+
+    name: str
+    n: float
+    weight: float
+    fedavg_weight: float
+    accuracy: float | None
+    n_validation: float | None
+    labels: tuple[float, ...]
+
+
+def rounds_csv(metrics: Sequence[Metrics] | Sequence[ServedMetrics]) -> str:
+    """One row per evaluated round; empty where a value does not exist."""
+    names = [one.name for one in fields(metrics[0])]
+    return _csv([names, *([getattr(m, n) for n in names] for m in metrics)])
+
+
+def clients_csv(clients: Sequence[Client], classes: Sequence[str]) -> str:
+    """One row per client, with its count of each class."""
+    header = [*CLIENT_COLUMNS, *(LABEL + name for name in classes)]
+    rows = [
+        [c.name, c.n, c.weight, c.fedavg_weight, c.accuracy, c.n_validation, *c.labels]
+        for c in clients
+    ]
+    return _csv([header, *rows])
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        writer.writerow(map(_cell, row))
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def read_rounds(path: Path, text: str, needed: Sequence[str]) -> tuple[Round, ...]:
+    """The rows of metrics.csv or served.csv. Raises DataError with line and column."""
+    rounds = []
+    for line, row in _rows(path, text, needed):
+        values = {k: _value(path, line, k, v) for k, v in row.items() if k != "round"}
+        rounds.append(Round(int(_given(path, line, "round", row["round"])), values))
+    return tuple(rounds)
+
+
+def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client, ...]:
+    """The rows of clients.csv. Raises DataError with line and column."""
+    labels = tuple(visible(LABEL + name) for name in classes)
+    clients = []
+    for line, row in _rows(path, text, CLIENT_COLUMNS + labels):
+        n, weight, fedavg = (
+            _given(path, line, k, row[k]) for k in ("n", "weight", "fedavg_weight")
+        )
+        accuracy, checked = (_value(path, line, k, row[k]) for k in ("accuracy", "n_validation"))
+        counts = tuple(_given(path, line, k, row[k]) for k in labels)
+        clients.append(Client(row["client"], n, weight, fedavg, accuracy, checked, counts))
+    return tuple(clients)
+
+
+def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """(line number, column -> cell) of every row, after checking that all needed columns exist."""
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        lines = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}; {REDO}") from error
+    header = list(map(visible, lines[0][1])) if lines else []
+    for name in needed:
+        if name not in header:
+            near = nearest(name, header)
+            raise DataError(f'{path}: no column "{shown(name)}".{near} {REDO}')
+    rows = []
+    for line, cells in lines[1:]:
+        if len(cells) != len(header):
+            raise DataError(
+                f"{path}, line {line}: {len(cells)} cells; the header has {len(header)}; {REDO}"
+            )
+        rows.append((line, dict(zip(header, cells, strict=True))))
+    return rows
+
+
+def _value(path: Path, line: int, column: str, cell: str) -> float | None:
+    """The number in a cell; None where it is empty, NaN or infinite (a loss that diverged)."""
+    if not cell.strip():
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        where = f'{path}, line {line}, column "{shown(column)}"'
+        raise DataError(f'{where}: "{shown(cell)}" is not a number; {REDO}') from None
+    return value if math.isfinite(value) else None
+
+
+def _given(path: Path, line: int, column: str, cell: str) -> float:
+    value = _value(path, line, column, cell)
+    if value is None:
+        where = f'{path}, line {line}, column "{shown(column)}"'
+        raise DataError(f"{where}: a number is needed; {REDO}")
+    return value

@@ -1,0 +1,65 @@
+"""One schema writes and reads a run's summary and tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedshift.record.rounds import (
+    ROUND_COLUMNS,
+    Client,
+    Metrics,
+    clients_csv,
+    read_clients,
+    read_rounds,
+    rounds_csv,
+)
+from fedshift.record.summary import Summary, parsed, written
+
+GOLDEN = Path(__file__).parent / "golden"
+SUMMARIES = sorted(path.parent.name for path in GOLDEN.glob("*/summary.json"))
+
+
+def present(name: str) -> bool:
+    """Whether a summary has all the keys that are written today, and so comes back as it is."""
+    known = set(Summary.__dataclass_fields__)
+    return known == set(json.loads((GOLDEN / name / "summary.json").read_text()))
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_what_is_read_is_written_again(name: str) -> None:
+    text = (GOLDEN / name / "summary.json").read_text()
+    summary = parsed(text)
+    assert parsed(written(summary)) == summary
+    if present(name):
+        assert json.loads(written(summary)) == json.loads(text)
+
+
+def test_some_are_of_today_and_a_changed_one_is_noticed() -> None:
+    """The controls."""
+    names = [name for name in SUMMARIES if present(name)]
+    assert names
+    text = (GOLDEN / names[0] / "summary.json").read_text()
+    other = json.loads(text)
+    other["final"]["round"] += 1
+    assert json.loads(written(parsed(text))) != other
+    assert parsed(json.dumps(other)) != parsed(text)
+
+
+def test_tables_come_back() -> None:
+    names = [name for name in Metrics.__dataclass_fields__ if name != "round"]
+    one = Metrics(round=3, **dict.fromkeys(names, 0.5) | {"gap": math.nan})  # type: ignore[arg-type]
+    (row,) = read_rounds(Path("metrics.csv"), rounds_csv([one]), ROUND_COLUMNS)
+    assert row.round == 3
+    assert row.values == dict.fromkeys(names, 0.5) | {"gap": None}
+    clients = (
+        Client("0", 12, 0.25, 0.5, 0.75, 4, (5.0, 7.0)),
+        Client("1", 12, 0.75, 0.5, None, 0, (12.0, 0.0)),
+    )
+    text = clients_csv(clients, ("cat", "dog"))
+    assert read_clients(Path("clients.csv"), text, ("cat", "dog")) == clients
+    other = clients_csv(clients[::-1], ("cat", "dog"))
+    assert read_clients(Path("clients.csv"), other, ("cat", "dog")) != clients
