@@ -47,8 +47,8 @@ from fedshift.tree import Parts
 
 # Shares of a round for each worker: while it trains one, the main process sums the other's replies.
 SHARES = 2
-# Bytes that a pipe may buffer, where the system allows as many: with the usual 200 KB, processes wake
-# each other a hundred times for 16 MB.
+# Bytes that a pipe may buffer, where the system allows as many: with the usual 200 KB processes
+# wake each other a hundred times for 16 MB.
 BUFFER = 1 << 22
 # Seconds that a process may take to end whose pipe is broken.
 ENDING = 1.0
