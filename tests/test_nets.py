@@ -12,9 +12,9 @@ from test_dense import MOST, REFUSED, gap
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.client import nets as module
+from fedshift.client.dense import nets as module
+from fedshift.client.dense.nets import Nets
 from fedshift.client.local import Local
-from fedshift.client.nets import Nets
 from fedshift.engine.stacked import Stacked
 from fedshift.kernels.products import products
 from fedshift.model import build

@@ -1,30 +1,36 @@
 """Faster ways to train one client, for any backend that takes clients one by one.
 
-Each is a mark on the plans of a job, or on a client's work, which travels with it to other
-processes. Without the mark nothing of it is used.
+Each says how a job is to be done (`Job.how`), which travels with it to other processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from fedshift.client.dense import train as train_dense
+from fedshift.client.local import Local
+from fedshift.client.objectives import Term
+from fedshift.client.slopes import Oracle
+from fedshift.client.trainer import Trained, Trainer
 from fedshift.client.winograd import KINDS, Winograd, least
-from fedshift.data import ClientData, Plan
+from fedshift.data import ClientData, Plan, batches
 from fedshift.engine.backends import FAILED, Backend, ClientUpdate, Job, Reply
 from fedshift.engine.door import check_backend
 from fedshift.errors import UnfitError
-from fedshift.tree import Parts
+from fedshift.kernels.layout import channels_last as laid_out
+from fedshift.model import Model
+from fedshift.tree import Params, Parts
 
 
 def dense(backend: Backend) -> Backend:
     """Phases are trained by `fedshift.client.dense`; UnfitError for what it cannot train."""
-    return _marked(backend, lambda plan: plan._replace(dense=True))
+    return _trained_by(train_dense, backend)
 
 
 def channels_last(backend: Backend) -> Backend:
-    """Batches of images lie in memory as `fedshift.layout.channels_last` has them."""
-    return _marked(backend, lambda plan: plan._replace(channels_last=True))
+    """Batches of images lie in memory as `fedshift.kernels.layout.channels_last` has them."""
+    return _trained_by(with_channels_last, backend)
 
 
 def winograd(backend: Backend) -> Backend:
@@ -63,14 +69,19 @@ class _ByWinograd:
         return done
 
 
-def _marked(backend: Backend, mark: Callable[[Plan], Plan]) -> Backend:
+def _trained_by(how: Trainer, backend: Backend) -> Backend:
     check_backend(backend)
 
-    def marked(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return backend(update, (_with(job, mark) for job in jobs))
+    def trained(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        return backend(update, (job._replace(how=how) for job in jobs))
 
-    return marked
+    return trained
 
 
-def _with(job: Job, mark: Callable[[Plan], Plan]) -> Job:
-    return job._replace(plans={name: mark(plan) for name, plan in job.plans.items()})
+def with_channels_last(
+    phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
+    data: ClientData, plan: Plan, *extra: Oracle,
+) -> Trained:  # fmt: skip
+    """`Local`'s own loop, over batches of another layout."""
+    laid = (batch._replace(x=laid_out(batch.x)) for batch in batches(data, plan))
+    return phase.along(laid, model, objective, params, buffers, context, data, plan, *extra)

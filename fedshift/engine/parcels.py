@@ -75,7 +75,7 @@ def by_themselves(jobs: Jobs) -> Jobs:
         if isinstance(plans, Drawn):
             old = plans.draws
             drawn = _together(draws, (old.phases, old.t, old.seed), job.client, job.data)
-            job = Job(job.client, job.message, job.state, job.data, drawn, job.t)
+            job = Job(job.client, job.message, job.state, job.data, drawn, job.t, job.how)
         found.append(job)
     return tuple(found)
 
@@ -106,11 +106,12 @@ def packed(jobs: Jobs, message: Parts) -> tuple[list[Any], list[Parts]]:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
         tree = under("message", new) | under("state", job.state)
         if isinstance(job.plans, Drawn):
-            how: Any = job.plans.draws.phases, job.plans.draws.seed
+            drawing: Any = job.plans.draws.phases, job.plans.draws.seed
         else:
-            how = {k: p[3:] for k, p in job.plans.items()}
+            drawing = {k: p[3:] for k, p in job.plans.items()}
             tree |= under("plan", {k: _tensors(p) for k, p in job.plans.items()})
-        about.append(((job.client, *(o.client for o in others)), job.t, tuple(job.message), how))
+        clients = (job.client, *(other.client for other in others))
+        about.append((clients, job.t, tuple(job.message), drawing, job.how))
         trees.append(tree)
         message = job.message
     return about, trees
@@ -121,7 +122,7 @@ def _alike(one: Job, other: Job) -> bool:
     a, b = one.plans, other.plans
     if not (isinstance(a, Drawn) and isinstance(b, Drawn)) or any(other.state.values()):
         return False
-    alike = one.t == other.t and a.draws.seed == b.draws.seed
+    alike = one.t == other.t and one.how is other.how and a.draws.seed == b.draws.seed
     alike = alike and a.draws.phases is b.draws.phases
     for x, y in ((one.message, other.message), (one.state, other.state)):
         alike = alike and [*x] == [*y]
@@ -138,20 +139,22 @@ def unpacked(
 ) -> list[Job]:
     """What `packed` packed."""
     jobs, draws = [], dict[tuple[int, int, int], Draws]()
-    for (alike, t, names, how), tree in zip(about, trees, strict=True):
+    for (alike, t, names, drawing, how), tree in zip(about, trees, strict=True):
         held = message | inside("message", tree)
         message = {name: held[name] for name in names}
         state, plans = inside("state", tree), inside("plan", tree)
         drawn: Mapping[str, Plan]
-        if not isinstance(how, tuple):
-            drawn = {k: Plan(p["rows"], p["weight"], p["lr"], *how[k]) for k, p in plans.items()}
+        if not isinstance(drawing, tuple):
+            drawn = {
+                k: Plan(p["rows"], p["weight"], p["lr"], *drawing[k]) for k, p in plans.items()
+            }
         for client in alike:
             data = clients[client]
-            if isinstance(how, tuple):
-                drawn = _together(draws, (how[0], t, how[1]), client, data)
+            if isinstance(drawing, tuple):
+                drawn = _together(draws, (drawing[0], t, drawing[1]), client, data)
             # Dictionaries of its own: one that is written to is no other client's.
             own = {part: dict(tree) for part, tree in state.items()}
-            jobs.append(Job(client, dict(message), own, data, drawn, t))
+            jobs.append(Job(client, dict(message), own, data, drawn, t, how))
     return jobs
 
 
