@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.client import winograd
 from fedshift.client.local import Local, plan_all
 from fedshift.data import ClientData, client_data, register
 from fedshift.engine.backends import Job
@@ -172,9 +171,3 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     monkeypatch.setattr(products, "WORTH", 0)
     monkeypatch.setattr(products, "_each", spy)
     return found
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Winograd's form for few channels on every processor."""
-    monkeypatch.setattr(winograd, "faster", lambda: False)

@@ -40,7 +40,7 @@ from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.device import on
 from fedshift.engine.evaluate import score
 from fedshift.engine.gate import Gate
-from fedshift.engine.levers import channels_last, dense, winograd
+from fedshift.engine.levers import channels_last, dense
 from fedshift.engine.shelf import Shelf
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.workers import workers

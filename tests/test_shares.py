@@ -20,12 +20,12 @@ from test_deadline import Once, asleep, killed
 from test_workers import different, last
 
 from fedshift import recipes
+from fedshift.client.dense import train
 from fedshift.client.local import Local
 from fedshift.engine import parcels
 from fedshift.engine import workers as module
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.gate import Gate
-from fedshift.engine.levers import channels_last
 from fedshift.engine.one_round import jobs_of, open_round
 from fedshift.engine.parcels import packed, unpacked
 from fedshift.engine.rounds import Federation, first_state, run, start
@@ -37,7 +37,6 @@ from fedshift.model import Model
 from fedshift.seeds import Seeds
 from fedshift.tree import Parts
 
-SINGLY = [(i,) for i in range(6)]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
 
@@ -183,11 +182,11 @@ def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.Monke
 
 
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
-    """What travels is how to draw them; a lever's mark makes them travel whole."""
+    """What travels is how to draw them, and how the job is done."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
-    for sent in (jobs, tuple(with_channels_last(jobs))):
+    for sent in (jobs, tuple(job._replace(how=train) for job in jobs)):
         about, trees = packed(sent, {})
         held = [set(inside("plan", tree)) for tree in trees]
         back = unpacked(about, trees, {}, federation.clients)
@@ -197,8 +196,9 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
                 assert torch.equal(plan.rows, again.plans[k].rows)
                 assert plan[1].equal(again.plans[k][1])
                 assert plan[2:] == again.plans[k][2:]
-        assert [one[0] for one in about] == ([tuple(range(6))] if sent is jobs else SINGLY)
-        assert held == ([set()] if sent is jobs else [set(jobs[0].plans)] * 6)
+        assert [one[0] for one in about] == [tuple(range(6))]
+        assert held == [set()]
+        assert [job.how for job in back] == [job.how for job in sent]
         assert [job.client for job in back] == list(range(6))
         assert len({id(job.message) for job in back}) == 6
         assert len({id(job.state) for job in back}) == 6
@@ -220,17 +220,6 @@ def test_messages_of_ones_own_are_not_packed_as_one(setting: Setting) -> None:
     assert [one[0] for one in about] == [(0, 1), (2, 3), (4,), (5,)]
     back = unpacked(about, trees, {}, federation.clients)
     assert [float(job.message["own"]["w"]) for job in back] == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
-
-
-def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
-    given: list[Job] = []
-
-    def spy(update: ClientUpdate, marked: Iterable[Job]) -> Iterator[Reply]:
-        given.extend(marked)
-        return iter(())
-
-    list(channels_last(spy)(lambda *a: ({}, {}), jobs))
-    return iter(given)
 
 
 def test_a_team_that_was_left_alone_starts_afresh(setting: Setting, tmp_path: Path) -> None:
