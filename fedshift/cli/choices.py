@@ -23,10 +23,10 @@ class How(StrEnum):
     stacked = "stacked"
     dense = "dense"
     channels_last = "channels-last"
-    winograd = "winograd"
     cuda = "cuda"
     cuda_loop = "cuda-loop"
     auto = "auto"
+    winograd = "winograd"  # of earlier versions: refused with what to take instead
 
 
 class HowAlone(StrEnum):
@@ -36,9 +36,9 @@ class HowAlone(StrEnum):
     stacked = "stacked"
     dense = "dense"
     channels_last = "channels-last"
-    winograd = "winograd"
     cuda = "cuda"
     cuda_loop = "cuda-loop"
+    winograd = "winograd"  # of earlier versions: refused with what to take instead
 
 
 class Where(StrEnum):

@@ -13,7 +13,7 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
-from fedshift.engine.levers import channels_last, winograd
+from fedshift.engine.levers import channels_last
 from fedshift.engine.probe import check_fit, probe
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, Round, run
@@ -48,11 +48,9 @@ class Engine(Protocol):
         """
 
 
-Name = Literal[
-    "loop", "workers", "stacked", "dense", "channels-last", "winograd", "cuda", "cuda-loop", "auto"
-]
+Name = Literal["loop", "workers", "stacked", "dense", "channels-last", "cuda", "cuda-loop", "auto"]
 # Those that can train several clients at once, in processes.
-SPREAD = ("workers", "dense", "channels-last", "winograd", "auto")
+SPREAD = ("workers", "dense", "channels-last", "auto")
 # Those of one process whose numbers do not depend on how fast they are.
 ALONE = tuple(name for name in get_args(Name) if name not in ("workers", "auto"))
 # Those that train whatever the loop trains, or find out themselves what they can.
@@ -60,13 +58,16 @@ FIT = ("loop", "workers", "cuda-loop", "auto")
 # Faster ways to train one client, by name.
 ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
     "channels-last": channels_last,
-    "winograd": lambda backend: winograd(channels_last(backend)),
 }
 Say = Callable[[str], None]
 
 
 def check_name(name: str) -> str:
     """The name of a backend. Raises InputError for any other."""
+    if name == "winograd":
+        raise InputError(
+            "the backend winograd is gone, since it was hardly faster: use channels-last"
+        )
     if name not in get_args(Name):
         raise unknown("backend", name, get_args(Name))
     return name
@@ -128,7 +129,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
     """The engine in this process by the backend of this name.
 
     count   processes of "workers", and the most that "auto" may take, None being one per core;
-            "dense", "channels-last" and "winograd" are one process unless it is given
+            "dense" and "channels-last" are one process unless it is given
     say     is told in one line what "auto" has chosen and why, once per experiment
 
     Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where

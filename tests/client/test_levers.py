@@ -96,7 +96,7 @@ def test_batches_are_those_of_each_step(batch: int, weighted: bool) -> None:
     for s, one in enumerate(found):
         right = take(data, plan, s)
         assert all(torch.equal(a, b) for a, b in zip(one[:5], right[:5], strict=True))
-        assert (one.seed, one.padded, one.stacked) == (right.seed, False, False)
+        assert (one.seed, one.padded) == (right.seed, False)
         assert one.even is not weighted
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.client import nets as module
+from fedshift.client.dense import nets as module
+from fedshift.client.dense.nets import Nets
 from fedshift.client.local import Local
-from fedshift.client.nets import Nets
 from fedshift.engine.stacked import Stacked
 from fedshift.kernels.products import products
 from fedshift.model import build

@@ -17,7 +17,7 @@ from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
 from fedshift.engine.probe import check_fit
 from fedshift.engine.run import run
-from fedshift.errors import InputError
+from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import ALONE, InProcess, Name, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder import kept_in
@@ -37,8 +37,17 @@ ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
 
 
 def test_options_are_the_names() -> None:
-    assert [one.value for one in How] == list(get_args(Name))
-    assert [one.value for one in HowAlone] == list(ALONE)
+    """And winograd's, which is refused with what to take instead."""
+    assert [one.value for one in How] == [*get_args(Name), "winograd"]
+    assert [one.value for one in HowAlone] == [*ALONE, "winograd"]
+    with pytest.raises(InputError, match="use channels-last"):
+        backend_of("winograd")
+
+
+def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text('{"backend": "winograd in 2 workers"}')
+    with pytest.raises(DataError, match="use channels-last; name the backend with --backend"):
+        begun_by(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +88,7 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
     ("model", "method", "backend", "told"),
     [
         ("lenet", "fedavg", "dense", "the backend dense trains chains of linear layers"),
-        ("lenet", "fedavg", "winograd", "winograd is for convolutions of step 1"),
-        ("mlp", "fedavg", "winograd", "winograd is for convolutions of step 1"),
+        ("lenet", "fedavg", "winograd", "the backend winograd is gone"),
         ("lenet", "fedala", "stacked", "clients cannot be stacked"),
     ],
 )
