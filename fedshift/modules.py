@@ -1,4 +1,4 @@
-"""Facts on a module: its tensors, and whether its layers draw, normalise, or are trained."""
+"""What a module is: which tensors it holds, whether its layers draw, normalise, or are trained."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_events_of_before_are_not_told_again(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
     (tmp_path / "summary.json").write_text("{}")
     heard: list[Any] = []
-    _follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, seen=2)
+    _follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, known=2)
     assert heard == lines[2:]
 
 

@@ -27,7 +27,7 @@ AXES = (
     "inner", "objective", "mix", "fit", "align", "match", "fisher", "collaborate", "mode", "local",
     "personal", "tune", "share", "combine", "server",
 )  # fmt: skip
-# Pages of docs/methods that describe several methods.
+# Pages of docs/methods that serve several methods.
 PAGES = {
     "fedavg": ("fedavg_uniform", "oracle"),
     "feddisk": ("made",),
@@ -43,8 +43,8 @@ PAGES = {
 def page_of(name: str) -> str:
     """The method's page in the documentation."""
     plain = name.removesuffix("_drm_repo")
-    page_name = next((page for page, names in PAGES.items() if name in names), plain)
-    return f"docs/methods/{page_name}.md"
+    found = next((page for page, names in PAGES.items() if name in names), plain)
+    return f"docs/methods/{found}.md"
 
 
 def example(recipe: recipes.Recipe) -> Algorithm:

@@ -28,7 +28,7 @@ def draw(folders: Sequence[Path], out: Path | None) -> Path:
     if not folders:
         raise InputError("give at least one run folder")
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
-    if os.path.isdir(target):  # other errors show when it is written
+    if os.path.isdir(target):  # what is wrong with it is told when it is written
         target = target / "report.html"
     check_page(target)
     write(target, page([read_run(folder) for folder in folders]))

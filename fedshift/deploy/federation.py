@@ -128,30 +128,29 @@ def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
     run_flower([*arguments, "--name", place.name, "--format", "json"], env)
 
 
-def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
-    """Pass on events after the first `seen` until the run ends. Raises the error of the run."""
-    passed_on, checked, silences = seen, time.monotonic(), 0
+def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -> None:
+    """Pass events on, but the first `known`, until the run is over. Raises what it failed with."""
+    heard, looked, silences = known, time.monotonic(), 0
     while True:
         events = _events(out)
-        for event in events[passed_on:]:
-            # A failure is not passed on as an event: it is raised below.
+        for event in events[heard:]:
+            # A failure is no event of the run's course: it is raised below.
             if event["event"] != "failed":
                 listen(event)
-        passed_on = len(events)
-        # Written last: its existence means that the run is complete.
+        heard = len(events)
         if (out / "summary.json").exists():
             return
-        if len(events) > seen and events[-1]["event"] == "failed":
+        if len(events) > known and events[-1]["event"] == "failed":
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
             raise kind(str(events[-1]["error"]))
-        if time.monotonic() - checked > STATUS:
+        if time.monotonic() - looked > STATUS:
             status, why = _status(run, link.env)
-            checked, silences = time.monotonic(), 0 if status else silences + 1
+            looked, silences = time.monotonic(), 0 if status else silences + 1
             if silences == SILENCES:
                 raise FedshiftError(f"Flower does not say how the run is: {why} (see {link.log})")
-            # Since we read the events the run may have ended well, or written more.
-            goes_on = bool(_events(out)[passed_on:]) or (out / "summary.json").exists()
-            if status.startswith("finished") and not goes_on:
+            # It may have ended since we looked, and well.
+            unheard = bool(_events(out)[heard:]) or (out / "summary.json").exists()
+            if status.startswith("finished") and not unheard:
                 raise _failure(status, run, link)
         time.sleep(POLL)
 

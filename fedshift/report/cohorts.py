@@ -1,4 +1,4 @@
-"""What `summary.json` and a page show of runs that draw a cohort in each round."""
+"""Runs whose rounds draw a cohort each: what `summary.json` and a page say of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Number = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class Cohorts:
-    """The number of clients drawn per round, and of rounds over which weights are averaged."""
+    """How many clients a round draws, and over how many rounds the weights are means."""
 
     clients: Number
     rounds: Number
