@@ -135,6 +135,7 @@ def test_products_by_onednn(sizes: Sizes, r: int, border: int, counted: list[tor
     assert len(counted) >= 3 * (r + 3) ** 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("r", "border"), [(3, 1), (5, 2)])
 def test_gradients_by_differences(r: int, border: int) -> None:
     x, kernel, _ = drawn((2, 2, 3, 4, 8), r=r, border=border)

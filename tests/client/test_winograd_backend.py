@@ -152,6 +152,7 @@ def test_a_client_that_fails_is_not_a_network_that_does_not_fit() -> None:
     assert failure(reply.update) == "these data cannot be used"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("named", [loop, None], ids=["by the lever", "by the name"])
 def test_the_name_is_both_levers(named: Any) -> None:
     """Bit for bit: channels lie last, and convolutions are in this form."""

@@ -129,6 +129,7 @@ def test_images_that_torch_refuses(lie: torch.layout) -> None:
     assert str(other.value).partition("\n")[0] == str(plain.value).partition("\n")[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moves", [(True, False), (False, True), (True, True), (False, False)])
 def test_only_gradients_that_are_wanted(
     moves: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
