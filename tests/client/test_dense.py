@@ -54,7 +54,7 @@ def setting() -> Setting:
     return Setting(model, TARGET, Local(lr=0.3, batch=12))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
 def test_the_loops_result_but_for_rounding(name: str, setting: Setting) -> None:
     make, federation = MAKE[name], make_federation(setting.model)
@@ -71,7 +71,7 @@ def test_float64_inputs_beside_weights_in_float32(setting: Setting) -> None:
         assert gap(recipes.fedavg, setting, federation, backend) < 1e-12
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I", "ditto", "fedrep"])
 def test_momentum_and_decay(name: str, setting: Setting) -> None:
     """Clients of different lengths: what is done without a batch must not move them."""
@@ -81,6 +81,7 @@ def test_momentum_and_decay(name: str, setting: Setting) -> None:
         assert gap(MAKE[name], replace(setting, local=local), federation, backend) < 1e-12
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("name", "reason"), REFUSED.items(), ids=REFUSED)
 def test_what_it_is_not_for(name: str, reason: str, setting: Setting) -> None:
     federation = make_federation(setting.model)
@@ -108,7 +109,7 @@ def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPat
     assert gap(recipes.fedavg, setting, federation, Stacked(dense=True)) > 1e-3
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_at_once_is_as_by_vmap(name: str, momentum: float, setting: Setting) -> None:
@@ -128,6 +129,7 @@ def test_at_once_is_as_by_vmap(name: str, momentum: float, setting: Setting) -> 
     assert different(odd, other)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("only", [(), ("head.bias",)])
 @pytest.mark.parametrize("memory", [1, 1 << 30])
 def test_a_shift_that_all_clients_share(memory: int, only: Any, setting: Setting) -> None:

@@ -39,7 +39,7 @@ def inferred(*trees: Parts) -> list[str]:
     return [k for parts in trees for k, v in flatten(parts).items() if v.is_inference()]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 @pytest.mark.parametrize("name", [*AT_ONCE, "fedbabu"])
 @pytest.mark.parametrize("processes", [1, 2])

@@ -32,6 +32,7 @@ from support.photographs import images
 from support.rounds import last
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_channels_last_is_the_loop_but_for_rounding(

@@ -208,7 +208,7 @@ def test_rounds_are_played_in_turn(load) -> None:  # type: ignore[no-untyped-def
     assert [name for name, _ in calls[2:]] == ["plain", "ours"] * len(turns)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "odd",
     [(["W3", "W9"], [], None), ([], ["dense", "nonsense"], None), ([], [], 0),
