@@ -43,7 +43,7 @@ MAY = {
     "datasets": CORE | {"holdout", "moved", "plugins"},
     "engine": CORE
     | {"data", "model", "first_look", "outputs", "randomness", "repeating", "client", "server"}
-    | {"algorithms.base", "kernels"},
+    | {"algorithms.base", "kernels", "moved"},
     "evaluation": CORE | {"data", "model", "randomness", "repeating"},
     "flower": CORE
     | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"},

@@ -16,7 +16,7 @@ from fedshift.cli.choices import Format, FormatOption, Overrides, Where
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import NAMES
+from fedshift.engine.ways import GONE, NAMES
 
 app = typer.Typer(
     name="fedshift",
@@ -102,7 +102,7 @@ def run(
     backend: Annotated[
         str | None,
         typer.Option(
-            click_type=Choice(NAMES),
+            click_type=Choice([*NAMES, *GONE]),
             help="How clients train; auto tries all and takes the fastest.",
         ),
     ] = None,

@@ -1,9 +1,5 @@
 """Moved to `fedshift.engine.checks.gate`."""
 
-import warnings
+from fedshift.moved import replaced
 
-from fedshift.engine.checks.gate import *  # noqa: F403
-
-warnings.warn(
-    "fedshift.engine.gate is now fedshift.engine.checks.gate", DeprecationWarning, stacklevel=2
-)
+replaced(__name__, "fedshift.engine.checks.gate")

@@ -27,7 +27,7 @@ MADE = {
     "stacked": "give backend=Stacked() (fedshift.engine.stacked)",
     "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacked)",
     "channels-last": "give backend=channels_last(loop) (fedshift.engine.levers)",
-    "winograd": "give backend=winograd(loop) (fedshift.engine.levers)",
+    "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.levers)",
     "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
     "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
     "auto": "that is for the command line; leave it out, or give one, such as Stacked()",

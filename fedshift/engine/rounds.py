@@ -1,7 +1,5 @@
 """Moved to `fedshift.engine.run`."""
 
-import warnings
+from fedshift.moved import replaced
 
-from fedshift.engine.run import *  # noqa: F403
-
-warnings.warn("fedshift.engine.rounds is now fedshift.engine.run", DeprecationWarning, stacklevel=2)
+replaced(__name__, "fedshift.engine.run")

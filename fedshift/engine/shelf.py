@@ -1,11 +1,5 @@
 """Moved to `fedshift.engine.storage.client_states`."""
 
-import warnings
+from fedshift.moved import replaced
 
-from fedshift.engine.storage.client_states import *  # noqa: F403
-
-warnings.warn(
-    "fedshift.engine.shelf is now fedshift.engine.storage.client_states",
-    DeprecationWarning,
-    stacklevel=2,
-)
+replaced(__name__, "fedshift.engine.storage.client_states")

@@ -1,11 +1,5 @@
 """Moved to `fedshift.engine.processes.pool`."""
 
-import warnings
+from fedshift.moved import replaced
 
-from fedshift.engine.processes.pool import *  # noqa: F403
-
-warnings.warn(
-    "fedshift.engine.workers is now fedshift.engine.processes.pool",
-    DeprecationWarning,
-    stacklevel=2,
-)
+replaced(__name__, "fedshift.engine.processes.pool")

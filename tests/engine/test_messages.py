@@ -33,7 +33,9 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
         drawn_by(base._replace(client=i, data=clients[i]), Draws(*ways[how], clients))
         for i, how in enumerate(("", change, ""))
     )
-    back = unpacked(packed(jobs, {}), {}, federation.clients)
+    some = packed(jobs, {})
+    back = unpacked(some, {}, federation.clients)
+    assert len(some) == (3 if change else 1)
     assert [(job.client, job.t) for job in back] == [(job.client, job.t) for job in jobs]
     for ours, theirs in zip(jobs, back, strict=True):
         assert ours.message == theirs.message

@@ -15,21 +15,35 @@ from fedshift.errors import InputError
 from fedshift.tree import Parts, size_in_bytes
 
 Jobs = tuple[Job, ...]
+# Where a job's fields begin that are no dictionaries; the first is its round.
+REST = Job._fields.index("t")
 
 
-class PackedJob(NamedTuple):
-    """A job without its client's examples, which every process has.
+class PackedJobs(NamedTuple):
+    """Jobs that differ by their client alone, without its examples, which every process has.
 
-    names: the parts of its message, of which `new` has those that the receiver has not. plans: as
-    in a job, or (phases, seed), by which they are drawn.
+    names: the parts of their message, of which `new` has those that the receiver has not. plans: as
+    in a job, or (phases, seed), by which they are drawn. rest: a job's other fields.
     """
 
-    client: int
-    t: int
+    clients: list[int]
     names: tuple[str, ...]
     new: Parts
     state: Parts
     plans: Any
+    rest: tuple[Any, ...]
+
+    def take(self, other: PackedJobs) -> bool:
+        """Add jobs that are the same for other clients; False where they are not."""
+        # Plans are compared only where they are still to be drawn: others are tensors.
+        same = isinstance(self.plans, tuple) and isinstance(other.plans, tuple) and not other.new
+        same = same and not any(self.state.values()) and not any(other.state.values())
+        same = same and (self.names, self.plans, self.rest, [*self.state]) == (
+            other.names, other.plans, other.rest, [*other.state]
+        )  # fmt: skip
+        if same:
+            self.clients.extend(other.clients)
+        return same
 
 
 # Bytes that the answers of a share may take.
@@ -87,7 +101,7 @@ def by_themselves(jobs: Jobs) -> Jobs:
         if isinstance(plans, Drawn):
             old = plans.draws
             drawn = _together(draws, (old.phases, old.t, old.seed), job.client, job.data)
-            job = Job(job.client, job.message, job.state, job.data, drawn, job.t)
+            job = job._replace(plans=drawn)
         found.append(job)
     return tuple(found)
 
@@ -107,31 +121,34 @@ def _together(
     return Drawn(found, client)
 
 
-def packed(jobs: Jobs, message: Parts) -> list[PackedJob]:
+def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:
     """Jobs for a pipe, without what the message before each, first this one, has already.
 
     Of plans that are not drawn yet, how to draw them.
     """
-    packed = []
+    packed: list[PackedJobs] = []
     for job in jobs:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
         plans = job.plans
         how = (plans.draws.phases, plans.draws.seed) if isinstance(plans, Drawn) else plans
-        packed.append(PackedJob(job.client, job.t, (*job.message,), new, job.state, how))
+        one = PackedJobs([job.client], (*job.message,), new, job.state, how, job[REST:])
+        if not packed or not packed[-1].take(one):
+            packed.append(one)
         message = job.message
     return packed
 
 
-def unpacked(packed: Sequence[PackedJob], message: Parts, clients: Sequence[ClientData]) -> Jobs:
+def unpacked(packed: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
     """What `packed` packed."""
     jobs, draws = [], dict[tuple[int, int, int], Draws]()
-    for client, t, names, new, state, how in packed:
+    for several, names, new, state, how, rest in packed:
         complete = message | new
         message = {name: complete[name] for name in names}
-        data, plans = clients[client], how
-        if isinstance(how, tuple):
-            plans = _together(draws, (how[0], t, how[1]), client, data)
-        # Trees of its own: jobs that were made of one tree must not see what the other writes.
-        kept = {part: dict(tree) for part, tree in state.items()}
-        jobs.append(Job(client, message, kept, data, plans, t))
+        for client in several:
+            data, plans = clients[client], how
+            if isinstance(how, tuple):
+                plans = _together(draws, (how[0], rest[0], how[1]), client, data)
+            # Dictionaries of its own: what one client writes to, no other client has.
+            kept = {part: dict(tree) for part, tree in state.items()}
+            jobs.append(Job(client, dict(message), kept, data, plans, *rest))
     return tuple(jobs)

@@ -6,8 +6,8 @@ on one thread, bit for bit, whatever the number of workers and the order in whic
 `Team.blocks` hands each worker many clients at a time, for a backend that trains them together;
 there sums may be sums of sums.
 
-A round may have a deadline. Whoever has not answered by then is ended, its clients have no answer,
-and another process takes its place.
+A round may have a deadline. A worker that has not answered by then is killed, its clients have no
+answer, and a new process takes its place.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from fedshift.randomness import one_at_a_time
 from fedshift.sketch import sketched
 from fedshift.tree import Parts
 
-# Shares of a round for each process: while it trains one, the replies of the other are summed.
+# Shares of a round for each worker: while it trains one, the main process sums the other's replies.
 SHARES = 2
-# Bytes on their way in a pipe, where the system allows as many: with its usual 200 KB two processes
-# must wake each other a hundred times for 16 MB.
+# Bytes that a pipe may buffer, where the system allows as many: with the usual 200 KB processes
+# wake each other a hundred times for 16 MB.
 BUFFER = 1 << 22
 # Seconds that a process may take to end whose pipe is broken.
 ENDING = 1.0
-# This process's ends of the pipes of all teams. Others close them: who holds one keeps a worker
-# waiting that should end with this process.
+# This process's ends of the pipes of all teams. Workers close the copies that they inherit: an open
+# copy would keep other workers waiting after this process has ended.
 OURS: set[Connection] = set()
 
 
 @dataclass(eq=False)
 class _Worker:
-    """One process, what it is busy with and for which time, and the last that it was told.
+    """One process, the jobs it is busy with, how often they were tried, and what it was sent last.
 
-    room: memory that both see
+    room: memory that both processes see
     """
 
     process: ForkProcess
@@ -76,10 +76,10 @@ class _Worker:
 @sketched
 @dataclass(eq=False)
 class Team:
-    """Processes that train clients; replaced are those that died or were ended.
+    """Processes that train clients; those that die or are killed are replaced.
 
-    As a `Backend`, each gets one client at a time: whoever is idle gets the next. One round at a
-    time: the earlier one raises InputError where it is gone on with.
+    As a `Backend`, it gives each idle process the next client. It plays one round at a time:
+    continuing an earlier one raises InputError.
     """
 
     clients: Sequence[ClientData]
@@ -97,9 +97,9 @@ class Team:
         """Processes train shares of a round's clients by `within`, which is pickled.
 
         Each sums what it trains where it may (`engine.sums.partial`), in another order than `loop`.
-        This process is one of them, in the first one's place: with as many others as cores, it
-        would wait for a core before it could read what they answer. Not where there is a deadline,
-        for it cannot end itself, nor where there is one process alone.
+        This process trains the first one's share: with as many others as cores, it would have to
+        wait for a core before it could read their answers. It does not where there is a deadline,
+        because it cannot kill itself, nor where there is one worker only.
         """
         check_backend(within)
         return _Blocks(self, within)
@@ -109,10 +109,9 @@ class Team:
         return _hire(self.clients, shared())
 
     def replace(self, worker: _Worker) -> None:
-        """End a process, and put a new one in its place that has been told nothing yet."""
+        """Kill a process and start a new one in its place, which has been sent nothing yet."""
         _end_all([worker])
-        # The memory stays: what the old one wrote there, nobody reads. A new one would be one more
-        # in all processes.
+        # The new process uses the same shared memory: another one would stay mapped in all others.
         fresh = _hire(self.clients, worker.room)
         worker.process, worker.connection = fresh.process, fresh.connection
         worker.task, worker.message = None, {}
@@ -209,9 +208,9 @@ def _hire(clients: Sequence[ClientData], room: memoryview) -> _Worker:
 
 
 def _end_all(team: Sequence[_Worker]) -> None:
-    """End processes that have nothing to lose.
+    """Kill processes whose work is not needed.
 
-    Not by closing their pipes: who was forked meanwhile, by whomever, may hold the other end.
+    Closing the pipe is not enough: a process forked later may have inherited the other end.
     """
     for worker in team:
         worker.process.kill()
@@ -226,15 +225,15 @@ def _share_out(
     team: Team, task: Task, shares: Iterable[Jobs], members: Sequence[_Worker],
     own: Callable[[], Iterable[Reply | Block]] = tuple,
 ) -> Iterator[Reply | Block]:  # fmt: skip
-    """Whoever is idle gets the next share, until all are done or the time is over.
+    """Give each idle worker the next share, until all are done or the time is over.
 
-    own: what this process gives while the first shares are trained.
+    own: trains this process's share while the workers train the first ones.
     """
     if not team.members:
         raise InputError("these workers have ended; run within the `with` block that made them")
     waiting, end, this = iter(shares), _end(team.deadline), object()
     team.round = this
-    _free(team)  # of a round that nobody reads on
+    _free(team)  # of a round that was abandoned
     try:
         for worker, jobs in zip(members, itertools.islice(waiting, len(members)), strict=False):
             _assign(team, worker, task, jobs, end)
@@ -245,7 +244,7 @@ def _share_out(
                     "another round began on these workers; what was left of this one is lost"
                 )
             late = end is not None and _now() >= end
-            # What has come by the end of the time counts, whenever it is read.
+            # Answers that arrived before the deadline count, even if they are read after it.
             ready = heard([w.connection for w in busy], end, task.patience)
             if late and not ready:
                 return
@@ -262,7 +261,7 @@ def _share_out(
 
 
 def _free(team: Team) -> None:
-    """End who is late, or was left alone after an error: what they would answer is nobody's."""
+    """Kill workers that are late or orphaned by an error; their answers would be discarded."""
     for worker in team.members:
         if worker.jobs:
             team.replace(worker)
@@ -302,7 +301,7 @@ def _assign(
 
 
 def _knows(worker: _Worker, told: Task) -> bool:
-    """Whether it was told this last; what does not say whether it is equal is told again."""
+    """True if the worker already has this task; tasks that cannot be compared are sent again."""
     try:
         return bool(worker.task == told)
     except Exception:  # whatever an __eq__ of one's own may raise
@@ -312,11 +311,11 @@ def _knows(worker: _Worker, told: Task) -> bool:
 def _answer(
     team: Team, worker: _Worker, task: Task, end: float | None
 ) -> Sequence[Reply | Block] | None:
-    """What came back; None where the process is gone and its clients are trained again."""
+    """The worker's answer; None where it is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
         answer = receive(worker.connection, worker.room, end)
-    except TimeoutError:  # it began to answer in time, and did not end
+    except TimeoutError:  # it began to answer before the deadline, and did not finish
         team.replace(worker)
         return None
     except (EOFError, OSError):
@@ -332,13 +331,13 @@ def _answer(
 
 
 def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:
-    """Train the clients again in a new process, or end the run where that was done often enough."""
+    """Train the clients again in a new process, or end the run after the last retry."""
     jobs, attempt = worker.jobs, worker.attempt
-    assert jobs  # a worker that has nothing to do is not spoken to
+    assert jobs  # an idle worker is sent nothing
     worker.process.join(ENDING)
     code = worker.process.exitcode
     team.replace(worker)
-    # SIGTERM goes to whole groups of processes; whether the run ends is for the main one to say.
+    # SIGTERM often goes to a whole process group; the main process decides whether the run ends.
     if attempt < team.retries + (code == -signal.SIGTERM):
         _assign(team, worker, task, jobs, end, attempt + 1)
         return

@@ -1,4 +1,4 @@
-"""How processes of one machine wait for one another: for a moment awake, then asleep."""
+"""Spin briefly, then block, while waiting for another local process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from multiprocessing.connection import Connection
 
 from fedshift.kernels.torch_private import plain
 
-# Seconds awake. To be woken takes time, most on virtual machines, and who wakes another waits for
-# it, too: much to a round of 7 ms (W3 of results/benchmarks.md). Longer than between two such
-# rounds, and little to a round of large models, whose processes sleep.
+# Seconds of spinning. Waking a blocked process takes time, most of all on virtual machines, and
+# delays the process that wakes it, too; that is much in a round of 7 ms (W3 of
+# results/benchmarks.md). This is longer than the pause between two such rounds, and little beside a
+# round of large models.
 AWAKE = 0.003
 
 
 def awake() -> float:
-    """`AWAKE`, unless FEDSHIFT_PLAIN=1: then they sleep at once."""
+    """Seconds to spin: `AWAKE`, or 0 with FEDSHIFT_PLAIN=1."""
     return 0.0 if plain() else AWAKE
 
 
 def heard(
     connections: Sequence[Connection], end: float | None, patience: float = 0.0
 ) -> set[Connection]:
-    """Those that have something to read, or whose other end is gone; none where it is the end, on
-    the clock of `time.monotonic`, or was before.
+    """The connections that have something to read or whose other end is gone; none after `end`.
 
-    For the first seconds, so many as there is patience, it asks again and again, and gives way to
-    who wants its core. end None: as long as it takes.
+    end: on the clock of `time.monotonic`; None: wait as long as it takes. patience: seconds to spin
+    before blocking, giving way to any process that wants this core.
     """
     known = {one.fileno(): one for one in connections}
     asked = select.poll()

@@ -1,4 +1,4 @@
-"""What a process does that trains clients for another: it hears of jobs, and answers them."""
+"""The main loop of a worker process: receive jobs, train their clients, send back the replies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Answer = tuple[Sequence[Reply | Block], Share | None]
 
 
 class Task(NamedTuple):
-    """What a worker does with jobs; `within` None: one after the other.
+    """How a worker trains its jobs: by the backend `within`, or one after the other (None).
 
-    books: where the sums of its clients' updates are entered; they stay in the main process.
+    books: where the main process enters the sums of a worker's updates; never sent.
     """
 
     update: ClientUpdate
@@ -40,9 +40,7 @@ class Task(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds that processes wait awake for one another: where clients are trained together a
-        round may be short, and the main process mostly trains, too.
-        """
+        """Seconds to spin while waiting: with clients trained together, rounds may be short."""
         return 0.0 if self.within is None else awake()
 
 
@@ -50,17 +48,19 @@ def serve(
     connection: Connection, room: memoryview, clients: Sequence[ClientData],
     others: Sequence[Connection],
 ) -> None:  # fmt: skip
-    """What a worker does until the pipe is closed."""
-    # With the other ends of pipes open, no worker would hear that the main process is gone.
+    """Answer jobs until the pipe is closed."""
+    # An inherited copy of the main process's end would hide from workers that it is gone.
     for other in others:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches every process; the main one decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     keep_memory()
     task: Any = None
     message: Parts = {}
-    # A process inherits what it was forked in, `torch.no_grad()` too.
+    # The fork may have happened within `torch.no_grad()` or inference mode.
     with torch.inference_mode(False), contextlib.suppress(EOFError, OSError):
         while True:
             if task is not None:
@@ -108,7 +108,7 @@ def _plain(e: Exception) -> TrainingError:
 
 
 def _arrives(e: Exception) -> bool:
-    """Whether an error can be made again as what it is, of what it says that it was made of."""
+    """Whether an error of this type can be unpickled: it is rebuilt from its arguments."""
     if not (isinstance(e, FedshiftError) or type(e).__module__ == "builtins"):
         return False
     try:

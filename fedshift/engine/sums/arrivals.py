@@ -1,4 +1,4 @@
-"""Replies of a round whose first bad one ends the run: used as they come, and let go."""
+"""Replies checked and summed as they arrive, in rounds whose first bad reply ends the run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.tree import Parts, same_parts, size_in_bytes
 
-# Replies that pass the gate together: their majority says what a reply looks like, and their sums
-# are read from and written to memory once.
+# Replies checked together: their majority says what a reply looks like, and their sums are read
+# from memory and written to it once.
 SOME = 8
 # Given a client and what it keeps of the round.
 Keep = Callable[[int, Parts], object]
@@ -21,9 +21,8 @@ Keep = Callable[[int, Parts], object]
 def _as_one(
     came: Iterable[Reply | Block], asked: Asked, fold: Fold
 ) -> tuple[Block | None, Iterator[Reply]]:
-    """(what came of all that were asked, as one block, no reply) where nothing but blocks came of
-    clients that were summed, which have passed the gate, all of one form; else (None, the replies
-    of each).
+    """(one block of all clients asked, no reply) where all arrived in blocks of one form that were
+    checked and summed in their processes; else (None, each client's reply).
     """
     summed = fold.elsewhere
     rest, blocks = iter(came), list[Block]()
@@ -44,17 +43,32 @@ def _singly(ahead: list[Reply | Block], rest: Iterator[Reply | Block]) -> Iterat
         del one  # while the next one is trained
 
 
-def in_turn(
-    gate: Gate, came: Iterable[Reply | Block], asked: Asked, fold: Fold,
-    keep: Keep | None = None, some: int = SOME,
-) -> Admitted:  # fmt: skip
-    """Let replies, in any order, through the gate in ascending client id, `some` at a time.
+def _once_each(replies: Iterable[Reply], asked: Asked) -> Iterator[Reply]:
+    silent = set(asked.clients)
+    for reply in replies:
+        if reply.client not in silent:
+            twice = reply.client in asked.clients
+            raise TrainingError(
+                f"client {reply.client} {'answered twice' if twice else 'was not asked'}"
+            )
+        silent.remove(reply.client)
+        yield reply
+        del reply  # while the next one is trained
 
-    Those let through are added to `fold`, and what their clients keep is given to `keep` and let
-    go; without it, it stays in the replies. Replies wait only for clients of smaller id. Where
-    nothing but blocks came, of clients that were summed, they are let through as one. One look at
-    the sums is a look at all that went into them, and only where it finds something are replies
-    gone through one by one.
+
+def in_turn(
+    gate: Gate,
+    came: Iterable[Reply | Block],
+    asked: Asked,
+    fold: Fold,
+    keep: Keep | None = None,
+    some: int = SOME,
+) -> Admitted:
+    """Check replies in ascending client id, `some` at a time, whatever the order they arrive in.
+
+    Good ones are added to `fold`, and what their clients keep is given to `keep`; without it, that
+    stays in the replies. A reply waits only for clients of smaller id. Numbers that are not finite
+    are looked for in the sums first, and only then in each reply.
     Raises TrainingError for the first client whose reply cannot be used: DivergedError where its
     numbers are not finite.
     """
@@ -78,14 +92,7 @@ def in_turn(
             left = [reply._replace(changed={}) for reply in left]
         kept.extend(left)
 
-    silent = set(asked.clients)
-    for reply in replies:
-        if reply.client not in silent:
-            twice = reply.client in asked.clients
-            raise TrainingError(
-                f"client {reply.client} {'answered twice' if twice else 'was not asked'}"
-            )
-        silent.remove(reply.client)
+    for reply in _once_each(replies, asked):
         waiting[reply.client] = reply
         del reply
         while left and all(i in waiting for i in left[-1]):
@@ -96,7 +103,7 @@ def in_turn(
 
 
 def _whole(reply: Reply, fold: Fold) -> Reply:
-    """The reply with the form of what was summed elsewhere, for the gate to look at."""
+    """The reply with placeholders for what was summed elsewhere, whose form the gate compares."""
     if not isinstance(reply.update, dict):
         return reply
     return reply._replace(update={**fold.elsewhere.get(reply.client, {}), **reply.update})
@@ -108,10 +115,9 @@ def _taken(
     asked: Asked,
     fold: Fold,
 ) -> Sequence[Reply]:
-    """Replies that pass the gate together, without what was summed of them.
+    """Check replies together, add them to the sums, and return what was not summed.
 
-    Those that one process summed (`engine.sums.partial`) have passed it there; among others, it
-    sees the form of what was summed.
+    Replies summed by one process (`engine.sums.partial`) were checked there.
     """
     if fold.elsewhere:
         if len(came) == len(asked.clients) and fold.together(asked.clients):
@@ -119,7 +125,7 @@ def _taken(
         came = [_whole(reply, fold) for reply in came]
 
     def look(bad: Sequence[Dropped] = ()) -> None:
-        # At all numbers of all replies: the first client that is refused is the one to name.
+        # Check every number of every reply, to name the first client that is refused.
         if bad := gate.admit(came, asked).bad or bad:
             raise _refusal(gate, bad[0], came, asked)
 
@@ -137,10 +143,10 @@ def _taken(
 
 
 def _refusal(gate: Gate, bad: Dropped, came: Sequence[Reply], asked: Asked) -> TrainingError:
-    """What a reply that cannot be used ends the run with."""
+    """The error that a refused reply ends the run with: DivergedError for numbers not finite."""
     try:
         for reply in came:
-            # What is refused for its size is not read: it may be one number a billion times.
+            # Not replies refused for their size: an expanded tensor may be far larger in memory.
             if reply.client == bad.client and size_in_bytes(reply.update) <= gate.max_bytes:
                 check_finite(reply, asked.infinite)
     except DivergedError:

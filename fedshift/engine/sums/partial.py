@@ -1,4 +1,4 @@
-"""Sums that a process makes of the updates that it trained, so that these need not travel.
+"""Sum updates in the process that trained them, so that only the sums travel.
 
 A share of a round's clients passes the gate where it was trained. If all of it is good, its updates
 are summed there (`engine.sums.running`), and the sums leave in their place. Otherwise the updates
@@ -27,7 +27,7 @@ Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
 
 
 class Terms(NamedTuple):
-    """What a process must know to sum its clients' updates: part -> their weights, ascending.
+    """What a process needs to sum its clients' updates: part -> their weights, ascending.
 
     parts, fixed, infinite: as in `engine.checks.gate.Asked`
     """
@@ -50,17 +50,17 @@ class Sums(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Books:
-    """The fold of a round in the main process, and what replies have to pass."""
+    """The running sums of a round in the main process, and the gate that replies must pass."""
 
     fold: Fold
     gate: Gate
     asked: Asked
 
     def terms(self, clients: Sequence[int]) -> Terms | None:
-        """For some of the clients, ascending; None where nothing of theirs is to be summed.
+        """For some of the clients, ascending; None where their updates are not worth summing.
 
-        A client of weight 0 is left out of sums, so that they would not tell of its numbers. Sums
-        in float64 are as large as two updates.
+        Sums leave out clients of weight 0, and so would hide bad numbers of theirs. Sums in float64
+        are as large as two updates, so that they pay from three clients on.
         """
         whole = frozenset(self.fold.weights)
         if not whole or len(clients) < 3 or self.fold.telling(clients) != whole:
@@ -71,10 +71,10 @@ class Books:
     def own(
         self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
     ) -> Iterator[Reply | Block]:
-        """What this process trains, without what was summed and entered.
+        """Train in this process, enter the sums, and yield what was not summed.
 
-        It has passed the gate, but for what comes from a bad block on. Raises what
-        `engine.sums.arrivals.in_turn` does for the first that cannot be used.
+        Everything before the first bad block has been validated. Raises what
+        `engine.sums.arrivals.in_turn` does for the first reply that cannot be used.
         """
         clients = tuple(sorted(job.client for job in jobs))
         terms = self.terms(clients)
@@ -101,9 +101,9 @@ def summing(backend: Backend, books: Books) -> Summer:
 def summed(
     backend: Backend, update: ClientUpdate, jobs: Sequence[Job], terms: Terms
 ) -> tuple[Sequence[Reply | Block], Share | None]:
-    """(replies without what was summed, the sums); the replies as they are where one is bad.
+    """(replies without what was summed, the sums); the whole replies where one is bad.
 
-    Clients that were trained together are left so; blocks are summed until there is a bad one.
+    Blocks stay blocks, and are summed up to the first bad one.
     """
     if isinstance(backend, InBlocks):
         blocks = backend.trained(update, jobs)
@@ -122,8 +122,8 @@ def summed(
 
 
 def apart(came: Iterable[Reply | Block], share: Share | None) -> Iterator[Reply | Block]:
-    """What came of a share's clients; those of a block reply by reply, unless they were summed and
-    keep nothing: states are to be put down as they come.
+    """A share's replies. Blocks are split, unless they were summed and their clients keep nothing:
+    states are stored one by one as they arrive.
     """
     summed = frozenset[int]() if share is None else frozenset(share.clients)
     for one in came:
@@ -159,7 +159,7 @@ def _in_blocks(
 
 
 def _look(block: Block) -> Look:
-    """What its updates look like, which holds nothing of the block."""
+    """Names, shapes and types of its updates; keeps no tensor of the block alive."""
     return {
         part: {k: (v.shape[1:], v.dtype) for k, v in tree.items()}
         for part, tree in block.updates.items()

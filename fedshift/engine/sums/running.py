@@ -1,4 +1,4 @@
-"""Sums of a cohort's updates, taken while replies come in, so that replies can be let go."""
+"""Sums of a cohort's updates, taken while replies arrive, so that replies need not be kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Share(NamedTuple):
-    """The sums over some of a cohort, made where they were trained.
+    """The sums over some of a cohort's clients, made in the process that trained them.
 
     clients, ascending; totals: part -> sums in float64; kinds: the types of what was summed.
     """
@@ -38,9 +38,8 @@ class Fold:
     weights  part -> w [C]; a client of weight exactly 0 is left out, because 0 * NaN is NaN
 
     The bits are those of `fedshift.tree.weighted_sum` over the stacked cohort, however many replies
-    are added at a time. Sums that were made elsewhere are added at the end, by ascending client,
-    whenever they came: a sum of sums. A fold is held as float64 totals, twice a model of float32,
-    and so is every share until then.
+    are added at a time. Sums made in other processes are added at the end, by ascending client, in
+    whatever order they arrived. The totals are float64, twice a float32 model; so is every share.
     """
 
     ids: Tensor
@@ -132,14 +131,14 @@ class Fold:
         return {part: known[id(by)] for part, by in self._by.items()}
 
     def telling(self, clients: Iterable[int]) -> frozenset[str]:
-        """Parts of which none of these clients is left out: what is not finite in theirs leaves a
-        sum that is not finite, either.
+        """Parts in which every one of these clients has a weight: a number of theirs that is not
+        finite then makes the sum not finite.
         """
         asked = tuple(clients)
         return frozenset(part for part, by in self._by.items() if all(by.get(i) for i in asked))
 
     def finite(self) -> bool:
-        """Whether all sums are finite, so far, and of types whose sum in float64 tells of them."""
+        """True if all sums so far are finite and a float64 sum would reveal a term that is not."""
         kinds = {v.dtype for like in self._like.values() for v in like.values()}
         told = all(
             kind in REAL or not (kind.is_floating_point or kind.is_complex) for kind in kinds
@@ -155,7 +154,7 @@ class Fold:
         return {**found, SUMMED: by} if found else {}
 
     def _join(self, share: Share) -> None:
-        """Add the sums of a share, whose own they are no longer."""
+        """Add the sums of a share; the first share's tensors become the totals."""
         for part, sums in share.totals.items():
             if part not in self._totals:  # as if they were added to 0
                 self._totals[part] = dict(sums)
@@ -188,7 +187,7 @@ class Fold:
             accumulate(total, [tree[name] for tree, _ in used], weights)
 
     def _tensors(self, part: str) -> dict[int, Tensor]:
-        """Each client's weight [], made when first asked for: where others sum, nobody asks."""
+        """Each client's weight [], made on first use: not needed where other processes sum."""
         weights = self.weights[part]
         if id(weights) not in self._made:
             each = zip(self.ids.tolist(), weights.double().unbind(), strict=True)
@@ -215,7 +214,7 @@ class Fold:
 def _blank(v: Tensor, kind: torch.dtype | None = None) -> Tensor:
     """Zeros of the same shape, and type unless told another, which take one entry of memory.
 
-    Not what memory happened to hold: the gate may look at them.
+    Zeros, not uninitialised memory: the gate may look at them.
     """
     kind = kind or v.dtype
     return v.new_zeros(1, dtype=kind).expand(v.shape) if v.dim() else v.new_zeros((), dtype=kind)
