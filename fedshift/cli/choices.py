@@ -15,32 +15,6 @@ class Format(StrEnum):
     json = "json"
 
 
-class How(StrEnum):
-    """How the clients of a round train."""
-
-    loop = "loop"
-    workers = "workers"
-    stacked = "stacked"
-    dense = "dense"
-    channels_last = "channels-last"
-    cuda = "cuda"
-    cuda_loop = "cuda-loop"
-    auto = "auto"
-    winograd = "winograd"  # of earlier versions: refused with what to take instead
-
-
-class HowAlone(StrEnum):
-    """How the clients of a round train in one process, the same whatever is fastest."""
-
-    loop = "loop"
-    stacked = "stacked"
-    dense = "dense"
-    channels_last = "channels-last"
-    cuda = "cuda"
-    cuda_loop = "cuda-loop"
-    winograd = "winograd"  # of earlier versions: refused with what to take instead
-
-
 class Where(StrEnum):
     """Where clients run."""
 

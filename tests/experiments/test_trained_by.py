@@ -7,18 +7,19 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from fedshift.cli.app import app
-from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
+from fedshift.engine.inputs import MADE
 from fedshift.engine.probe import check_fit
 from fedshift.engine.run import run
+from fedshift.engine.ways import ALONE, NAMES, SPREAD
 from fedshift.errors import DataError, InputError
-from fedshift.experiments.engines import ALONE, InProcess, Name, Way, backend_of
+from fedshift.experiments.engines import InProcess, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
@@ -36,10 +37,14 @@ Printed = pytest.CaptureFixture[str]
 ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
 
 
-def test_options_are_the_names() -> None:
-    """And winograd's, which is refused with what to take instead."""
-    assert [one.value for one in How] == [*get_args(Name), "winograd"]
-    assert [one.value for one in HowAlone] == [*ALONE, "winograd"]
+def test_every_name_makes_an_engine_and_has_its_words_for_python() -> None:
+    assert set(NAMES) <= set(MADE)
+    for name in NAMES:
+        if not name.startswith("cuda"):
+            assert backend_of(name, 2 if name in SPREAD else None).backend
+    with pytest.raises(InputError, match='Did you mean "dense"'):
+        backend_of("dence")
+    assert set(ALONE) < set(NAMES)
     with pytest.raises(InputError, match="use channels-last"):
         backend_of("winograd")
 
