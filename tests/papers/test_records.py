@@ -115,9 +115,12 @@ def without(name: str, key: str = "") -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-20], r": Compressed file ended.*\. Delete it to train its runs again"),
-        (lambda data: b"{}", r": Not a gzipped file.*\. Delete it"),
-        (lambda data: gzip.compress(b"{}\n"), r": a line is no record of a run \('run'\)\. Delete"),
+        (lambda data: data[:-20], r": Compressed file ended.*\. Restore it, or delete it"),
+        (lambda data: b"{}", r": Not a gzipped file.*\. Restore it"),
+        (
+            lambda data: gzip.compress(b"{}\n"),
+            r": a line is no record of a run \('run'\)\. Restore",
+        ),
         (lambda data: gzip.compress(b"[\n"), r": a line is no record of a run \(Expecting"),
         (lambda data: gzip.compress(b"\xff\n"), r": a line is no record of a run \('utf-8'"),
         (

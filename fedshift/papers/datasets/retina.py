@@ -339,11 +339,9 @@ def _retina(
 ) -> Retina:
     rows = [(i, key) for i, entries in enumerate(listed) for key in sorted(entries)]
     entries = [listed[i][key] for i, key in rows]
-    places = tuple(
-        e.row or f"{SITES[i]}'s {key}" for e, (i, key) in zip(entries, rows, strict=True)
-    )
+    where = tuple(e.row or f"{SITES[i]}'s {key}" for e, (i, key) in zip(entries, rows, strict=True))
     return Retina(
-        Images(store, tuple(entry.name for entry in entries), places),
+        Images(store, tuple(entry.name for entry in entries), where),
         np.array([classes.index(entry.label) for entry in entries], dtype=np.int64),
         np.array([i for i, _ in rows], dtype=np.int64),
         classes,

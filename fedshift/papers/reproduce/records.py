@@ -60,4 +60,4 @@ def _texts(files: Mapping[str, object]) -> dict[str, str]:
 
 
 def _damaged(path: Path, why: str) -> DataError:
-    return DataError(f"{path}: {why}. Delete it to train its runs again.")
+    return DataError(f"{path}: {why}. Restore it, or delete it to train its runs again.")
