@@ -11,10 +11,11 @@ import typer
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.audits import audit_app
-from fedshift.cli.choices import Format, FormatOption, How, Overrides, Where
+from fedshift.cli.choices import Format, FormatOption, Overrides, Where
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
+from fedshift.engine import ways
 
 app = typer.Typer(
     name="fedshift",
@@ -98,7 +99,8 @@ def run(
         int | None, typer.Option(help="Clients at once, a process each; default: one by one.")
     ] = None,
     backend: Annotated[
-        How | None, typer.Option(help="How clients train; auto tries all and takes the fastest.")
+        ways.Name | None,
+        typer.Option(help="How clients train; auto tries all and takes the fastest."),
     ] = None,
     state_memory: Annotated[
         float | None,
@@ -120,9 +122,8 @@ def run(
     with loading():
         from fedshift.cli.running import Asked, run_asked
 
-    how = None if backend is None else backend.value
     asked = Asked(
-        file, resume, out, config, engine.value, actors, workers, checkpoint_every, how,
+        file, resume, out, config, engine.value, actors, workers, checkpoint_every, backend,
         state_memory, profile,
     )  # fmt: skip
     run_asked(asked, as_json=format is Format.json)

@@ -15,32 +15,6 @@ class Format(StrEnum):
     json = "json"
 
 
-class How(StrEnum):
-    """How the clients of a round train."""
-
-    loop = "loop"
-    workers = "workers"
-    stacked = "stacked"
-    dense = "dense"
-    channels_last = "channels-last"
-    winograd = "winograd"
-    cuda = "cuda"
-    cuda_loop = "cuda-loop"
-    auto = "auto"
-
-
-class HowAlone(StrEnum):
-    """How the clients of a round train in one process, the same whatever is fastest."""
-
-    loop = "loop"
-    stacked = "stacked"
-    dense = "dense"
-    channels_last = "channels-last"
-    winograd = "winograd"
-    cuda = "cuda"
-    cuda_loop = "cuda-loop"
-
-
 class Where(StrEnum):
     """Where clients run."""
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
+from fedshift.engine.ways import FIT, NAMES, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Training
 
@@ -48,15 +49,6 @@ class Engine(Protocol):
         """
 
 
-Name = Literal[
-    "loop", "workers", "stacked", "dense", "channels-last", "winograd", "cuda", "cuda-loop", "auto"
-]
-# Those that can train several clients at once, in processes.
-SPREAD = ("workers", "dense", "channels-last", "winograd", "auto")
-# Those of one process whose numbers do not depend on how fast they are.
-ALONE = tuple(name for name in get_args(Name) if name not in ("workers", "auto"))
-# Those that train whatever the loop trains, or find out themselves what they can.
-FIT = ("loop", "workers", "cuda-loop", "auto")
 # Faster ways to train one client, by name.
 ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
     "channels-last": channels_last,
@@ -67,8 +59,8 @@ Say = Callable[[str], None]
 
 def check_name(name: str) -> str:
     """The name of a backend. Raises InputError for any other."""
-    if name not in get_args(Name):
-        raise unknown("backend", name, get_args(Name))
+    if name not in NAMES:
+        raise unknown("backend", name, NAMES)
     return name
 
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedshift.cli.choices import Format, FormatOption, HowAlone, Overrides
+from fedshift.cli.choices import Format, FormatOption, Overrides
 from fedshift.cli.loading import loading
+from fedshift.engine import ways
 
 app = typer.Typer(add_completion=False)
 
@@ -23,7 +24,7 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="As in 0-7 or 0,2,5.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
-    backend: Annotated[HowAlone, typer.Option(help="How clients train.")] = HowAlone.loop,
+    backend: Annotated[ways.Alone, typer.Option(help="How clients train.")] = "loop",
     tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Draw the table from what is there.")
@@ -50,7 +51,7 @@ def reproduce(
         return
     reproduce_target(
         target, datasets=dataset, splits=split, methods=methods, seeds=seeds, rounds=rounds,
-        overrides=config, jobs=jobs, backend=backend.value, tune=tune, train=not no_train, out=out,
+        overrides=config, jobs=jobs, backend=backend, tune=tune, train=not no_train, out=out,
         publish=publish, as_json=as_json,
     )  # fmt: skip
 

@@ -7,18 +7,17 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from fedshift.cli.app import app
-from fedshift.cli.choices import How, HowAlone
 from fedshift.cli.ending import perform
 from fedshift.engine.probe import check_fit
 from fedshift.engine.run import run
 from fedshift.errors import InputError
-from fedshift.experiments.engines import ALONE, InProcess, Name, Way, backend_of
+from fedshift.experiments.engines import InProcess, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
@@ -34,11 +33,6 @@ from support.tables import MINI, cell, results
 
 Printed = pytest.CaptureFixture[str]
 ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
-
-
-def test_options_are_the_names() -> None:
-    assert [one.value for one in How] == list(get_args(Name))
-    assert [one.value for one in HowAlone] == list(ALONE)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift import datasets, recipes
+from fedshift.engine.ways import ALONE
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
-from fedshift.experiments.engines import ALONE, backend_of
+from fedshift.experiments.engines import backend_of
 from fedshift.experiments.networks import network
 from fedshift.experiments.own_tests import pool_rows
 from fedshift.experiments.places import Source

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedshift.engine.ways import ALONE
 from fedshift.errors import InputError
-from fedshift.experiments.engines import ALONE
 from fedshift.experiments.folder import trained_with
 from fedshift.experiments.places import Source
 from fedshift.experiments.progress import Asked, nobody_asks
@@ -47,7 +47,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
 
-    backend how clients train, one of `engines.ALONE`
+    backend how clients train, one of `ways.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
     """

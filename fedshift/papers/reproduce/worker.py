@@ -8,8 +8,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedshift.engine.ways import ALONE
 from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
-from fedshift.experiments.engines import ALONE, backend_of
+from fedshift.experiments.engines import backend_of
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in
 from fedshift.experiments.in_use import alone_in
