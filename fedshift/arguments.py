@@ -1,6 +1,6 @@
-"""What Python callers give, looked at before it is used: kinds, whole numbers, numbers.
+"""Checks of arguments from Python callers: kinds, whole numbers, numbers.
 
-Each check passes in silence, or raises InputError: the argument, what was given, what to give.
+A check either passes silently or raises InputError with the argument, its value and a cure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fedshift.errors import InputError, shown
 from fedshift.real import is_whole
 
-# What to write for a kind. As text, because nothing of the library is known to this file.
+# An example for each kind, as text: this file imports nothing else of the library.
 EXAMPLES = {
     "Algorithm": "FedAvg(model)",
     "Combine": "Mean(BySize())",
@@ -44,7 +44,7 @@ WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", 
 
 
 def called(given: object) -> str:
-    """What was given, in a few words: `the text "2"`, `20.0`, `the class Adam`, `a Linear`."""
+    """A value in a few words: `the text "2"`, `20.0`, `the class Adam`, `a Linear`."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if isinstance(given, str):
@@ -62,7 +62,7 @@ def with_article(name: str) -> str:
 
 
 def is_number(given: object) -> bool:
-    """Whether it is a real number, numpy's included. True and False are none, nor are tensors."""
+    """Whether it is a real number, also numpy's; True, False and tensors are not."""
     return isinstance(given, Real | Decimal) and not isinstance(given, bool)
 
 
@@ -96,16 +96,16 @@ def check_kind(name: str, given: object, kind: type, cure: str) -> None:
 
 
 def check_listed(name: str, given: Any, kind: type, cure: str) -> None:
-    """Raise InputError unless it is a list, or what can be read as one, of objects of a class.
+    """Raise InputError unless it is a list, or can be indexed like one, of objects of a class.
 
-    What makes its entries on demand is asked for the first one alone.
+    If it makes its entries on demand, only the first one is checked.
     """
     if isinstance(given, abc.Iterator):
         raise InputError(f"{name} is {called(given)}, gone after one look; give list(...) of it")
     if isinstance(given, kind):
         raise InputError(f"{name} is {called(given)}, and a list is due; give [it]")
-    listed = hasattr(given, "__len__") and hasattr(given, "__getitem__")
-    if not listed or isinstance(given, str | abc.Mapping | type) or hasattr(given, "tolist"):
+    is_list = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    if not is_list or isinstance(given, str | abc.Mapping | type) or hasattr(given, "tolist"):
         raise InputError(f"{name} is {called(given)}, and a list is due; {cure}")
     if not len(given):
         raise InputError(f"no {name}; give at least one: {cure}")
@@ -114,11 +114,12 @@ def check_listed(name: str, given: Any, kind: type, cure: str) -> None:
 
 
 def check_fields(made: Any) -> None:
-    """Raise InputError for a field of a dataclass whose value is not what its annotation says.
+    """Raise InputError for a field of a dataclass whose value does not fit its annotation.
 
-    Looked at are numbers, texts, tuples, classes and protocols, alone or as alternatives; names in
-    a `Literal` are left to those who know the nearest one. Lists, arrays and tensors become the
-    tuples that annotations ask for, so that equal settings are equal however they were written.
+    Numbers, texts, tuples, classes and protocols are checked, alone or as alternatives; names in a
+    `Literal` are left to the class itself, which can suggest the nearest one. Lists, arrays and
+    tensors become tuples where the annotation says so: settings then compare equal, whichever of
+    them the caller used.
     """
     for name, hint in _hints(made.__class__):
         given = getattr(made, name)
@@ -128,34 +129,34 @@ def check_fields(made: Any) -> None:
 
 
 def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
-    """What was given, as its annotation asks for it. Raises InputError as `check_fields` does.
+    """The value in the form of its annotation. Raises InputError as `check_fields` does.
 
-    strict: also for what is no text where names are due.
+    strict: also raise for a value that is not text where a `Literal` name is expected.
     """
     if _fits(given, hint) and (not strict or is_named(given, hint)):
         return given
-    listed = given.tolist() if hasattr(given, "tolist") else given
-    whole = isinstance(listed, list) and (not strict or is_named(tuple(listed), hint))
-    if whole and _fits(tuple(listed), hint):
-        return tuple(listed)
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    is_list = isinstance(plain, list) and (not strict or is_named(tuple(plain), hint))
+    if is_list and _fits(tuple(plain), hint):
+        return tuple(plain)
     raise InputError(
-        f"{name} must be {_said(hint)}, got {_misfit(given, hint)}{_cure(given, hint)}"
+        f"{name} must be {_in_words(hint)}, got {_misfit(given, hint)}{_cure(given, hint)}"
     )
 
 
 def is_named(given: object, hint: Any) -> bool:
-    """Whether it fits an annotation with `Literal` names at least as text does, or another kind."""
+    """Whether it is text, or fits an alternative of the annotation other than its `Literal`."""
     literal = any(get_origin(one) is Literal for one in _alternatives(hint))
     others = [one for one in _alternatives(hint) if get_origin(one) is not Literal]
     return not literal or isinstance(given, str) or any(_fits(given, one) for one in others)
 
 
 def _misfit(given: Any, hint: Any) -> str:
-    """What does not fit; within a tuple, its first entry that does not."""
+    """A description of the misfit; for a tuple, with its first entry that does not fit."""
     each = [get_args(one)[0] for one in _alternatives(hint) if get_origin(one) is tuple]
     if each and isinstance(given, tuple | list):
-        odd = [called(v) for v in given if not _fits(v, each[0])]
-        return f"{called(given)} with {odd[0]}" if odd else called(given)
+        misfits = [called(v) for v in given if not _fits(v, each[0])]
+        return f"{called(given)} with {misfits[0]}" if misfits else called(given)
     return called(given)
 
 
@@ -198,22 +199,22 @@ def _fits(given: object, hint: Any) -> bool:
 
 
 def members(protocol: type) -> tuple[str, ...]:
-    """What an object of a protocol must have."""
+    """The names of a protocol's public members, and `__call__`."""
     return tuple(n for n in vars(protocol) if not n.startswith("_") or n == "__call__")
 
 
-def _said(hint: Any) -> str:
+def _in_words(hint: Any) -> str:
     """An annotation in words: `a whole number or None`."""
     if hint is None or hint is type(None):
         return "None"
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_said(one) for one in get_args(hint))
+        return " or ".join(_in_words(one) for one in get_args(hint))
     if origin is tuple:
         each = get_args(hint)
         if each[-1] is not Ellipsis:
             return f"a tuple of {len(each)}"
-        return f"a tuple, each {_said(each[0])}"
+        return f"a tuple, each {_in_words(each[0])}"
     if origin is Literal:
         return " or ".join(f'"{one}"' for one in get_args(hint))
     if origin is abc.Callable:
@@ -223,7 +224,7 @@ def _said(hint: Any) -> str:
 
 
 def _cure(given: object, hint: Any) -> str:
-    """What to do, from what was given and what may be; empty where the message says enough."""
+    """A hint on what to give instead; "" if the message needs none."""
     kinds = _alternatives(hint)
     if isinstance(given, type) and any(_fits_class(given, kind) for kind in kinds):
         return f"; give an object of it, {given.__name__}(...)"
@@ -235,7 +236,7 @@ def _cure(given: object, hint: Any) -> str:
             if isinstance(given, str) and get_args(kind)[0] is str:
                 return f'; give ("{shown(given)}",)'
         elif name := getattr(kind, "__name__", ""):
-            # A rule that says who counts how much is no way to combine; a mean by it is one.
+            # A weight rule was given where a combination rule is expected: a mean by it is one.
             if name in ("Combine", "Mean") and hasattr(given, "needs"):
                 return f"; give Mean({type(given).__name__}(...)) of fedshift.server.combine"
             if name in EXAMPLES:
@@ -253,7 +254,7 @@ def _fits_class(given: type, kind: Any) -> bool:
 
 
 def _number(given: object, kind: type[int] | type[float]) -> str:
-    """How it becomes such a number, where that is sure: `; give 20` for 20.0 and for "20"."""
+    """A hint with the right number if it is clear: `; give 20` for 20.0 and for "20"."""
     if isinstance(given, str) and given == "auto":
         return FILES_ONLY
     try:
@@ -264,5 +265,5 @@ def _number(given: object, kind: type[int] | type[float]) -> str:
         return f"; give {round(number)}"
     if kind is float and math.isfinite(number):
         return f"; give {number:g}"
-    # Tensors and arrays of one number.
+    # Tensors and arrays with a single number.
     return f"; give {kind.__name__}(...) of it" if hasattr(given, "item") else ""

@@ -1,13 +1,13 @@
-"""Do clients' gradients fit the label counts that they claim? A test that accuses nobody.
+"""Test whether clients' gradients fit the label counts that they claim. It is no accusation.
 
 Under label shift the expected gradient of client i is a mixture of gradients per label,
 
     E[g_i] = sum_y S_i(y) g_y,
 
-S_i being its label marginal. g_y is fitted to the other clients' gradients and claims, and what is
-left of g_i is set against its sampling variance. A misfit says that the claim and the gradient are
-inconsistent: the claim may be false, or P(X | Y) may be another one there, or the gradient may be.
-A client that forges both consistently is not found, and with secure aggregation nobody is.
+S_i being its label marginal. g_y is fitted to the other clients' gradients and claims, and the
+residual of g_i is compared with its sampling variance. A misfit means that claim and gradient are
+inconsistent: the claim may be false, P(X | Y) may differ there, or the gradient may be forged. A
+client that forges both consistently is not found. With secure aggregation no client is.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fedshift.errors import InputError
 
 Floats = NDArray[np.float64]
 Verdict = Literal["consistent", "inconsistent", "untested"]
-# How much of a marginal may lie outside what the other clients' marginals span.
+# How much of a marginal may lie outside the span of the other clients' marginals.
 OUTSIDE = 1e-6
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One client: its misfit, 1 where it is all sampling noise, and how rare such a misfit is.
+    """One client: its misfit, about 1 for sampling noise alone, and how rare such a misfit is.
 
-    p is the chance of a misfit as large for a client whose claim is true; NaN where the others'
-    labels say nothing of this client's.
+    p is the chance of at least this misfit for a client whose claim is true; NaN if the others'
+    labels do not span this client's.
     """
 
     client: int
@@ -58,8 +58,9 @@ def audit_marginals(
 ) -> tuple[Finding, ...]:
     """Test each client's claimed label counts [M, K] against its gradients at one common model.
 
-    `first` and `second` [M, d] are mean gradients over two halves of a client's examples, random
-    but label by label: halves of other labels would count what the claim explains as noise.
+    `first` and `second` [M, d] are mean gradients over two halves of a client's examples, drawn
+    at random within each label: with different labels in the halves, what the claim explains would
+    count as noise.
     With g_i = (a_i + b_i) / 2, its noise e_i = (a_i - b_i) / 2 and the least-squares weights h_ij
     by which the others predict i (each weighted by n_j),
 
@@ -68,22 +69,22 @@ def audit_marginals(
     of mean 1 for true claims. p follows from F(f, 1.5 f) where f = (tr C)^2 / tr C^2 is estimated
     from products of different clients' noise (Satterthwaite), C being the covariance of one
     example's gradient. `level` is the share of false alarms per client. The client that fits worst
-    is put aside and the others are looked at again, until all that are left fit, so that one false
-    claim does not make honest clients look bad; at most half of the clients are put aside. There
-    must be more clients than labels. Raises InputError for tables of other shapes, for fewer than
+    is put aside and the others are tested again, until all that are left fit. One false claim then
+    does not make honest clients look bad. At most half of the clients are put aside. There must be
+    more clients than labels. Raises InputError for tables of other shapes, for fewer than
     three clients and for a level outside (0, 0.5).
 
     The model and the test are the library's own; the residual against fitted per-label gradients is
     related to BOBA (Bao, Wu and He 2024, arXiv 2208.12932), which projects on the same simplex.
     """
-    halves = _checked(first, second, label_counts, level)
+    halves = _halves(first, second, label_counts, level)
     aside: set[int] = set()
     while True:
-        p, misfit = _tested(halves, aside)
-        inside = [i for i in range(len(p)) if i not in aside and p[i] < level]
-        if not inside or len(aside) >= len(p) // 2:
+        p, misfit = _test_all(halves, aside)
+        failing = [i for i in range(len(p)) if i not in aside and p[i] < level]
+        if not failing or len(aside) >= len(p) // 2:
             break
-        aside.add(min(inside, key=lambda i: (p[i], -misfit[i])))
+        aside.add(min(failing, key=lambda i: (p[i], -misfit[i])))
     return tuple(
         Finding(i, float(misfit[i]), float(p[i]), _verdict(float(p[i]), level))
         for i in range(len(p))
@@ -96,7 +97,7 @@ def _verdict(p: float, level: float) -> Verdict:
     return "inconsistent" if p < level else "consistent"
 
 
-def _checked(first: Floats, second: Floats, label_counts: Floats, level: float) -> _Halves:
+def _halves(first: Floats, second: Floats, label_counts: Floats, level: float) -> _Halves:
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     counts = np.asarray(label_counts, np.float64)
     if a.ndim != 2 or a.shape != b.shape or counts.ndim != 2 or len(counts) != len(a):
@@ -114,8 +115,8 @@ def _checked(first: Floats, second: Floats, label_counts: Floats, level: float) 
     if not 0.0 < level < 0.5:
         raise InputError(f"level={level}; allowed: more than 0, less than 0.5")
     mean, noise = (a + b) / 2.0, (a - b) / 2.0
-    rows, own = counts / sizes[:, None], (noise**2).sum(1)
-    return _Halves(mean @ mean.T, own, rows, sizes, *_noise(noise, sizes))
+    rows, noise_squares = counts / sizes[:, None], (noise**2).sum(1)
+    return _Halves(mean @ mean.T, noise_squares, rows, sizes, *_noise(noise, sizes))
 
 
 def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
@@ -128,31 +129,32 @@ def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
     return spread, max(1.0, spread**2 / squared) if squared > 0 else 1.0
 
 
-def _tested(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
+def _test_all(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
     """(p [M], misfit [M]) of every client against the others that are not put aside."""
     clients = len(halves.sizes)
     p, misfit = np.full(clients, np.nan), np.full(clients, np.nan)
-    # One client's own noise has f degrees of freedom, that of all together many times as many. Of
-    # their mean 1.5 f are counted, not 4 f: clients' noises differ, and so it keeps the level.
+    # A client's noise estimate has f degrees of freedom, the pooled one many more. The mean of both
+    # is taken to have 1.5 f, not 4 f: the noises of clients differ, and 1.5 f keeps the level.
     pooled = halves.spread / halves.sizes
     noise = (halves.noise + pooled) / 2.0
     for i in range(clients):
         others = [j for j in range(clients) if j != i and j not in aside]
-        weights = _predicted_by(halves, i, others)
+        weights = _prediction_weights(halves, i, others)
         if weights is None:
             continue
         expected = noise[i] + float((weights**2) @ noise[others])
-        among = [i, *others]
+        rows = [i, *others]
         signed = np.concatenate([[1.0], -weights])
-        rest = float(signed @ halves.products[np.ix_(among, among)] @ signed)
+        rest = float(signed @ halves.products[np.ix_(rows, rows)] @ signed)
         misfit[i] = max(rest, 0.0) / max(expected, np.finfo(np.float64).tiny)
         p[i] = scipy.stats.f.sf(misfit[i], halves.freedom, 1.5 * halves.freedom)
     return p, misfit
 
 
-def _predicted_by(halves: _Halves, i: int, others: list[int]) -> Floats | None:
+def _prediction_weights(halves: _Halves, i: int, others: list[int]) -> Floats | None:
     """h [M'] with S_i = sum_j h_j S_j, the others weighted by size; None where there is none."""
     rows, root = halves.rows[others], np.sqrt(halves.sizes[others])
+    # Weighted least squares: larger clients have less noisy gradients.
     inverse = np.linalg.pinv(rows * root[:, None], rcond=1e-8)
     weights: Floats = halves.rows[i] @ inverse * root
     if np.abs(weights @ rows - halves.rows[i]).sum() > OUTSIDE:

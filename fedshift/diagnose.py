@@ -25,13 +25,13 @@ Floats = NDArray[np.float64]
 
 # The paper's grid (Zec et al., FedPALS, App. B.3): lambda = 0, these, and all of the examples.
 FRACTIONS = (0.1, 0.25, 0.5, 0.75)
-# Distances are square roots of objectives solved to about 1e-12, so a distance below 1e-6 cannot
-# be told from zero.
+# Distances are square roots of objectives solved to about 1e-12, so a distance below 1e-6 may be
+# zero.
 TOLERANCE = 1e-6
-# Largest common weight, in units of 1/M, below which some client is taken to be left out.
+# Below this smallest weight, in units of 1/M, a client counts as left out.
 _ALL_TAKE_PART = 1e-6
 _LEAVE_OUT = 5
-# Resamples of a bootstrap, and examples of a client in one: more say nothing that these do not.
+# Limits on resamples of a bootstrap, and on a client's examples in one; more are no more exact.
 MOST_DRAWS, MOST_DRAWN = 100_000, 2**53
 RULE = "the setting on the curve with the least cost = L1 gap / 2 + sqrt(K / ESS)"
 
@@ -60,12 +60,12 @@ def diagnose(
     Raises `InputError` as `pals_weights` does, and for names that do not fit the counts.
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
-    wanted = not (is_whole(bootstrap) and bootstrap == 0)
+    with_interval = not (is_whole(bootstrap) and bootstrap == 0)
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise_target)
     data = _data(label_counts, target, classes, clients, normalise_target)
     curve, solved = _curve(data, closest, lam, ess, cap)
     case = _case(data, closest)
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         covered=case != "outside",
         distance=closest.distance,
         tolerance=TOLERANCE,
@@ -83,10 +83,10 @@ def diagnose(
         certified=bool(solved.certified and closest.certified),
         claim=None if cap is not None else _claim(data, solved, ess),
         interval=distance_interval(data.counts, data.T, draws=bootstrap, seed=seed)
-        if wanted
+        if with_interval
         else None,
     )
-    return replace(found, verdict=sentences(found))
+    return replace(diagnosis, verdict=sentences(diagnosis))
 
 
 def distance_interval(
@@ -110,8 +110,8 @@ def distance_interval(
 
     Raises `InputError` as `pals_weights` does, and for draws < 20 or a level outside (0, 1).
     """
-    whole = is_whole(draws) and 20 <= draws <= MOST_DRAWS
-    if not whole or not 0.0 < number(level) < 1.0:
+    in_range = is_whole(draws) and 20 <= draws <= MOST_DRAWS
+    if not in_range or not 0.0 < number(level) < 1.0:
         raise InputError(
             f"bootstrap: draws={described(draws)}, level={described(level)}; at least 20 draws, a "
             f"whole number up to {MOST_DRAWS}, and 0 < level < 1"
@@ -122,12 +122,12 @@ def distance_interval(
     closest = pals_weights(label_counts, target, lam=0.0)
     counts = numbers(label_counts)
     rng = numpy_generator("diagnose", "bootstrap", seed)
-    moved = np.zeros((draws, counts.shape[1]))
+    shifts = np.zeros((draws, counts.shape[1]))
     for i in np.flatnonzero(closest.weights > 0):
         S_i = counts[i] / counts[i].sum()
         n_i = min(max(1, round(counts[i].sum())), MOST_DRAWN)
-        moved += closest.weights[i] * (rng.multinomial(n_i, S_i, size=draws) / n_i - S_i)
-    q = float(np.quantile(np.linalg.norm(moved, axis=1), level))
+        shifts += closest.weights[i] * (rng.multinomial(n_i, S_i, size=draws) / n_i - S_i)
+    q = float(np.quantile(np.linalg.norm(shifts, axis=1), level))
     return Interval(max(0.0, closest.distance - q), closest.distance + q, level, draws)
 
 
@@ -171,15 +171,15 @@ def _names(what: str, names: Sequence[str] | None, count: int) -> tuple[str, ...
         raise InputError(f'{what}: give a list of names, not the one text "{shown(names)}"')
     if not hasattr(names, "__len__") or not hasattr(names, "__getitem__"):
         raise InputError(f"{what}: give a list of {count} names; got {type(names).__name__}")
-    if odd := [name for name in names if not isinstance(name, str)]:
+    if others := [name for name in names if not isinstance(name, str)]:
         raise InputError(
-            f"{what}: names are text, not {described(odd[0])}; give [str(i) for i in ...]"
+            f"{what}: names are text, not {described(others[0])}; give [str(i) for i in ...]"
         )
     if len(names) != count:
         raise InputError(f"{what}: {len(names)} names for {count} {what} in label_counts")
-    name, times = Counter(names).most_common(1)[0]
-    if times > 1:
-        raise InputError(f'{what}: names must differ; "{shown(name)}" is given {times} times')
+    name, repeats = Counter(names).most_common(1)[0]
+    if repeats > 1:
+        raise InputError(f'{what}: names must differ; "{shown(name)}" is given {repeats} times')
     return tuple(names)
 
 
@@ -187,23 +187,23 @@ def _curve(
     data: _Data, closest: PalsWeights, lam: float | None, ess: float | None, cap: float | None
 ) -> tuple[tuple[CurvePoint, ...], PalsWeights]:
     """The points from lambda = 0 to the largest ESS with one marked as chosen, and its weights."""
-    mine = None
+    given = None
     if lam is not None or ess is not None:
-        mine = pals_weights(data.counts, data.T, lam=lam, ess=ess, cap=cap)
-    low = closest if cap is None else pals_weights(data.counts, data.T, lam=0.0, cap=cap)
-    high = pals_weights(data.counts, data.T, lam=math.inf, cap=cap)
-    between = [f for f in FRACTIONS if low.ess_fraction < f < high.ess_fraction]
-    grid = [low, *ess_curve(data.counts, data.T, between, cap=cap), high]
-    names = ["λ = 0", *(f"{f:.0%}" for f in between), f"{high.ess_fraction:.0%}"]
-    if mine is not None:
-        grid, names = [*grid, mine], [*names, "given"]
+        given = pals_weights(data.counts, data.T, lam=lam, ess=ess, cap=cap)
+    nearest = closest if cap is None else pals_weights(data.counts, data.T, lam=0.0, cap=cap)
+    largest_ess = pals_weights(data.counts, data.T, lam=math.inf, cap=cap)
+    between = [f for f in FRACTIONS if nearest.ess_fraction < f < largest_ess.ess_fraction]
+    grid = [nearest, *ess_curve(data.counts, data.T, between, cap=cap), largest_ess]
+    names = ["λ = 0", *(f"{f:.0%}" for f in between), f"{largest_ess.ess_fraction:.0%}"]
+    if given is not None:
+        grid, names = [*grid, given], [*names, "given"]
     costs = [cost(_l1(w), w.ess, data.T.size) for w in grid]
-    # Rounding must not decide between equal settings: of those, the largest ESS.
+    # Rounding must not decide between equal settings: take the one of largest ESS.
     level = min(costs) + 1e-9
-    best = max(
+    recommended = max(
         range(len(grid)), key=lambda i: (costs[i] <= level, round(grid[i].ess_fraction, 9), i)
     )
-    chosen = best if mine is None else len(grid) - 1
+    chosen = recommended if given is None else len(grid) - 1
     rows = zip(grid, names, costs, strict=True)
     points = [_point(w, name, price, i == chosen) for i, (w, name, price) in enumerate(rows)]
     return tuple(sorted(points, key=lambda p: p.ess_fraction)), grid[chosen]
@@ -233,24 +233,24 @@ def _l1(w: PalsWeights) -> float:
 def _case(data: _Data, closest: PalsWeights) -> Literal["inside", "face", "outside"]:
     if closest.distance > TOLERANCE:
         return "outside"
-    return "inside" if _room(data, closest.weights) > _ALL_TAKE_PART else "face"
+    return "inside" if _smallest_weight(data, closest.weights) > _ALL_TAKE_PART else "face"
 
 
-def _room(data: _Data, weights: Floats) -> float:
+def _smallest_weight(data: _Data, weights: Floats) -> float:
     """max M min_i a_i over all a with the mixture of `weights`: 0 on a face, 1 at the centroid.
 
     Linear programme in b_i = a_i - s / M >= 0 and s: sum_i b_i S_i + s c = S^T weights, c the
-    centroid. Rows are divided by c, so that a label which only a few clients have is not lost
-    below the solver's tolerance.
+    centroid. Rows are divided by c, so that a label of only a few clients is not lost below
+    the solver's tolerance.
     """
     S = data.S[data.n > 0]
     c = S.mean(axis=0)
-    held = c > 0
-    rows = np.column_stack([(S[:, held] / c[held]).T, np.ones(int(held.sum()))])
-    goal = (weights @ data.S)[held] / c[held]
+    present = c > 0
+    rows = np.column_stack([(S[:, present] / c[present]).T, np.ones(int(present.sum()))])
+    goal = (weights @ data.S)[present] / c[present]
     cost = np.append(np.zeros(len(S)), -1.0)
-    found = scipy.optimize.linprog(cost, A_eq=rows, b_eq=goal, bounds=(0, None), method="highs")
-    return float(found.x[-1]) if found.status == 0 else 0.0
+    result = scipy.optimize.linprog(cost, A_eq=rows, b_eq=goal, bounds=(0, None), method="highs")
+    return float(result.x[-1]) if result.status == 0 else 0.0
 
 
 def _labels(data: _Data, closest: Floats, chosen: Floats) -> tuple[Label, ...]:
@@ -281,7 +281,7 @@ def _carriers(data: _Data, weights: Floats) -> tuple[Carrier, ...]:
 
 
 def _claim(data: _Data, solved: PalsWeights, ess: float | None) -> Claim | None:
-    """The client of least weight claims as many examples as all hold, with the target's labels."""
+    """What a lie gains: the client of least weight claims N examples with the target's labels."""
     clients = [int(i) for i in np.flatnonzero(data.n > 0)]
     if len(clients) < 2:
         return None
@@ -294,6 +294,6 @@ def _claim(data: _Data, solved: PalsWeights, ess: float | None) -> Claim | None:
 
 
 def _without(data: _Data, client: int) -> float | None:
-    """The hull distance without one client; None where nobody else has data."""
+    """The hull distance without one client; None if no other client has data."""
     others = np.delete(data.counts, client, axis=0)
     return pals_weights(others, data.T, lam=0.0).distance if others.any() else None

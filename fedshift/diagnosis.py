@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# A difference of one percent of the label mass: less is not worth a sentence.
+# Differences below one percent of the label mass are not worth a sentence.
 NOTICEABLE = 0.01
 
 
@@ -99,8 +99,8 @@ class Diagnosis:
     curve           from lambda = 0 to the largest ESS; one point is marked as chosen
     chosen_by       "rule", "lam" or "ess"; asked: that ESS, a share of the examples
     carriers        clients with data, the largest weight first
-    claim           what a lie of the client of least weight would bring; None with a cap, which
-                    alone bounds that, and for a single client
+    claim           what a lie of the client of least weight would gain; None with a cap, which
+                    bounds it, and for a single client
     """
 
     covered: bool
@@ -139,7 +139,7 @@ class Diagnosis:
 
     @property
     def largest_weight(self) -> float:
-        """max_i a_i, where counts are as they are claimed: no bound for who lies (`claim`)."""
+        """max_i a_i for the counts as claimed; a client that lies can get more (`claim`)."""
         return self.carriers[0].weight
 
     @property
@@ -164,7 +164,7 @@ class Diagnosis:
 
     @property
     def chosen(self) -> CurvePoint:
-        """The recommended setting, or the one that was asked for."""
+        """The recommended setting, or the requested one."""
         return next(p for p in self.curve if p.chosen)
 
     def to_json(self) -> dict[str, Any]:

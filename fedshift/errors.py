@@ -1,4 +1,4 @@
-"""Errors that a user can act on, and the exit code that the command line gives each of them."""
+"""Errors that a user can act on, each with its exit code on the command line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class FedshiftError(Exception):
     exit_code = 70
 
     def __str__(self) -> str:
-        """The message; what names in it bring along is shown, not obeyed by whoever prints it."""
+        """The message, with control characters made visible so that no terminal obeys them."""
         return visible(super().__str__(), keep="\n")
 
 
 class InputError(FedshiftError, ValueError):
-    """A value, file or option that cannot be used: what was given, what is allowed, what to do."""
+    """A bad value, file or option; the message says what was given, what is allowed, what to do."""
 
     exit_code = 2
 
@@ -31,7 +31,7 @@ class DataError(InputError):
 
 
 class UnfitError(InputError):
-    """A backend that cannot train this network or method at all, whichever client it is."""
+    """A backend that cannot train this network or method on any client."""
 
 
 class TrainingError(FedshiftError, RuntimeError):
@@ -41,7 +41,7 @@ class TrainingError(FedshiftError, RuntimeError):
 
 
 class DivergedError(TrainingError):
-    """Numbers that are no longer finite: the same run would end there again.
+    """Numbers that are no longer finite; a repeated run would end in the same way.
 
     measured  the metrics of the rounds before, where a run was under way
     """
@@ -60,10 +60,10 @@ class NeedlessWarning(UserWarning):
 
 
 def visible(text: str, keep: str = "") -> str:
-    """Text with what a terminal would obey made visible, as in \\x1b: names come from elsewhere.
+    """Text with control characters made visible, as in \\x1b: names may come from other people.
 
-    Control characters, ends of lines, and marks that turn the direction of writing or take no
-    room; those in `keep` stay as they are.
+    This also covers line ends, and marks that change the direction of writing or have no width.
+    Characters in `keep` stay as they are.
     """
     return "".join(c if _harmless(c) or c in keep else repr(c)[1:-1] for c in text)
 
@@ -73,7 +73,7 @@ def _harmless(character: str) -> bool:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """What was given, for a message: in one line without control characters, cut where longer."""
+    """A given text for a message: on one line, without control characters, shortened if long."""
     text = text if len(text) <= most else f"{text[: most - 3]}..."
     return visible(text)
 

@@ -13,15 +13,17 @@ from fedshift.errors import InputError
 from fedshift.real import numbers
 from fedshift.sketch import sketched
 
-# Counts outside of these are none, and their sums or quotients could overflow.
+# Counts outside these limits are refused: sums or quotients could overflow.
 LEAST, MOST = 1e-12, 1e18
 
 
 @sketched
 @dataclass(frozen=True, eq=False)
 class AccuracyEstimate:
-    """Estimated target accuracy, its standard error, recalls [K] (NaN where no client holds the
-    label) and the target's mass on labels whose recall nobody could measure."""
+    """Estimated target accuracy and its standard error.
+
+    recall [K] is NaN for a label that no client has; unmeasured_mass is the target's mass on these.
+    """
 
     accuracy: float
     standard_error: float
@@ -46,7 +48,7 @@ def estimate_target_accuracy(
     counts, [K] or [M, K] (pooled by sums, which a secure sum can compute); `target` is T [K].
 
     Standard error: sqrt(sum_y T(y)^2 r(1 - r) / n_y) with r = (correct_y + 1) / (n_y + 2), so that
-    a label with all right (or all wrong) out of few examples does not claim certainty.
+    a few examples that are all right (or all wrong) do not give certainty.
     A label with mass in T that no client validates counts as recall 0 in the estimate (chosen: the
     lower end of what is possible); its mass is returned and widens the interval upwards. Where
     nothing of T is measured, estimate and error are NaN.
@@ -54,7 +56,7 @@ def estimate_target_accuracy(
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     and a target that is not a distribution.
     """
-    right, seen = _pooled(correct, "correct"), _pooled(total, "total")
+    right, count = _pooled(correct, "correct"), _pooled(total, "total")
     rows, others = np.shape(numbers(correct)), np.shape(numbers(total))
     if len(rows) == len(others) == 2 and rows[0] != others[0]:
         raise InputError(
@@ -62,31 +64,31 @@ def estimate_target_accuracy(
             "both for the same clients"
         )
     t = _numbers(target, "target")
-    if not right.shape == seen.shape == t.shape:
+    if not right.shape == count.shape == t.shape:
         raise InputError(
             f"correct, total and target must have the same number of labels, got "
-            f"{right.shape[0]}, {seen.shape[0]} and {t.shape}"
+            f"{right.shape[0]}, {count.shape[0]} and {t.shape}"
         )
-    if (right > seen).any():
-        y = int(np.argmax(right > seen))
-        raise InputError(f"label {y}: {right[y]:g} right out of {seen[y]:g}; correct <= total")
+    if (right > count).any():
+        y = int(np.argmax(right > count))
+        raise InputError(f"label {y}: {right[y]:g} right out of {count[y]:g}; correct <= total")
     with np.errstate(over="ignore"):
-        whole = float(t.sum())
+        mass = float(t.sum())
     if (~np.isfinite(t) | (t < 0)).any():
         y = int(np.argmax(~np.isfinite(t) | (t < 0)))
         raise InputError(f"target[{y}] is {t[y]:g}; give label shares, 0 or more, that sum to 1")
-    if abs(whole - 1.0) > 1e-6:
-        raise InputError(f"target must be non-negative and sum to 1, it sums to {whole:g}")
-    known = seen > 0
-    recall = np.divide(right, seen, out=np.full_like(right, np.nan), where=known)
-    smoothed = (right + 1.0) / (seen + 2.0)
-    variance = t[known] ** 2 * (smoothed * (1.0 - smoothed))[known] / seen[known]
-    measured = bool(t[known].sum() > 0)
+    if abs(mass - 1.0) > 1e-6:
+        raise InputError(f"target must be non-negative and sum to 1, it sums to {mass:g}")
+    tested = count > 0
+    recall = np.divide(right, count, out=np.full_like(right, np.nan), where=tested)
+    smoothed = (right + 1.0) / (count + 2.0)
+    variance = t[tested] ** 2 * (smoothed * (1.0 - smoothed))[tested] / count[tested]
+    any_tested = bool(t[tested].sum() > 0)
     return AccuracyEstimate(
-        accuracy=float(t[known] @ recall[known]) if measured else math.nan,
-        standard_error=float(np.sqrt(variance.sum())) if measured else math.nan,
+        accuracy=float(t[tested] @ recall[tested]) if any_tested else math.nan,
+        standard_error=float(np.sqrt(variance.sum())) if any_tested else math.nan,
         recall=recall,
-        unmeasured_mass=float(t[~known].sum()),
+        unmeasured_mass=float(t[~tested].sum()),
     )
 
 
@@ -96,9 +98,9 @@ def _pooled(counts: ArrayLike, name: str) -> NDArray[np.float64]:
         raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
     if not np.isfinite(array).all() or (array < 0).any():
         raise InputError(f"{name} must hold counts, 0 or more; got a negative or non-finite one")
-    odd = array[(array > 0.0) & ((array < LEAST) | (array > MOST))]
-    if odd.size:
-        raise InputError(f"{name} must hold counts, 0 or {LEAST:g} to {MOST:g}; got {odd[0]:g}")
+    extreme = array[(array > 0.0) & ((array < LEAST) | (array > MOST))]
+    if extreme.size:
+        raise InputError(f"{name} must hold counts, 0 or {LEAST:g} to {MOST:g}; got {extreme[0]:g}")
     return array.sum(0) if array.ndim == 2 else array
 
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and values that JSON can hold."""
+"""Atomic writing of files, checks of paths, and values that JSON can hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from fedshift.errors import DataError, InputError, shown
 
-# Not through a link that stands where a file of ours should be; Windows has no such flag.
+# Do not follow a link in the place of a file of ours; Windows has no such flag.
 NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -31,10 +31,10 @@ def write(path: Path, content: bytes | str) -> None:
         with _new(partial) as f:
             f.write(data)
             f.flush()
-            os.fsync(f.fileno())
+            os.fsync(f.fileno())  # before the rename, or a power cut could leave an empty file
         partial.replace(path)
-    except BaseException as e:
-        # On a read-only file system removing fails as writing did.
+    except BaseException as e:  # an interruption, too, must leave no partial file
+        # On a read-only file system removing fails, too.
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         if isinstance(e, OSError):
@@ -63,28 +63,28 @@ def append(path: Path, line: str) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises DataError, naming it, where there is none."""
     try:
-        held = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as e:
         raise DataError(f"{path}: cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path}: damaged ({shown(str(e), 200)})") from None
-    if not isinstance(held, dict):
+    if not isinstance(content, dict):
         raise DataError(f"{path}: damaged (not a JSON object)")
-    return held
+    return content
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there. Raises DataError where the system does not say, and why."""
+    """Whether it is an existing file. Raises DataError if the system cannot tell."""
     return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there. Raises DataError where the system does not say, and why."""
+    """Whether it is an existing folder. Raises DataError if the system cannot tell."""
     return stat.S_ISDIR(_mode(path))
 
 
 def _mode(path: Path) -> int:
-    # What lies under a closed folder may be there or not: pathlib raises, os.path says no.
+    # Below a folder without permission nothing is known: raise, where os.path would say no.
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +108,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_page(path: Path) -> None:
-    """Refuse, with InputError, a place for an HTML page that holds something else."""
+    """Raise InputError for a path of an HTML page where another kind of file exists."""
     if path.suffix.lower() != ".html":
         raise InputError(f"{path}: the report is an HTML page; give it a name that ends in .html")
     try:

@@ -1,4 +1,4 @@
-"""A network's first passes, before it is trained: what they show of it."""
+"""A network's first passes, before training: what they reveal about it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from fedshift.tree import Params
 
 
 class UntriedError(InputError):
-    """A network failed in training mode on the examples that it was tried on."""
+    """A network failed in training mode on the examples of its trial."""
 
 
 def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
-    """Find out from which generators the network draws, by passes on x [n, ...], n > 1.
+    """Find the generators from which the network draws, by passes on x [n, ...], n > 1.
 
-    A draw that these passes do not make is found later (`fedshift.repeating`). Raises InputError
+    Draws that these passes do not make are found later (`fedshift.repeating`). Raises InputError
     for a network that fails in training mode, for one whose outputs no gradient leads back from,
     and for one whose passes differ though tensors and seed are the same.
     """
     moving = {k: v.detach().requires_grad_() for k, v in model.trainable(params).items()}
     try:
         with watched():
-            before = _evaluated(model, params, buffers, x)
+            before = _evaluate(model, params, buffers, x)
+            # Seed 0 twice must agree; seed 1 shows whether the network draws.
             first, second, other = (
                 _tensors(model.train(params | moving, buffers, x, seed)[0]) for seed in (0, 0, 1)
             )
-            after = _evaluated(model, params, buffers, x)
+            after = _evaluate(model, params, buffers, x)
     except Exception as e:
         raise UntriedError(
             f"the model fails in training mode on inputs {x.dtype} {tuple(x.shape)}: {e}"
@@ -46,8 +47,8 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
             check_own(model.net, first.values(), moving.values())
     _check_stateless(first, second, "two passes of the network in training")
     _check_stateless(before, after, "the network's passes in evaluation before and after training")
-    # Its passes began at different states of the process's generators, and moved none of them.
-    if model.draws_nothing() and (name := _different(first, other)):
+    # It seems to draw nothing, yet passes from different generator states differ.
+    if model.draws_nothing() and (name := _first_difference(first, other)):
         raise InputError(
             f'the network\'s "{name}" in training depends on the state of a global generator that '
             "it puts back after drawing (torch.random.fork_rng, set_state), where no seed of the "
@@ -56,7 +57,7 @@ def look(model: Model, params: Params, buffers: Params, x: Tensor) -> None:
         )
 
 
-def _evaluated(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
+def _evaluate(model: Model, params: Params, buffers: Params, x: Tensor) -> Params:
     with torch.no_grad():
         return _tensors(model(params, {k: v.clone() for k, v in buffers.items()}, x))
 
@@ -66,7 +67,7 @@ def _tensors(outputs: Params) -> Params:
 
 
 def _check_stateless(one: Params, other: Params, which: str) -> None:
-    if name := _different(one, other):
+    if name := _first_difference(one, other):
         raise InputError(
             f'{which} give other "{name}", though parameters, buffers and seed are the same: '
             "it keeps a state of its own, or draws random numbers from a generator that no "
@@ -76,14 +77,14 @@ def _check_stateless(one: Params, other: Params, which: str) -> None:
         )
 
 
-def _different(one: Params, other: Params) -> str:
+def _first_difference(one: Params, other: Params) -> str:
     """The name of the first output that differs; empty where none does."""
-    odd = (name for name, v in one.items() if name not in other or not _alike(v, other[name]))
-    return next(odd, "")
+    differing = (name for name, v in one.items() if name not in other or not _alike(v, other[name]))
+    return next(differing, "")
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, NaN being like NaN; on a GPU, but for rounding."""
+    """Whether two tensors are equal, with NaN equal to NaN; on a GPU, up to rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_floating_point() and a.device.type != "cpu":

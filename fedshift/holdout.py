@@ -1,4 +1,4 @@
-"""Dividing what each client holds into training and test rows."""
+"""Divide each client's rows into training and test rows."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def hold_out(
 
     Raises InputError for a client that would have nothing to train on or to be tested on.
     """
-    pairs = [_divided(part, share, seed, i) for i, part in enumerate(parts)]
+    pairs = [_divide(part, share, seed, i) for i, part in enumerate(parts)]
     return tuple(train for train, _ in pairs), tuple(test for _, test in pairs)
 
 
-def _divided(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:
+def _divide(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:
     # 1e-9 keeps whole numbers whole: 0.7 * 90 is 62.99999999999999 in floating point.
-    kept = math.floor((1.0 - share) * len(part) + 1e-9)
-    if not 0 < kept < len(part):
+    training = math.floor((1.0 - share) * len(part) + 1e-9)
+    if not 0 < training < len(part):
         raise InputError(
-            f"client {client} has {len(part)} examples: a test share of {share} leaves {kept} of "
-            "them for training; it needs at least one to train and one to test. Use fewer "
+            f"client {client} has {len(part)} examples: a test share of {share} leaves {training} "
+            "of them for training; it needs at least one to train and one to test. Use fewer "
             "clients, a larger min_size or another share in (0, 1)"
         )
     order = numpy_generator(seed, "held out", client).permutation(part)
-    return np.sort(order[:kept]), np.sort(order[kept:])
+    return np.sort(order[:training]), np.sort(order[training:])

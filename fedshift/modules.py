@@ -1,4 +1,4 @@
-"""What a module is: which tensors it holds, whether its layers draw, or are trained."""
+"""Facts on a module: its tensors, and whether its layers draw, normalise, or are trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = {
 
 
 def check_network(net: object) -> None:
-    """Raise InputError unless it is a network whose tensors are there."""
+    """Raise InputError unless it is a network with initialised, dense tensors."""
     if not isinstance(net, nn.Module):
         cure = f"; give an object of it, {net.__name__}(...)" if isinstance(net, type) else ""
         raise InputError(f"Model(net) must be given an nn.Module, got {called(net)}{cure}")
@@ -38,12 +38,12 @@ def check_network(net: object) -> None:
 
 
 def is_random(module: nn.Module) -> bool:
-    """Torch's dropout layers, and those of its layers that drop by a number (RNNs, attention)."""
+    """Whether it is a dropout layer, or one with a positive `dropout` (RNNs, attention)."""
     rate = getattr(module, "dropout", 0.0)
     drops = isinstance(rate, float) and rate > 0
     return drops or is_dropout(module)
 
 
 def fixed_in(net: nn.Module) -> frozenset[str]:
-    """Names of the parameters that are not to be trained."""
+    """Names of the parameters that are not trained."""
     return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)

@@ -18,7 +18,7 @@ from fedshift.tree import Params
 @sketched
 @dataclass(frozen=True, eq=False)
 class Pooled(Sequence[ClientData]):
-    """Clients that are ranges of one pool; each is made when somebody asks for it.
+    """Clients that are ranges of one pool; each is made when it is accessed.
 
     x [P, ...], y [P]  the pool's examples; x may be mapped from disk
     starts, sizes [N]  client i has the rows starts_i, ..., starts_i + sizes_i - 1; ranges may
@@ -39,13 +39,13 @@ class Pooled(Sequence[ClientData]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "y", client_data(self.x, self.y, 0).y)
         for name in ("starts", "sizes"):
-            given = getattr(self, name)
-            if given.ndim != 1 or given.is_floating_point() or len(given) != len(self.starts):
+            values = getattr(self, name)
+            if values.ndim != 1 or values.is_floating_point() or len(values) != len(self.starts):
                 raise InputError(
-                    f"{name}: give one whole number per client, [N]; got {given.dtype} "
-                    f"{tuple(given.shape)}"
+                    f"{name}: give one whole number per client, [N]; got {values.dtype} "
+                    f"{tuple(values.shape)}"
                 )
-            object.__setattr__(self, name, given.long())
+            object.__setattr__(self, name, values.long())
         outside = (self.starts < 0) | (self.sizes < 0) | (self.starts + self.sizes > len(self.y))
         if bool(outside.any()):
             i = int(outside.nonzero()[0])

@@ -1,4 +1,4 @@
-"""Random numbers that a network draws while it computes: they too follow from the run's seeds.
+"""Make the random numbers that a network draws follow from the run's seeds, too.
 
 Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
@@ -10,8 +10,8 @@ before round 1 (`fedshift.first_look`), and what is computed is computed again i
 Threads share the process's generators, and may share a network. Passes are therefore computed one
 at a time (`one_at_a_time`).
 
-Not seen, because nothing outside of the network shows them: generators that a network makes for
-itself and holds elsewhere, such as numpy's `default_rng` or `random.Random`.
+Not found, since they are invisible from outside: generators that a network makes and holds
+elsewhere, such as numpy's `default_rng` or `random.Random`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ DEEP = 4
 
 
 class _Shared:
-    """What all threads of the process share: one lock, since they share the generators."""
+    """One lock for all threads of the process, since they share the generators."""
 
     lock = threading.RLock()
 
     @classmethod
     def renew(cls) -> None:
-        """In a forked process nobody is left to release a lock that another thread had."""
+        """Replace the lock in a forked process: a thread that held it does not exist there."""
         cls.lock = threading.RLock()
 
 
@@ -51,15 +51,15 @@ os.register_at_fork(after_in_child=_Shared.renew)
 
 
 def one_at_a_time() -> AbstractContextManager[bool]:
-    """The lock that a thread holds while it computes a pass, or looks at a network's tensors.
+    """The lock that a thread holds while it computes a pass or reads a network's tensors.
 
-    A pass has others in their places, and may draw from generators that all threads share.
+    A pass temporarily replaces these tensors, and may draw from generators that threads share.
     """
     return _Shared.lock
 
 
 class States(NamedTuple):
-    """The process's generators as they stand; devices: those of GPUs that are in use."""
+    """States of the process's generators; devices: those of GPUs that are in use."""
 
     torch: Tensor
     numpy: dict[str, Any]
@@ -67,7 +67,7 @@ class States(NamedTuple):
     devices: tuple[Tensor, ...]
 
     def moved(self, now: States) -> frozenset[Source]:
-        """The generators that stand elsewhere now."""
+        """The generators whose state differs in `now`."""
         same_devices = len(self.devices) == len(now.devices) and all(
             map(torch.equal, self.devices, now.devices)
         )
@@ -82,7 +82,7 @@ class States(NamedTuple):
 
 
 def states() -> States:
-    """How the process's generators stand, while no other thread computes a seeded pass."""
+    """The states of the process's generators, read while no other thread computes a pass."""
     with _Shared.lock:
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return States(
@@ -94,7 +94,7 @@ def states() -> States:
 
 
 def put_back(before: States) -> None:
-    """Set the process's generators to where they stood."""
+    """Restore the process's generators."""
     with _Shared.lock:
         torch.default_generator.set_state(before.torch)
         np.random.set_state(before.numpy)
@@ -104,7 +104,7 @@ def put_back(before: States) -> None:
 
 
 def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two states of numpy's generator are one; its dictionaries hold arrays."""
+    """Whether two states of numpy's generator are equal; == fails on the arrays in them."""
     if one.keys() != other.keys():
         return False
     for name, a in one.items():
@@ -142,13 +142,13 @@ def seeded(
     own: Collection[torch.Generator] = (),
     device: torch.device | None = None,
 ) -> Iterator[None]:
-    """Generators start at `seed` within the block and are as they were after it.
+    """Start generators at `seed` within the block and restore them afterwards.
 
     sources: which of the process's; own: generators of the network; device: a GPU whose generator
     is torch's besides the processor's.
     """
     number = seed % 2**64
-    # Tensors on "meta" have no numbers, and so need no generator.
+    # Tensors on "meta" have no values, and so need no generator.
     no_gpu = device is None or device.type in ("cpu", "meta") or "torch" not in sources
     gpu = None if no_gpu else torch.get_device_module(device)
     with _Shared.lock:

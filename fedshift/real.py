@@ -1,4 +1,4 @@
-"""Real numbers as users give them: what is none (text, True, a date) is never taken for one."""
+"""Read real numbers that users give; text, True, dates and the like are never accepted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedshift.errors import shown
 
-# What numpy would turn into numbers without a word, by its letter for the kind of an array.
+# Kinds of arrays, by numpy's letter, that numpy would silently convert to numbers.
 _NOT_REAL = {
     "b": "True and False",
     "S": "text",
@@ -24,7 +24,7 @@ _NOT_REAL = {
 
 
 def number(given: object) -> float:
-    """A real number as a float; NaN, which no range allows, for all else and for one too large.
+    """A real number as a float; NaN, which no range allows, for everything else.
 
     Text, True and False, complex numbers and arrays are no real numbers; an array or a tensor
     without dimensions, a Fraction and a Decimal are.
@@ -35,6 +35,7 @@ def number(given: object) -> float:
     if getattr(given, "shape", ()) != ():
         return math.nan
     try:
+        # A huge Decimal becomes inf: refuse it, but accept a real infinity.
         value = float(given)  # type: ignore[arg-type]
         return math.nan if math.isinf(value) and given != value else value
     except (TypeError, ValueError, OverflowError, ArithmeticError):
@@ -42,12 +43,12 @@ def number(given: object) -> float:
 
 
 def is_whole(given: object) -> bool:
-    """Whether it is an integer, numpy's included. True and False are none."""
+    """Whether it is an integer, also numpy's; True and False are not."""
     return isinstance(given, Integral) and not isinstance(given, bool)
 
 
 def described(given: object) -> str:
-    """What was given, for a message, however large."""
+    """A value as text for a message, shortened, however large it is."""
     try:
         return shown(repr(given))
     except ValueError:  # Python writes no integer of more than some 4,300 digits
@@ -55,9 +56,9 @@ def described(given: object) -> str:
 
 
 def numbers(given: ArrayLike) -> NDArray[np.float64]:
-    """An array of float64, of whatever shape; raises ValueError, which says what is no number.
+    """An array of float64 of any shape. Raises ValueError with the entry that is no number.
 
-    Infinite and NaN entries are let through: what they are entries of can be named by the caller.
+    Infinite and NaN entries are accepted: the caller can refuse them with a better message.
     """
     if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
         raise ValueError("some entries are masked; fill them in, as with .filled(0)")

@@ -1,11 +1,11 @@
-"""Computations that are repeatable though networks in them draw random numbers unforeseen.
+"""Make computations repeatable although networks in them draw random numbers unexpectedly.
 
-Each round, score or other pass compares the generators before and after: if they moved, it is
-computed again with every pass seeded (`fedshift.randomness`) and watched. Where nothing is drawn
-that is a look at the generators, and at the modules of the network, once per round.
+Each round, score or other pass compares the generators before and after. If they moved, it is
+computed again with every pass seeded (`fedshift.randomness`) and watched. If nothing is drawn, the
+cost is one look per round at the generators and the network's modules.
 
-What several threads compute at once is seeded and watched from the start: that generators moved
-would not say whose draws moved them. Threads that compute nothing here must not draw meanwhile.
+Computations of several threads at once are seeded and watched from the start: a moved generator
+would not show which thread moved it. Other threads must not draw in the meantime.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fedshift.randomness import (
 T = TypeVar("T")
 Own = dict[torch.Generator, Tensor]
 NETWORK = "network"
-# How often something is computed again that another thread disturbs.
+# How often a computation is repeated that another thread disturbs.
 TRIES = 3
 
 
 class Block:
-    """Something that is computed to be repeatable, while it goes on.
+    """A repeatable computation in progress.
 
-    before: the process's generators before it, and before all that is computed beside it; start:
-    where they stood when its computation began. own: the generators of the networks that it met,
-    and how they stood then. met: the models that were looked at anew; quiet: those whose training
-    passes are known to draw nothing, so that they need no seed. beside: whether another thread
-    computes something, too.
+    before: states of the process's generators before it and before all concurrent computations;
+    start: their states when it began. own: generators of the networks that it used, with their
+    states at first use. met: models whose network was looked at; quiet: those of them whose
+    training passes are known to draw nothing, so that they need no seed. beside: whether another
+    thread computes at the same time.
     """
 
     def __init__(self, before: States, start: States) -> None:
@@ -55,28 +55,31 @@ class Block:
         self.beside = False
 
     def moved(self) -> frozenset[str]:
-        """Whose generators stand elsewhere now; those of networks by their states alone, since a
-        network may make them when it needs them, and make them anew.
+        """The sources whose generators have moved.
+
+        Generators of networks are compared by their states alone: a network may create them when
+        it needs them, and replace them.
         """
         with one_at_a_time():
             moved: frozenset[str] = self.start.moved(states())
-            if not all(_same(before, _own(net)) for net, before in self.own.items()):
+            if not all(_same(before, _generator_states(net)) for net, before in self.own.items()):
                 moved |= {NETWORK}
         return moved
 
     def renew(self) -> None:
-        """Begin once more, with the networks' generators where they were."""
+        """Begin again, with the networks' generators restored."""
         with one_at_a_time():
-            for net, own in self.own.items():
-                for g, state in own.items():
+            for net, generators in self.own.items():
+                for g, state in generators.items():
                     g.set_state(state)
-                self.own[net] = _own(net)
+                self.own[net] = _generator_states(net)
             self.start = states()
 
 
 class _Watch(threading.local):
-    """Whether every pass of this thread is to be seeded and watched, whether one drew, and what the
-    thread computes.
+    """State of one thread.
+
+    on: every pass is seeded and watched; drew: one of them drew; block: the present computation.
     """
 
     on = False
@@ -85,12 +88,12 @@ class _Watch(threading.local):
 
 
 _watch = _Watch()
-# What all threads compute, by whoever holds the lock.
+# The computations of all threads; read and written under the lock.
 _blocks: list[Block] = []
 
 
 def _forget() -> None:
-    """A forked process computes nothing of what this one does."""
+    """A forked process has none of its parent's computations in progress."""
     _blocks.clear()
     _watch.on, _watch.drew, _watch.block = False, False, None
 
@@ -98,7 +101,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _own(net: nn.Module) -> Own:
+def _generator_states(net: nn.Module) -> Own:
     return {g: g.get_state() for g in own_generators(net)}
 
 
@@ -107,36 +110,36 @@ def _same(one: Own, other: Own) -> bool:
 
 
 def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
-    """The network's own generators, where the thread's computation meets the model the first time.
+    """The network's own generators at a computation's first use of the model, else None.
 
-    Several models may have one network.
+    Several models may share a network.
     """
     block = _watch.block
     if block is None or model in block.met:
         return None
     with one_at_a_time():
         block.met.add(model)
-        own = block.own.get(net)
-        if own is None:
-            block.own[net] = own = _own(net)
-    return tuple(own)
+        generators = block.own.get(net)
+        if generators is None:
+            block.own[net] = generators = _generator_states(net)
+    return tuple(generators)
 
 
 def settled(model: object) -> bool:
-    """Whether training passes of the model in this thread's computation are known to be quiet."""
+    """Whether the model's training passes in this computation are known to draw nothing."""
     block = _watch.block
     return block is not None and model in block.quiet
 
 
 def settle(model: object) -> None:
-    """Remember that they are, until passes must be watched."""
-    with one_at_a_time():  # else another thread might begin between the question and the answer
+    """Remember that the model's training passes draw nothing, until passes must be watched."""
+    with one_at_a_time():  # another thread could begin between the check and the change
         if _watch.block is not None and not watching():
             _watch.block.quiet.add(model)
 
 
 def computing() -> bool:
-    """Whether this thread is within something repeatable."""
+    """Whether this thread is in a repeatable computation."""
     return _watch.block is not None
 
 
@@ -147,7 +150,7 @@ def watching() -> bool:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Every pass within the block is seeded, and its network remembers whether it draws."""
+    """Seed every pass within the block, and record for its network whether it draws."""
     before = _watch.on, _watch.drew
     _watch.on, _watch.drew = True, False
     if _watch.block is not None:
@@ -160,7 +163,7 @@ def watched() -> Iterator[None]:
 
 @contextmanager
 def noted(sources: set[Source]) -> Iterator[None]:
-    """Add to `sources` the process's generators that the block draws from; call it in `seeded`."""
+    """Add to `sources` the process's generators that the block draws from; use within `seeded`."""
     start = states()
     yield
     drawn = start.moved(states())
@@ -169,28 +172,28 @@ def noted(sources: set[Source]) -> Iterator[None]:
 
 
 def repeatable(compute: Callable[[], T]) -> T:
-    """compute(), once more with every pass seeded where it drew random numbers unforeseen.
+    """compute(), repeated with every pass seeded if it drew random numbers unexpectedly.
 
-    The process's generators are left as they were. compute must be a pure function; within another
-    one that is repeatable it is a part of it. Raises InputError if numbers are drawn outside of the
-    networks' passes, which no seed reaches. Where other threads are at work, they may have drawn
-    them: then this is a RuntimeWarning.
+    The process's generators are left as they were. compute must be a pure function; a nested call
+    is part of the outer computation. Raises InputError if numbers are drawn outside of the
+    networks' passes, which no seed reaches. If other threads are running, which may have drawn
+    them, this is a RuntimeWarning.
     """
     if _watch.block is not None:
         return compute()
-    with _begun() as block:
+    with _begin() as block:
         try:
             if block.beside:
-                return _seeded_throughout(compute, block)
+                return _compute_seeded(compute, block)
             result = compute()
             moved = block.moved()
             if block.beside or (moved and block.own):
-                return _seeded_throughout(compute, block)
-            if moved:  # no network of this process computed anything
+                return _compute_seeded(compute, block)
+            if moved:  # no network was used, so seeding passes would not help
                 _report(moved)
             return result
         except BaseException:
-            # What runs beside it would draw the same numbers again.
+            # Restoring would make concurrent computations draw the same numbers again.
             if not block.beside:
                 block.renew()
                 put_back(block.before)
@@ -198,15 +201,15 @@ def repeatable(compute: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _begun() -> Iterator[Block]:
-    """This thread computes something, perhaps beside others."""
+def _begin() -> Iterator[Block]:
+    """Enter a computation of this thread, perhaps concurrent with others."""
     with one_at_a_time():
         start = states()
         block = Block(_blocks[0].before if _blocks else start, start)
         _blocks.append(block)
-        for one in _blocks if len(_blocks) > 1 else ():
-            one.beside = True
-            one.quiet.clear()
+        for running in _blocks if len(_blocks) > 1 else ():
+            running.beside = True
+            running.quiet.clear()
     _watch.block = block
     try:
         yield block
@@ -216,7 +219,7 @@ def _begun() -> Iterator[Block]:
             _blocks.remove(block)
 
 
-def _seeded_throughout(compute: Callable[[], T], block: Block) -> T:
+def _compute_seeded(compute: Callable[[], T], block: Block) -> T:
     """compute() with every pass seeded and watched."""
     for _ in range(TRIES):
         block.renew()
@@ -234,21 +237,21 @@ def _seeded_throughout(compute: Callable[[], T], block: Block) -> T:
 
 
 def _report(moved: Collection[str]) -> None:
-    """Say that numbers were drawn where they cannot be repeated."""
+    """Raise or warn: numbers were drawn where no seed can reproduce them."""
     if set(moved) == {NETWORK}:
         raise InputError(
             "random numbers were drawn from a torch.Generator of the network where no seed of the "
             "run reaches: in a backward hook, or from one that its forward makes anew with another "
             "seed. Draw in the forward pass, from a generator that is made once"
         )
-    known = {"python": "Python's global generator", NETWORK: "a torch.Generator of the network"}
-    names = " and ".join(known.get(s, f"{s}'s global generator") for s in sorted(moved))
-    said = (
+    names_of = {"python": "Python's global generator", NETWORK: "a torch.Generator of the network"}
+    names = " and ".join(names_of.get(s, f"{s}'s global generator") for s in sorted(moved))
+    message = (
         f"random numbers were drawn from {names} in a round, outside of the network's forward "
         "pass, where no seed of the run reaches: equal seeds would not give equal runs. Draw in "
         "the forward pass; objectives, backends, schedules and backward hooks: from a generator of "
         "your own with a seed, as torch.Generator().manual_seed(0)"
     )
     if threading.active_count() == 1:
-        raise InputError(said)
-    warnings.warn(f"{said}. (Or another thread drew them.)", RuntimeWarning, stacklevel=3)
+        raise InputError(message)
+    warnings.warn(f"{message}. (Or another thread drew them.)", RuntimeWarning, stacklevel=3)

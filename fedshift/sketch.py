@@ -1,6 +1,6 @@
-"""How objects show themselves: on a few lines, however large their tensors are.
+"""Short representations of objects: a few lines, however large their tensors are.
 
-Fields are shown by name: tensors by type and shape, many things by their number.
+Fields are shown by name, tensors by type and shape, long lists by their length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Entries of a list, numbers of a tensor, and letters of what says nothing shorter of itself.
+# Limits: entries of a list, numbers of a tensor, and characters of any other representation.
 FEW, SMALL, WIDE = 6, 12, 160
 
 
@@ -29,7 +29,7 @@ def sketched(kind: type[T]) -> type[T]:
 
 def sketch(value: Any) -> str:
     """One value, in a few words."""
-    # By what they have: whoever weighs label counts alone does not wait for torch.
+    # Recognise tensors by attributes: importing torch would delay programs that only need weights.
     if hasattr(value, "tolist") and hasattr(value, "shape"):
         return _tensor(value)
     if hasattr(value, "named_parameters"):
@@ -39,8 +39,8 @@ def sketch(value: Any) -> str:
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return _sequence(value)
     text = repr(value)
-    own = hasattr(value, "__dataclass_fields__") or hasattr(value, "_fields")
-    return text if own or len(text) <= WIDE else f"{' '.join(text.split())[: WIDE - 3]}..."
+    is_record = hasattr(value, "__dataclass_fields__") or hasattr(value, "_fields")
+    return text if is_record or len(text) <= WIDE else f"{' '.join(text.split())[: WIDE - 3]}..."
 
 
 def _tensor(value: Any) -> str:
@@ -49,7 +49,7 @@ def _tensor(value: Any) -> str:
         return f"{kind} {size}"
     try:
         return str(_rounded(value.tolist()))
-    except RuntimeError:  # those within torch.func's transforms have no numbers to show
+    except RuntimeError:  # tensors within torch.func's transforms have no values to show
         return f"{kind} {size}"
 
 
@@ -67,7 +67,7 @@ def _numbers(value: Any) -> int:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    """Parts by name; of tensors and of many things, how many there are."""
+    """A few nested mappings by name; otherwise the number of values."""
     values = list(value.values())
     if len(values) <= FEW and values and all(isinstance(v, Mapping) for v in values):
         return "{" + ", ".join(f"{name}: {sketch(v)}" for name, v in value.items()) + "}"
@@ -75,7 +75,7 @@ def _mapping(value: Mapping[Any, Any]) -> str:
 
 
 def _sequence(value: Sequence[Any]) -> str:
-    """Short ones entry by entry; of long ones the first entries, or how many of what they are."""
+    """Short sequences entry by entry; of long ones the first entries, or the number and kind."""
     long = len(value) > FEW
     if any(hasattr(v, "shape") or hasattr(v, "_fields") for v in value) or (
         long and any(hasattr(v, "__dataclass_fields__") for v in value)

@@ -1,4 +1,4 @@
-"""A diagnosis in plain sentences, each true of the numbers by construction."""
+"""A diagnosis as plain sentences, built from its numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fedshift.diagnosis import NOTICEABLE, Diagnosis, Label
 
 # Half an L1 gap is the misplaced mass; up to one percent of it, an inexact match is close to one.
 NEARLY = 2 * NOTICEABLE
-# One client with more than this much of the weight is worth a warning.
+# Warn of a client with more than this share of the weight.
 DOMINANT = 1 / 3
 
 
 def sentences(d: Diagnosis) -> tuple[str, ...]:
-    """The verdict: coverage, labels, FedAvg, the chosen weights, who carries them, and the risk."""
+    """The verdict: coverage, labels, FedAvg, the chosen weights, largest clients, the risk."""
     parts = (
         _coverage(d),
         _missing(d),
@@ -70,12 +70,12 @@ def _missing(d: Diagnosis) -> str:
 def _beyond(d: Diagnosis) -> str:
     """Labels out of reach other than the missing ones, which have their own sentence."""
     short = [name for name in d.deficit if name not in d.missing]
-    said = []
+    parts = []
     if short:
-        said.append(f"too little of {_list(_worst(d, short))}")
+        parts.append(f"too little of {_list(_worst(d, short))}")
     if d.surplus:
-        said.append(f"too much of {_list(_worst(d, d.surplus))}")
-    return f"Even the closest mixture has {' and '.join(said)}." if said else ""
+        parts.append(f"too much of {_list(_worst(d, d.surplus))}")
+    return f"Even the closest mixture has {' and '.join(parts)}." if parts else ""
 
 
 def _outsiders(d: Diagnosis) -> str:
@@ -116,21 +116,23 @@ def _fedavg(d: Diagnosis) -> str:
     over = [x for x in d.labels if x.fedavg - x.target > NOTICEABLE]
     under.sort(key=lambda x: x.fedavg - x.target)
     over.sort(key=lambda x: x.target - x.fedavg)
-    said = []
+    parts = []
     if under:
-        said.append(f"it under-weights {_list([_instead(x) for x in under])}")
+        parts.append(f"it under-weights {_list([_instead(x) for x in under])}")
     if over:
-        said.append(f"over-weights {_list([_instead(x) for x in over])}")
-    detail = f": {' and '.join(said)}" if said else f", no label by more than {_share(NOTICEABLE)}"
+        parts.append(f"over-weights {_list([_instead(x) for x in over])}")
+    detail = (
+        f": {' and '.join(parts)}" if parts else f", no label by more than {_share(NOTICEABLE)}"
+    )
     return f"FedAvg misplaces {_share(d.fedavg_gap / 2)} of the label mass{detail}."
 
 
 def _chosen(d: Diagnosis) -> str:
     c = d.chosen
-    who = {"rule": "Recommended", "lam": "With the lambda given", "ess": "With the ESS given"}
+    prefixes = {"rule": "Recommended", "lam": "With the lambda given", "ess": "With the ESS given"}
     lam = "lambda infinite" if c.lam == float("inf") else f"lambda {c.lam:.4g}"
     return (
-        f"{who[d.chosen_by]}: effective sample size {_share(c.ess_fraction)} ({lam}), which "
+        f"{prefixes[d.chosen_by]}: effective sample size {_share(c.ess_fraction)} ({lam}), which "
         f"misplaces {_share(c.l1 / 2)} of the label mass, against FedAvg's "
         f"{_share(d.fedavg_gap / 2)}; {c.ess:.0f} of {d.examples:.0f} examples' worth of precision."
         f"{_needless(d)}"
@@ -138,7 +140,7 @@ def _chosen(d: Diagnosis) -> str:
 
 
 def _needless(d: Diagnosis) -> str:
-    """An ESS below that of lambda 0 is no setting of its own."""
+    """A note if the requested ESS is below that of lambda 0, which is then used."""
     if d.asked is None or d.chosen.lam or d.chosen.ess_fraction <= d.asked * (1 + 1e-9):
         return ""
     return (
@@ -158,22 +160,22 @@ def _cost(d: Diagnosis) -> str:
 
 def _carriers(d: Diagnosis) -> str:
     used = [c for c in d.carriers if c.weight > 0]
-    most, total = 0, 0.0
-    while total < 0.9 and most < len(used):
-        total += used[most].weight
-        most += 1
+    count, total = 0, 0.0
+    while total < 0.9 and count < len(used):
+        total += used[count].weight
+        count += 1
     first = used[0]
     idle = d.clients - len(used)
-    left = f" {idle} of {d.clients} get weight 0 and need not train." if idle else ""
+    rest = f" {idle} of {d.clients} get weight 0 and need not train." if idle else ""
     shares = f"{_share(first.weight)} ({_share(first.n_share)} of the examples)"
     return (
-        f"{most} of {d.clients} clients carry {_share(total)} of the weight; the largest is "
-        f'"{first.name}" with {shares}.{left}'
+        f"{count} of {d.clients} clients carry {_share(total)} of the weight; the largest is "
+        f'"{first.name}" with {shares}.{rest}'
     )
 
 
 def _alone(d: Diagnosis) -> str:
-    """Whom the match depends on: clients without whom the target moves noticeably away."""
+    """Clients that the match depends on: without them the distance rises noticeably."""
     needed = [
         f'"{c.name}" ({_distance(d)} to {c.without:.3g})'
         for c in d.carriers
@@ -195,7 +197,7 @@ def _exposure(d: Diagnosis) -> str:
 
 
 def _dishonest(d: Diagnosis) -> str:
-    """Counts are claims: what one client gains by lying, and what bounds it."""
+    """What one client gains by false counts, and what bounds it."""
     if d.cap is not None:
         return (
             f"Whatever a dishonest client claims, the cap leaves it at most {_share(d.cap)} of the "
@@ -204,10 +206,10 @@ def _dishonest(d: Diagnosis) -> str:
     if d.claim is None:
         return "One client has all of the average."
     more = ", and more by claiming more" if d.claim.gains < 0.999 else ""
-    lie, kept = d.claim, math.ceil(1000 * d.largest_weight) / 1000
+    lie, limit = d.claim, math.ceil(1000 * d.largest_weight) / 1000
     cap = (
-        f"cap = {kept:g} leaves these weights as they are and nobody more than {_share(kept)}"
-        if kept < 1
+        f"cap = {limit:g} leaves these weights as they are, and no client more than {_share(limit)}"
+        if limit < 1
         else f"one below 1, which takes some from {_share(d.largest_weight)}, the largest weight"
     )
     return (
@@ -233,16 +235,16 @@ def _worst(d: Diagnosis, names: Sequence[str]) -> list[str]:
     return [f"{x.name} ({_share(x.closest)} instead of {_share(x.target)})" for x in rows]
 
 
-def _list(names: Sequence[str], most: int = 4) -> str:
+def _list(names: Sequence[str], limit: int = 4) -> str:
     """`a, b and c`, or the first few and how many more."""
-    shown = list(names[:most])
-    if len(names) > most:
-        return f"{', '.join(shown)} and {len(names) - most} more"
+    shown = list(names[:limit])
+    if len(names) > limit:
+        return f"{', '.join(shown)} and {len(names) - limit} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
 def _distance(d: Diagnosis) -> str:
-    """The hull distance; 0 where it cannot be told from 0."""
+    """The hull distance; 0 if it is zero within rounding."""
     return "0" if d.covered else f"{d.distance:.3g}"
 
 

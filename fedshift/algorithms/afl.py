@@ -229,6 +229,7 @@ class Afl:
         sizes = self._by_domain(n, ids, table)
         present = sizes > 0
         total = float(mass[present].sum())
+        # gamma = 0 must leave lambda bit for bit; a cohort without mass has nothing to move.
         if not self.gamma or not total:
             return mass
         losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]

@@ -97,6 +97,7 @@ class Ditto:
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
+        # `inner` first, from its own state: the personal model must not influence w.
         update, changed = self.inner.client_update(message, state, data, plans)
         objective = self.objective + Proximal(self.lam) if self.lam else self.objective
         context = context_of(message["params"], message["buffers"], state, data)

@@ -143,6 +143,7 @@ class FedAla:
     ) -> tuple[Params, Parts]:
         """theta^_i, the model to train from, and the changed parts of the state."""
         received, buffers, personal = message["params"], message["buffers"], state["personal"]
+        # Equal models have no difference to mix, and W_i would get no gradient.
         if self.mix is None or all(torch.equal(personal[k], v) for k, v in received.items()):
             return received, {}
         mixing, has_mixed = state["mixing"], bool(state["history"]["mixed"])

@@ -115,6 +115,7 @@ class FedAs:
         return self.combine.weigh(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
+        # Fisher traces, known only after training, decide the weights.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:

@@ -123,6 +123,7 @@ class FedDisk:
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
+        # Importance weights are data: the inner method only sees other `w`.
         a = state["importance"]["a"].to(data.w.dtype)
         return self.inner.client_update(message, state, data._replace(w=data.w * a), plans)
 

@@ -101,6 +101,7 @@ class FedDyn:
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         weights = updates["cohort"]["weight"]
         mean = total(updates, "delta", weights)
+        # `mean` divides by C, the rule for h by N.
         share = len(weights) / len(server["table"]["n"])
         memory = add(server["memory"], mean, -self.alpha * share)
         step = add(mean, memory, -1.0 / self.alpha)

@@ -119,6 +119,7 @@ class FedPac:
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"] | message["head"], message["buffers"]
         shape, leaf = head_shape(self.model, self.head), message["prototypes"]["mean"]
+        # V_i and H_i belong to the body received, as all clients' heads are compared on it.
         before = class_moments(self.model, start, buffers, data, plans["statistics"], shape)
         memory = heard(message, state) | {"prototypes": _goals(message["prototypes"], before)}
         objective = self.objective + ToPrototypes(self.lam) if self.lam else self.objective

@@ -84,6 +84,7 @@ class FineTune:
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         has_started = bool(server["tuned"]["client"][client])
+        # A client that has started tunes its own model and needs nothing from the server.
         return {} if has_started else self._last().broadcast(server, client)
 
     def client_update(

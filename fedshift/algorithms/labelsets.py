@@ -117,12 +117,12 @@ class LabelSets:
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         if "labels" not in table:
             raise InputError('label sets need the table\'s "labels" [N, K]; see data.register')
-        held = table["labels"] > 0
-        classes = held.shape[1]
+        label_sets = table["labels"] > 0
+        classes = label_sets.shape[1]
         head_rows(params, self.head, classes)
-        sets = {"held": held}
+        sets = {"held": label_sets}
         if self.mode == "private":
-            sets["slot"] = slot_table(held, self.slots, self.seed)
+            sets["slot"] = slot_table(label_sets, self.slots, self.seed)
         never = {"now": torch.zeros(classes).bool(), "rounds": torch.zeros(classes).long()}
         return self.inner.init(params, buffers, table) | {"sets": sets, "absent": never}
 
@@ -174,14 +174,14 @@ class LabelSets:
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         ids, weight = updates["cohort"]["id"], updates["cohort"]["weight"]
-        held = server["sets"]["held"][ids]
-        absent = ~held[weight > 0].any(0)
+        label_sets = server["sets"]["held"][ids]
+        absent = ~label_sets[weight > 0].any(0)
         absences = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
         if self.mode == "public":
             return self.inner.server_update(server, updates, seed) | absences
         names, old = self._rows(server["params"]), server["params"]
         delta = self._by_label(server, ids, updates["delta"])
-        delta = row_mean(weight, holder_shares(weight, held), delta, names)
+        delta = row_mean(weight, holder_shares(weight, label_sets), delta, names)
         changed = fold(server, updates, delta, self._shared.server)
         changed["params"] = keep_rows(old, changed["params"], absent, names)
         return changed | absences | self._control(server, updates)
@@ -189,8 +189,8 @@ class LabelSets:
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         params, buffers = self.inner.model_for(server, state)
         if self.mode == "private":
-            held = server["sets"]["held"][state["client"]["id"]]
-            params = only_own(params, self._rows(params), held)
+            label_set = server["sets"]["held"][state["client"]["id"]]
+            params = only_own(params, self._rows(params), label_set)
         return params, buffers
 
     def reveals(self) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ class LocalOnly:
         return BySize()(rows(server, ids))
 
     def trains(self, weights: Tensor) -> Tensor:
+        # Weights only average reported losses; a client of weight 0 trains its model all the same.
         return torch.ones_like(weights, dtype=torch.bool)
 
     def broadcast(self, server: Parts, client: int) -> Parts:

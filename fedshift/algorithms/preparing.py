@@ -84,6 +84,7 @@ class FitDensities:
         old = state["density"]
         delta, loss = trained(message["params"])
         own_change, _ = trained(old)
+        # Only p's change is sent; q_i stays on the client.
         update = {"delta": delta, "report": {"id": data.id, "loss": loss}}
         return update, {"density": old | add({k: old[k] for k in own_change}, own_change)}
 

@@ -270,7 +270,7 @@ class CentralTuning:
             return self._loss(z, opinions, rows), {}
 
         for rows in batches:
-            # A parameter that the logits do not depend on (a router) has gradient zero.
+            # Parameters that the logits do not depend on (a router's) get gradient zero.
             grad = slope(partial(value, rows), moving, stacked=False).grad
             moving, moments = descent(moving, grad, moments, rate)
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):

@@ -1,4 +1,4 @@
-"""Progress, tables and errors. Results go to stdout, all else to stderr."""
+"""Progress, tables and errors. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Cell = str | float | int | None
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A fraction as percent; a dash where there is none."""
+    """A fraction as percent; a dash for None and NaN."""
     return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
 
 
@@ -50,15 +50,15 @@ def say(text: str, indent: int = 2) -> None:
 
 
 def warn_of_data_folders() -> None:
-    """A line on stderr for the folders of $FEDSHIFT_DATA that cannot be searched, by reason."""
-    # Loads torch, which has been loaded by what goes on to read data.
+    """Warn on stderr of folders in $FEDSHIFT_DATA that cannot be searched, a line per reason."""
+    # This import loads torch; every caller reads data next and needs it anyway.
     from fedshift.datasets.base import named_folders, unsearchable
 
-    lost: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for folder in named_folders():
         if why := unsearchable(folder):
-            lost.setdefault(why, []).append(str(folder))
-    for why, folders in lost.items():
+            by_reason.setdefault(why, []).append(str(folder))
+    for why, folders in by_reason.items():
         tell(f"warning: $FEDSHIFT_DATA: {why}: {', '.join(folders)}")
 
 
@@ -75,13 +75,13 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
     for row in rows:
         table.add_row(*map(_cell, row))
     console = Console(width=width())
-    with console.capture() as drawn:
+    with console.capture() as output:
         console.print(table)
-    print(drawn.get(), end="")
+    print(output.get(), end="")
 
 
 def _cell(text: str) -> Text:
-    """Text as it is: rich would read "[red]" as a colour, and ":cat:" as a picture."""
+    """Literal text: rich would read "[red]" as a colour, and ":cat:" as a picture."""
     return Text(visible(text))
 
 
@@ -91,39 +91,39 @@ def show_report_table(table: ReportTable) -> None:
 
 
 def tell(text: str) -> None:
-    """A line on stderr: progress, or what is not a result."""
-    with _heard_or_not(sys.stderr):
+    """A line on stderr: progress and everything that is not a result."""
+    with _ignore_write_errors(sys.stderr):
         print(visible(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _heard_or_not(stream: TextIO) -> Iterator[None]:
-    """Whoever read this is gone (`| tee`, a closed connection), or its disk is full; the run goes
-    on unheard."""
+def _ignore_write_errors(stream: TextIO) -> Iterator[None]:
+    """Go on silently if the reader is gone (`| tee`, a closed connection) or the disk is full."""
     try:
         yield
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        # Everything that is written later goes nowhere, without another error.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 class _Stderr:
-    """stderr for what rich draws, in rounds and in a thread of its own.
+    """stderr for rich's drawings, which come from rounds and from a thread of rich.
 
-    The stream there is now: while bars are drawn, rich puts another one in its place.
+    It keeps the present stream: while bars are drawn, rich replaces sys.stderr.
     """
 
     def __init__(self) -> None:
         self.stream = sys.stderr
 
     def write(self, text: str) -> int:
-        with _heard_or_not(self.stream):
+        with _ignore_write_errors(self.stream):
             self.stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with _heard_or_not(self.stream):
+        with _ignore_write_errors(self.stream):
             self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -131,7 +131,7 @@ class _Stderr:
 
 
 def for_bars() -> Console:
-    """Where bars are drawn; a terminal that is gone ends nothing."""
+    """The console for progress bars; a closed terminal does not end the run."""
     return Console(file=cast(TextIO, _Stderr()))
 
 
@@ -159,7 +159,7 @@ class PlainProgress:
             tell(f"{run}: {counted(event['rounds'], 'round')}")
         elif event["event"] == "evaluation":
             self.seen[run] = _scores(event)
-            # The last round's evaluation is the last that is heard of a run.
+            # The evaluation of the last round is a run's last event.
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {self.seen[run]}")
         elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
@@ -178,15 +178,15 @@ class LiveProgress:
     """One bar per run on a terminal, with loss and accuracies as they come."""
 
     def __init__(self, console: Console | None = None) -> None:
-        drawn_on = console or for_bars()
+        target = console or for_bars()
         self.bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<16}", markup=False),
-            BarColumn(bar_width=max(6, min(24, drawn_on.width - 72))),
+            BarColumn(bar_width=max(6, min(24, target.width - 72))),
             TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[scores]}", markup=False),
-            console=drawn_on,
+            console=target,
         )
         self.tasks: dict[str, Any] = {}
 
@@ -216,8 +216,8 @@ def _scores(event: dict[str, Any]) -> str:
     names = {"target": "target_accuracy", "est.": "estimated_accuracy"}
     if "system_accuracy" in event:
         names = {"system": "system_accuracy", "own": "average_accuracy"}
-    told = [f"{name} {percent(event[key])}%" for name, key in names.items()]
-    return " ".join([f"loss {event['train_loss']:.3f}", *told])
+    scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
+    return " ".join([f"loss {event['train_loss']:.3f}", *scores])
 
 
 def counted(number: int, thing: str) -> str:

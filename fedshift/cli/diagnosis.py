@@ -41,8 +41,8 @@ def diagnose_files(
         _check(page)
     table = read_counts(counts)
     shares = read_target(target, table.classes)
-    with _in_options():
-        found = diagnose(
+    with _reword_for_options():
+        diagnosis = diagnose(
             table.counts,
             shares,
             classes=table.classes,
@@ -53,20 +53,20 @@ def diagnose_files(
             normalise_target=normalise,
             bootstrap=bootstrap,
         )
-    if found.missing:
-        named = ", ".join(f'"{name}"' for name in found.missing)
-        tell(f"warning: no client holds {named}; no weights can cover the target")
+    if diagnosis.missing:
+        labels = ", ".join(f'"{name}"' for name in diagnosis.missing)
+        tell(f"warning: no client holds {labels}; no weights can cover the target")
     if page is not None:
-        write(page, diagnosis_page(found, title=f"{counts.name} for {target.name}"))
+        write(page, diagnosis_page(diagnosis, title=f"{counts.name} for {target.name}"))
     if as_json:
-        show_json(found.to_json())
+        show_json(diagnosis.to_json())
     else:
-        _print(found, page)
+        _print(diagnosis, page)
 
 
 @contextlib.contextmanager
-def _in_options() -> Iterator[None]:
-    """Errors about arguments of Python, told by the options that set them here."""
+def _reword_for_options() -> Iterator[None]:
+    """Reword errors about Python arguments in terms of this command's options."""
     names = {name: f"--{name}" for name in ("lam", "ess", "cap", "bootstrap")}
     try:
         yield
@@ -77,27 +77,27 @@ def _in_options() -> Iterator[None]:
 
 
 def _check(page: Path) -> None:
-    if os.path.isdir(page):  # what else is wrong with it is told when it is written
+    if os.path.isdir(page):  # other errors show when it is written
         raise InputError(f"{page}: is a folder; give the page a file name")
     check_page(page)
 
 
-def _print(found: Diagnosis, page: Path | None) -> None:
-    for sentence in found.verdict:
+def _print(diagnosis: Diagnosis, page: Path | None) -> None:
+    for sentence in diagnosis.verdict:
         say(sentence)
-    show_report_table(label_table(found))
-    show_report_table(curve_table(found))
-    _plot(found)
-    show_report_table(carrier_table(found))
+    show_report_table(label_table(diagnosis))
+    show_report_table(curve_table(diagnosis))
+    _plot(diagnosis)
+    show_report_table(carrier_table(diagnosis))
     if page is not None:
         put(f"Page: {page}")
 
 
-def _plot(found: Diagnosis) -> None:
+def _plot(diagnosis: Diagnosis) -> None:
     """The ESS-gap curve as bars: how much label mass each setting leaves misplaced."""
-    largest = max(point.l1 for point in found.curve) or 1.0
+    largest = max(point.l1 for point in diagnosis.curve) or 1.0
     put("Misplaced label mass (half the L1 gap) by share of the sample size kept:")
-    for point in found.curve:
+    for point in diagnosis.curve:
         bar = "█" * round(BAR * point.l1 / largest)
         mark = "  <- chosen" if point.chosen else ""
         put(f"  {100 * point.ess_fraction:5.1f} %  {bar:<{BAR}} {50 * point.l1:5.1f} %{mark}")

@@ -1,4 +1,4 @@
-"""How a command ends: whatever happens, one message and a documented exit code."""
+"""The end of a command: always one message and a documented exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.cli.loading import INTERRUPTED, TERMINATED, wants_json
 from fedshift.errors import FedshiftError, InputError, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-# What a path cannot be used for, whatever the program does with it.
+# Errors of a path itself, whatever the program does with it.
 REFUSED = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
     errno.ESTALE, *FULL,
@@ -34,10 +34,10 @@ def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
     _prepare_streams()
     as_json = wants_json(arguments)
     try:
-        code = _told(app, arguments, as_json)
+        code = _exit_code(app, arguments, as_json)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough, as `head` does: no failure of ours.
+        # The reader has closed the pipe, as `head` does; that is no failure.
         _discard(sys.stdout, sys.stderr)
         return 0
     except OSError as e:
@@ -48,7 +48,7 @@ def perform(app: typer.Typer, arguments: Sequence[str]) -> int:
     return code
 
 
-def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
+def _exit_code(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
     try:
         with _termination():
             _check_current_folder()
@@ -59,18 +59,18 @@ def _told(app: typer.Typer, arguments: Sequence[str], as_json: bool) -> int:
     except KeyboardInterrupt as e:
         return _interrupted(e, as_json)
     except Exception as e:
-        # Usage errors, told by what they can do: recent typers have a click of their own.
+        # Usage errors, recognised by a method: recent typers bring a click of their own.
         if hasattr(e, "format_message"):
             return _usage(e, as_json)
         if isinstance(e, BrokenPipeError) or (
             isinstance(e, OSError) and e.filename is None and e.errno in FULL
         ):
             raise
-        return _error(_scarce(e) or _refused(e) or _internal(e), as_json)
+        return _error(_out_of_resources(e) or _refused_path(e) or _internal(e), as_json)
 
 
 def _check_current_folder() -> None:
-    """Without one, libraries end the process with words of their own."""
+    """Raise InputError without a current folder: libraries would end the process their own way."""
     try:
         os.getcwd()
     except OSError as e:
@@ -78,10 +78,10 @@ def _check_current_folder() -> None:
 
 
 def _check_empty(arguments: Sequence[str]) -> None:
-    """Refuse an argument without text: as a path it would be the current folder."""
-    for before, given in itertools.pairwise(("", *arguments)):
-        option, equals, value = given.partition("=")
-        if given == "" and before not in ("-c", "--config"):
+    """Refuse an empty argument: as a path it would mean the current folder."""
+    for before, argument in itertools.pairwise(("", *arguments)):
+        option, equals, value = argument.partition("=")
+        if argument == "" and before not in ("-c", "--config"):
             what = before if before.startswith("-") else "an argument"
         elif option.startswith("--") and equals and not value:
             what = option
@@ -91,7 +91,7 @@ def _check_empty(arguments: Sequence[str]) -> None:
 
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """As `app()`, but with exceptions left as they are."""
+    """Run `app()` without its handling of exceptions."""
     if "_FEDSHIFT_COMPLETE" in os.environ:
         app()
     command = typer.main.get_command(app)
@@ -101,7 +101,7 @@ def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
     except typer.Exit as e:
         return e.exit_code
     except SystemExit as e:
-        # rich leaves this way when its pipe is closed.
+        # rich exits like this when its pipe is closed.
         if isinstance(e.__context__, BrokenPipeError):
             raise e.__context__ from None
         raise
@@ -114,7 +114,7 @@ def _error(error: FedshiftError, as_json: bool) -> int:
 
 
 def _usage(error: Any, as_json: bool) -> int:
-    # Recent clicks add what was perhaps meant to what typer has added already.
+    # typer has added a suggestion already; recent clicks would add another.
     if "Did you mean" in getattr(error, "message", ""):
         error.possibilities = None
     error.message = visible(getattr(error, "message", ""))
@@ -126,18 +126,18 @@ def _usage(error: Any, as_json: bool) -> int:
 
 def _interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
     code = TERMINATED if TERMINATED in error.args else INTERRUPTED
-    told = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
+    message = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
     if as_json:
-        failure = FedshiftError(told)
+        failure = FedshiftError(message)
         failure.exit_code = code
         return _error(failure, as_json)
-    tell(told)
+    tell(message)
     return code
 
 
 @contextlib.contextmanager
 def _termination() -> Iterator[None]:
-    """SIGTERM ends the work as Ctrl-C does, with folders left in order."""
+    """Let SIGTERM end the work as Ctrl-C does, with folders left in order."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt(TERMINATED)
@@ -150,7 +150,7 @@ def _termination() -> Iterator[None]:
 
 
 def _prepare_streams() -> None:
-    """Signs that the terminal's encoding lacks become "?"; a closed stream swallows all."""
+    """Print "?" for characters that the terminal cannot encode; replace closed streams."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -159,23 +159,23 @@ def _prepare_streams() -> None:
 
 
 def _discard(*streams: IO[str]) -> None:
-    """Send what is still buffered nowhere, so that the interpreter's last flush succeeds."""
+    """Discard buffered output, so that the interpreter's last flush succeeds."""
     for stream in streams:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _scarce(error: Exception) -> FedshiftError | None:
-    """Memory, files or processes that the machine does not have are no defect of the program."""
-    refused = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
-    if isinstance(error, OSError) and error.errno in refused:
+def _out_of_resources(error: Exception) -> FedshiftError | None:
+    """An InputError for missing memory, files or processes: no defect of the program."""
+    exhausted = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+    if isinstance(error, OSError) and error.errno in exhausted:
         return InputError(
             f"the system gives this process no more: {error.strerror}; ask for fewer --workers, or "
             "raise its limits (ulimit)"
         )
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        asked = re.search(r"allocate (\d+) bytes", str(error))
-        size = f" for {int(asked[1]):,} bytes" if asked else ""
+        match = re.search(r"allocate (\d+) bytes", str(error))
+        size = f" for {int(match[1]):,} bytes" if match else ""
         return InputError(
             f"not enough memory{size}; take a smaller network, training.batch or cohort, or fewer "
             "--workers"
@@ -183,8 +183,8 @@ def _scarce(error: Exception) -> FedshiftError | None:
     return None
 
 
-def _refused(error: Exception) -> FedshiftError | None:
-    """What the system refuses of a path is no defect either, wherever it was met."""
+def _refused_path(error: Exception) -> FedshiftError | None:
+    """An InputError for a path that the system refuses: no defect of the program either."""
     if not isinstance(error, OSError):
         return None
     if error.filename is not None and error.errno in REFUSED:
@@ -195,7 +195,7 @@ def _refused(error: Exception) -> FedshiftError | None:
 
 
 def _internal(error: Exception) -> FedshiftError:
-    """An unforeseen failure: the traceback goes to a file, its place to the user."""
+    """An unforeseen failure: the traceback goes to a file, whose name the user is told."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="fedshift-", suffix=".log", delete=False, encoding="utf-8"

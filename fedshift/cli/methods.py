@@ -1,4 +1,4 @@
-"""What `methods` prints: every method, or one, by what it does whatever the run."""
+"""What `methods` prints: a description of every method, or of one, independent of any run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedshift.model import Model
 from fedshift.models.dense import Mlp
 
 HANG = len("    reference  ")
-# A stand-in's local steps: a phase of fewer has a share of what the file says.
+# Local steps of the stand-in; a phase with fewer gets that share of the configured steps.
 STEPS = 10
 PLAIN = Local(steps=STEPS)
-# Fields that say what a method does; the others are the setting's, or its options.
+# Fields that define a method; the others come from the setting, or are options.
 AXES = (
     "inner", "objective", "mix", "fit", "align", "match", "fisher", "collaborate", "mode", "local",
     "personal", "tune", "share", "combine", "server",
@@ -30,18 +30,18 @@ AXES = (
 
 
 def example(recipe: recipes.Recipe) -> Algorithm:
-    """The recipe with its defaults on a stand-in for a model, to read its fields from."""
+    """The recipe with its defaults on a stand-in model, in order to read its fields."""
     setting = recipes.Setting(Model(Mlp((1,), (1,), 1)), (1.0,), PLAIN, rounds=1000, clients=1)
     return recipe.make(setting, **recipe.traits.example)
 
 
 def axes_used(algorithm: Algorithm) -> list[str]:
-    """The fields that differ from plain FedAvg, as "name: what"; first the method's own rule.
+    """The fields that differ from plain FedAvg, as "name: what", after the method's own rule.
 
-    That is the first paragraph of its class; FedAvg's is not said.
+    The rule is the first paragraph of its class's docstring; it is left out for FedAvg.
     """
-    said = [] if isinstance(algorithm, FedAvg) else [_rule(algorithm)]
-    return [*said, *_changed(algorithm)] or ["none: the plain method"]
+    rules = [] if isinstance(algorithm, FedAvg) else [_rule(algorithm)]
+    return [*rules, *_changed(algorithm)] or ["none: the plain method"]
 
 
 def _rule(algorithm: Algorithm) -> str:
@@ -51,23 +51,23 @@ def _rule(algorithm: Algorithm) -> str:
 
 def _changed(algorithm: Algorithm) -> list[str]:
     plain = vars(FedAvg(algorithm.model, local=PLAIN)) | {"personal": PLAIN, "tune": PLAIN}
-    said = []
+    changes = []
     for field in fields(algorithm):  # type: ignore[arg-type]
         name, value = field.name, getattr(algorithm, field.name)
         usual = plain.get(name, field.default)
         if name in AXES and value != usual and (value is not None or usual is not MISSING):
-            said.append(f"{name}: {_shown(value)}")
-    return said
+            changes.append(f"{name}: {_in_words(value)}")
+    return changes
 
 
-def _shown(value: object) -> str:
+def _in_words(value: object) -> str:
     parts = getattr(value, "terms", None)
     if parts:
-        return " + ".join(map(_shown, parts))
+        return " + ".join(map(_in_words, parts))
     if isinstance(value, Scaled):
-        return f"{value.scale:.4g} {_shown(value.term)}"
+        return f"{value.scale:.4g} {_in_words(value.term)}"
     if isinstance(value, tuple):
-        return ", then ".join(map(_shown, value))
+        return ", then ".join(map(_in_words, value))
     if isinstance(value, Local):
         return f"{_length(value)}{_moving(value)}{_wrapped(value)}"
     if isinstance(value, Share):
@@ -81,15 +81,15 @@ def _shown(value: object) -> str:
 
 
 def _numbers(value: Any) -> str:
-    """A part's numbers that are not its defaults, as in "(momentum=0.9)"."""
-    odd = {f.name: getattr(value, f.name) for f in fields(value)}
-    odd = {f.name: odd[f.name] for f in fields(value) if odd[f.name] != f.default}
-    told = [f"{k}={v:g}" for k, v in odd.items() if type(v) in (int, float)]
-    return f"({', '.join(told)})" if told else ""
+    """A part's numbers that differ from their defaults, such as "(momentum=0.9)"."""
+    values = {f.name: getattr(value, f.name) for f in fields(value)}
+    values = {f.name: values[f.name] for f in fields(value) if values[f.name] != f.default}
+    texts = [f"{k}={v:g}" for k, v in values.items() if type(v) in (int, float)]
+    return f"({', '.join(texts)})" if texts else ""
 
 
 def _length(phase: Local) -> str:
-    """How long a phase of the stand-in is: as a share of the file's steps, or in epochs."""
+    """The length of a phase: as a share of the configured steps, or in epochs."""
     if phase.steps is None:
         return counted(phase.epochs or 1, "epoch")
     share = Fraction(phase.steps, STEPS)

@@ -23,11 +23,11 @@ Done = Sequence[tuple[Path, Experiment]]
 
 
 def draw(folders: Sequence[Path], out: Path | None) -> Path:
-    """Write the page of the given run folders; beside the only one unless `out` says where."""
+    """Write the page of the given run folders, to `out` or else into or beside them."""
     if not folders:
         raise InputError("give at least one run folder")
     target = out or (folders[0] if len(folders) == 1 else folders[0].parent) / REPORT
-    if os.path.isdir(target):  # what is wrong with it is told when it is written
+    if os.path.isdir(target):  # other errors show when it is written
         target = target / REPORT
     check_page(target)
     write(target, page([read_run(folder) for folder in folders]))
@@ -61,7 +61,7 @@ def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def show_comparison(title: str, folders: Sequence[Path]) -> None:
-    """The table of `comparison`, and what its columns are."""
+    """The table of `comparison`, and an explanation of its columns."""
     header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
@@ -82,10 +82,12 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         "validation counts, without target examples, ± one standard error.",
         indent=0,
     )
-    drawn = [said for said in (summary_of(folder)["cohorts"] for folder in folders) if said]
-    if drawn:
+    sampling = [
+        cohorts for cohorts in (summary_of(folder)["cohorts"] for folder in folders) if cohorts
+    ]
+    if sampling:
         say(
-            f"A round draws {drawn[0]['clients']} clients and weighs them anew: ESS, ESS % (of "
+            f"A round draws {sampling[0]['clients']} clients and weighs them anew: ESS, ESS % (of "
             "their examples) and gap are the means over the rounds that were played; metrics.csv "
             "has those of single rounds.",
             indent=0,
@@ -131,7 +133,7 @@ def show_demo(done: Done, page_path: Path) -> None:
 
 
 def show_served(title: str, last: dict[str, Any]) -> None:
-    """The accuracy of every way to answer a query; what the method does not have is left out."""
+    """The accuracy of every way to answer a query that the method has."""
     rows = []
     for way in WAYS:
         value, sd = last.get(way.key), last.get(f"{way.key}_sd")
@@ -156,10 +158,10 @@ def show_run(folder: Path, page_path: Path, *, choice: Choice | None = None) -> 
 
 
 def show_profile(folder: Path) -> None:
-    """What the time of a run went to, where its folder says so."""
-    found = _profile(folder)
-    if found is not None:
-        seconds, shares = found["seconds"], found["shares"]
+    """The profile of a run's time, if its folder has one."""
+    profile = _profile(folder)
+    if profile is not None:
+        seconds, shares = profile["seconds"], profile["shares"]
         rows = [(k, f"{s:.2f}", percent(shares.get(k))) for k, s in seconds.items()]
         show_table("What the time went to", ("", "seconds", "%"), rows)
 
@@ -168,8 +170,8 @@ def _profile(folder: Path) -> dict[str, Any] | None:
     path = folder / PROFILE
     if not path.exists():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    profile: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return profile
 
 
 def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
@@ -187,6 +189,6 @@ def demo_json(done: Done, page_path: Path) -> dict[str, Any]:
 
 def run_json(folder: Path, page_path: Path) -> dict[str, Any]:
     """A run's summary with its folder and page, and its profile if it has one."""
-    found = _profile(folder)
-    profiled = {} if found is None else {"profile": found}
-    return summary_of(folder) | profiled | {"folder": str(folder), "report": str(page_path)}
+    profile = _profile(folder)
+    fields = {} if profile is None else {"profile": profile}
+    return summary_of(folder) | fields | {"folder": str(folder), "report": str(page_path)}

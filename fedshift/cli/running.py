@@ -66,7 +66,7 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
     console.warn_of_data_folders()
     check_unused(asked.out)
     prepared = prepare(config)
-    grey = grey_note(config, prepared.task.clients[0].x)
+    grey = grey_note(config.shift, prepared.task.clients[0].x, prepared.seeds.split)
     if grey is not None:
         console.tell(f"note: {grey}")
     with _folder(asked, config, prepared, engine) as folder, console.progress() as listen:

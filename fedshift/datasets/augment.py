@@ -1,8 +1,8 @@
 """Random changes of training photographs, as in DomainBed: crop, mirror image, colours, grey.
 
 Gulrajani and Lopez-Paz 2021, "In search of lost domain generalization" (arXiv 2007.01434); the
-benchmark that the FedPALS authors build on has the same. Every image of a batch has draws of its
-own, from a generator that the batch's seed makes.
+benchmark that the FedPALS authors build on has the same. Every image of a batch has its own
+draws, from a generator with the batch's seed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Draws(NamedTuple):
 def draw(images: int, seed: int) -> Draws:
     """The draws of a batch of `images` images."""
     sizes = [2 * TRIES, 2, 1, len(COLOURS), len(COLOURS), 1]
-    # One row an image: a batch that is padded has the same draws for its own images.
+    # One row per image: padding a batch does not change the draws of its own images.
     table = torch.rand(images, sum(sizes), generator=generator(seed, "photos"), dtype=torch.float64)
     box, place, mirror, colour, order, grey = torch.split(table, sizes, dim=1)
     return Draws(box.view(-1, TRIES, 2), place, mirror[:, 0], colour, order, grey[:, 0])
@@ -64,11 +64,11 @@ def photos(x: Tensor, seed: int) -> Tensor:
             'use "none"'
         )
     u, kornia = draw(len(x), seed), kornia_module()
-    seen = x.float().div_(255.0) if x.dtype == torch.uint8 else (x + 1.0) / 2.0
-    seen = resized(seen, crop(u.box, u.place, x.shape[2]), u.mirror < MIRROR)
-    seen = jittered(kornia, seen.clamp_(0.0, 1.0), factors(u.colour), u.order.argsort(1))
-    grey = kornia.color.rgb_to_grayscale(seen).expand_as(seen)
-    return torch.where((u.grey < GREY).view(-1, 1, 1, 1), grey, seen) * 2.0 - 1.0
+    images = x.float().div_(255.0) if x.dtype == torch.uint8 else (x + 1.0) / 2.0
+    images = resized(images, crop(u.box, u.place, x.shape[2]), u.mirror < MIRROR)
+    images = jittered(kornia, images.clamp_(0.0, 1.0), factors(u.colour), u.order.argsort(1))
+    grey = kornia.color.rgb_to_grayscale(images).expand_as(images)
+    return torch.where((u.grey < GREY).view(-1, 1, 1, 1), grey, images) * 2.0 - 1.0
 
 
 def crop(box: Tensor, place: Tensor, size: int) -> Tensor:
@@ -90,33 +90,33 @@ def crop(box: Tensor, place: Tensor, size: int) -> Tensor:
 
 
 def resized(x: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
-    """Each image's box, stretched to the whole and mirrored where asked: [B, C, S, S].
+    """Each image's box, stretched to the whole image and mirrored where `mirrored`: [B, C, S, S].
 
     Bilinear within the box, pixel centres at (j + 1/2) / S. Boxes are no larger than the image, so
-    that nothing is shrunk and no smoothing is needed.
+    that nothing is shrunk, and no smoothing against aliasing is needed.
     """
     size = x.shape[2]
     for axis in (0, 1):
         start, length = boxes[:, axis, None], boxes[:, 2 + axis, None]
-        at = (torch.arange(size, dtype=torch.float64) + 0.5) * length / size - 0.5
-        at = torch.minimum(at.clamp(min=0.0), length - 1.0)
+        position = (torch.arange(size, dtype=torch.float64) + 0.5) * length / size - 0.5
+        position = torch.minimum(position.clamp(min=0.0), length - 1.0)
         if axis:
-            at = torch.where(mirrored[:, None], at.flip(1), at)
-        before = at.floor().long()
+            position = torch.where(mirrored[:, None], position.flip(1), position)
+        before = position.floor().long()
         after = torch.minimum(before + 1, length - 1)
-        share = _along(at - before, axis, x).to(x.dtype)
-        x = torch.lerp(_pick(x, start + before, axis), _pick(x, start + after, axis), share)
+        fraction = _expand_along(position - before, axis, x).to(x.dtype)
+        x = torch.lerp(_pick(x, start + before, axis), _pick(x, start + after, axis), fraction)
     return x
 
 
-def _along(values: Tensor, axis: int, x: Tensor) -> Tensor:
+def _expand_along(values: Tensor, axis: int, x: Tensor) -> Tensor:
     """[B, S] as [B, 1, S, 1] or [B, 1, 1, S], expanded to x."""
     return (values[:, None, :, None] if axis == 0 else values[:, None, None, :]).expand_as(x)
 
 
 def _pick(x: Tensor, index: Tensor, axis: int) -> Tensor:
     """Rows (axis 0) or columns (axis 1) of each image by index [B, S]."""
-    return torch.gather(x, 2 + axis, _along(index, axis, x))
+    return torch.gather(x, 2 + axis, _expand_along(index, axis, x))
 
 
 def factors(colour: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def factors(colour: Tensor) -> Tensor:
 def jittered(kornia: ModuleType, x: Tensor, by: Tensor, order: Tensor) -> Tensor:
     """x [B, 3, S, S] in [0, 1] through the four COLOURS by factors [B, 4], in each image's order.
 
-    order int64 [B, 4]: which of COLOURS comes first, second, ... Values beyond [0, 1] are cut off
+    order int64 [B, 4]: which of COLOURS comes first, second, ... Values beyond [0, 1] are clipped
     after every step.
     """
     enhance = kornia.enhance
@@ -138,6 +138,7 @@ def jittered(kornia: ModuleType, x: Tensor, by: Tensor, order: Tensor) -> Tensor
         enhance.adjust_saturation_with_gray_subtraction,
         enhance.adjust_hue,
     )
+    # Images whose next step is the same are changed together, so that a batch takes few calls.
     x = x.clone()
     for turn in order.T:
         for k, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Labelled examples, the digest that names them, and the folders where data sets are looked for."""
+"""Labelled examples, the digest that identifies them, and the folders searched for data sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Samples:
     """Labelled examples: `x[j]` has label `y[j]`.
 
-    Images are kept as stored (uint8); scaling is the model's business.
+    Images are kept as stored (uint8); the model scales them.
 
     Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y int64 [n].
 
@@ -61,8 +61,8 @@ class Samples:
 class Dataset:
     """A data set with its own division in training and test examples.
 
-    `classes[k]` names label k. `sha256` is `content_sha256(train, test)`: it belongs to what was
-    decoded and to its order, not to the files, so a raw, a gzipped and a recompressed copy agree.
+    `classes[k]` names label k. `sha256` is `content_sha256(train, test)`. It depends on the
+    decoded examples and their order, not on the files: raw, gzipped and recompressed copies agree.
     `source` is the folder that was read, or "generated".
     """
 
@@ -79,7 +79,7 @@ def content_sha256(*parts: Samples) -> str:
     """SHA-256 over types, shapes and values of the parts, in order.
 
     The digest covers the order of the examples on purpose: a seeded split picks examples by
-    position, so the same images in another order are another starting point for a run.
+    position, so the same images in another order would give another run.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -92,8 +92,8 @@ def content_sha256(*parts: Samples) -> str:
 def cache_folder() -> Path:
     """Where downloads go: `$XDG_CACHE_HOME/fedshift`, or `~/.cache/fedshift`.
 
-    Raises InputError where neither says a place: without $HOME and without an entry among the
-    system's users, as in many containers.
+    Raises InputError if neither is known: without $HOME and without an entry among the system's
+    users, as in many containers.
     """
     base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if base.startswith("~"):
@@ -107,7 +107,7 @@ def cache_folder() -> Path:
 def search_folders() -> tuple[Path, ...]:
     """The folders that are searched, in order: `$FEDSHIFT_DATA`'s, the cache, Debian's.
 
-    Where no home is known, there is no cache.
+    Without a home folder there is no cache.
     """
     try:
         cache = [cache_folder()]
@@ -123,7 +123,7 @@ def named_folders() -> tuple[Path, ...]:
 
 
 def unsearchable(folder: Path) -> str:
-    """Why nothing can be found in a folder, as in "Permission denied"; empty where it can."""
+    """Why a folder cannot be searched, such as "Permission denied"; "" if it can."""
     try:
         os.stat(os.path.join(folder, "."))
     except (FileNotFoundError, NotADirectoryError):
@@ -134,10 +134,10 @@ def unsearchable(folder: Path) -> str:
 
 
 def read_whole(paths: Sequence[Path], read: Callable[[Path], T]) -> T:
-    """What `read` makes of the first of these files, which hold the same, that is not damaged.
+    """Read the first undamaged one of several files with the same content.
 
-    A download that was cut is no harm where the whole file lies beside it, packed or unpacked.
-    Raises the DataError of the first where all are damaged.
+    A truncated download does no harm if the whole file lies beside it, packed or unpacked. Raises
+    the DataError of the first file if all are damaged.
     """
     errors: list[DataError] = []
     for path in paths:
@@ -152,7 +152,7 @@ def read_whole(paths: Sequence[Path], read: Callable[[Path], T]) -> T:
 
 
 def damaged(path: Path, what: str) -> DataError:
-    """The error for a file that is there but cannot be used."""
+    """The error for a file that exists but cannot be used."""
     return DataError(
         f"{path}: {shown(what, 1000)}. Replace the file by an undamaged copy (`fedshift datasets` "
         "says where each set comes from)."

@@ -37,16 +37,16 @@ TEST_BATCH = "test_batch"
 
 SIDE = 32
 _VALUES = 3 * SIDE * SIDE
-# Mosaics of 1,000 tiles are usual; 4,096 (2048 x 2048 pixels) bounds what one file may unpack to.
+# Mosaics of 1,000 tiles are usual; 4,096 (2048 x 2048 pixels) limits the memory for one file.
 _MOST_TILES = 4096
 _ENDINGS = (".webp", ".png")
 
 
 def missing(folder: Path) -> tuple[str, ...]:
-    """What `folder` lacks: nothing if all six batches or both mosaic folders are there."""
+    """The missing files; none if all six batches or both mosaic folders are there."""
     if all(_mosaic_paths(folder / part) for part in ("train", "test")):
         return ()
-    return _lacking(folder)
+    return _missing_batches(folder)
 
 
 def read(folder: Path) -> tuple[Samples, Samples]:
@@ -61,7 +61,7 @@ def read(folder: Path) -> tuple[Samples, Samples]:
         DataError: a missing or damaged file, a pickle that asks for anything but arrays, or
             mosaics without Pillow.
     """
-    if not _lacking(folder):
+    if not _missing_batches(folder):
         train = _joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
     return read_mosaics(folder / "train"), read_mosaics(folder / "test")
@@ -92,7 +92,7 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
     batch = load(path)
     if not isinstance(batch, dict) or not {b"data", *classes} <= batch.keys():
         keys = ", ".join(repr(key) for key in (b"data", *classes))
-        raise damaged(path, f"holds {_described(batch)}, expected a dict with {keys}")
+        raise damaged(path, f"holds {_describe(batch)}, expected a dict with {keys}")
     data = batch[b"data"]
     if not isinstance(data, Array) or len(data.shape) != 2 or data.shape[1] != _VALUES:
         shape = list(data.shape) if isinstance(data, Array) else type(data).__name__
@@ -118,13 +118,14 @@ def read_mosaics(folder: Path) -> Samples:
             "Run `fedshift datasets fetch cifar-10` for the official batches."
         )
     parts = []
+    # Sorted by class and number: the order of a folder's listing depends on the file system.
     for label, _, path in sorted((*_class_and_number(path), path) for path in paths):
         tiles = _tiles(path)
         parts.append(Samples(tiles, torch.full((len(tiles),), label, dtype=torch.int64)))
     return _joined(parts)
 
 
-def _lacking(folder: Path) -> tuple[str, ...]:
+def _missing_batches(folder: Path) -> tuple[str, ...]:
     return tuple(b for b in (*BATCHES, TEST_BATCH) if not os.path.isfile(folder / b))
 
 
@@ -132,7 +133,7 @@ def _joined(parts: Sequence[Samples]) -> Samples:
     return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, dict):
         return f"a dict with the keys {', '.join(sorted(repr(key) for key in value)) or '(none)'}"
     return f"a {type(value).__name__}"
@@ -140,7 +141,7 @@ def _described(value: object) -> str:
 
 def _checked_labels(path: Path, key: bytes, labels: Any, count: int, classes: int) -> Tensor:
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise damaged(path, f"{key!r} is {_described(labels)}, expected a list of integers")
+        raise damaged(path, f"{key!r} is {_describe(labels)}, expected a list of integers")
     if len(labels) != count:
         raise damaged(path, f"{len(labels):,} labels for {count:,} images")
     wrong = next((label for label in labels if not 0 <= label < classes), None)

@@ -19,7 +19,8 @@ from fedshift.errors import InputError
 
 TRAIN, TEST = "train", "test"
 
-# The page's table of superclasses, in the spelling of the files; both levels count alphabetically.
+# The page's table of superclasses, in the spelling of the files; both levels are numbered
+# alphabetically.
 _TABLE = {
     "aquatic_mammals": "beaver dolphin otter seal whale",
     "fish": "aquarium_fish flatfish ray shark trout",
@@ -51,7 +52,7 @@ COARSE_OF = tuple(
 
 
 def missing(folder: Path) -> tuple[str, ...]:
-    """What `folder` lacks of the two files `train` and `test`."""
+    """Which of the two files `train` and `test` are missing."""
     return tuple(name for name in (TRAIN, TEST) if not os.path.isfile(folder / name))
 
 
@@ -91,13 +92,13 @@ def coarse(fine: Tensor) -> Tensor:
 def _read(path: Path) -> Samples:
     classes = {b"fine_labels": len(FINE), b"coarse_labels": len(COARSE)}
     images, labels = read_pickled(path, classes)
-    fine, given = labels[b"fine_labels"], labels[b"coarse_labels"]
-    wrong = (coarse(fine) != given).nonzero()
+    fine, stored = labels[b"fine_labels"], labels[b"coarse_labels"]
+    wrong = (coarse(fine) != stored).nonzero()
     if len(wrong):
-        at = int(wrong[0])
+        j = int(wrong[0])
         raise damaged(
             path,
-            f"image {at} has the fine label {int(fine[at])} ({FINE[int(fine[at])]}) and the coarse "
-            f"label {int(given[at])} ({COARSE[int(given[at])]}), which do not belong together",
+            f"image {j} has the fine label {int(fine[j])} ({FINE[int(fine[j])]}) and the coarse "
+            f"label {int(stored[j])} ({COARSE[int(stored[j])]}), which do not belong together",
         )
     return Samples(images, fine)

@@ -31,7 +31,7 @@ _SECONDS = 30.0
 
 
 class Readable(Protocol):
-    """What a download is read from."""
+    """A stream from which a download is read."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -59,24 +59,26 @@ def fetch(
     in bytes.
 
     Raises:
-        InputError: unknown name, a set that needs no download, or one to be got by hand; a folder
+        InputError: unknown name, a set that needs no download or must be fetched by hand; a folder
             that cannot be written.
         NetworkError: no connection, an error of the server, a truncated or wrong download; the
             message says where to put the files by hand.
         DataError: an archive whose md5 is right is not the official one.
     """
-    one = entry(name)
-    if one.by_hand:
-        raise InputError(f'"{name}" has no official file to fetch directly. To get it: {one.how}.')
-    if not one.remotes:
-        raise InputError(f'"{name}" needs no download ({one.how}); load it by its name.')
-    above = cache_folder() if folder is None else Path(os.path.expanduser(folder))
-    target = above / one.folders[0]
-    total, done = sum(remote.size for remote in one.remotes), 0
-    with _new_folders(target):
-        for remote in one.remotes:
+    dataset = entry(name)
+    if dataset.by_hand:
+        raise InputError(
+            f'"{name}" has no official file to fetch directly. To get it: {dataset.how}.'
+        )
+    if not dataset.remotes:
+        raise InputError(f'"{name}" needs no download ({dataset.how}); load it by its name.')
+    parent = cache_folder() if folder is None else Path(os.path.expanduser(folder))
+    target = parent / dataset.folders[0]
+    total, done = sum(remote.size for remote in dataset.remotes), 0
+    with _remove_empty_folders_on_failure(target):
+        for remote in dataset.remotes:
             if not _present(target, remote):
-                _fetch_one(one, remote, target, _shifted(progress, done, total), opener)
+                _fetch_one(dataset, remote, target, _report_total(progress, done, total), opener)
             done += remote.size
             if progress is not None:
                 progress(done, total)
@@ -84,19 +86,19 @@ def fetch(
 
 
 @contextmanager
-def _new_folders(target: Path) -> Iterator[None]:
-    """Folders that are made on the way and stay empty are gone after a failure."""
-    made = [path for path in (target, *target.parents) if not os.path.exists(path)]
+def _remove_empty_folders_on_failure(target: Path) -> Iterator[None]:
+    """Remove newly made folders that are still empty after a failure."""
+    new = [path for path in (target, *target.parents) if not os.path.exists(path)]
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            for path in made:
+            for path in new:
                 path.rmdir()
         raise
 
 
-def _shifted(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
+def _report_total(progress: Progress | None, before: int, total: int) -> Callable[[int], None]:
     def report(done: int) -> None:
         if progress is not None:
             progress(before + done, total)
@@ -116,28 +118,29 @@ def _md5(path: Path) -> str | None:
 
 
 def _new_md5() -> hashlib._Hash:
-    # Against accidents only, see `catalogue`; said so, it also works on FIPS machines.
+    # Not for security, see `catalogue`; without the flag FIPS machines refuse md5.
     return hashlib.md5(usedforsecurity=False)
 
 
 def _fetch_one(
-    one: Entry, remote: Remote, target: Path, report: Callable[[int], None], opener: Opener
+    dataset: Entry, remote: Remote, target: Path, report: Callable[[int], None], opener: Opener
 ) -> None:
     def failed(reason: str) -> NetworkError:
-        return _failed(one, remote, target, reason)
+        return _failed(dataset, remote, target, reason)
 
     try:
         target.mkdir(parents=True, exist_ok=True)
         with _partial(target / remote.name) as part:
             chunks = _counted(_chunks(remote.url, opener, failed), remote.size, report, failed)
             digest = _write(part, chunks)
+            # Renamed only when complete and right, so that no bad file ever has the final name.
             if digest != remote.md5:
                 raise failed(f"its md5 is {digest}, expected {remote.md5}")
             if remote.members:
                 _unpack(part, remote, target)
             else:
                 os.replace(part, target / remote.name)
-    # A NetworkError is an OSError too, and says more.
+    # A NetworkError is an OSError too, but already has its message.
     except NetworkError:
         raise
     except OSError as error:
@@ -156,6 +159,7 @@ def _advice(error: OSError) -> str:
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; removed at the end unless it was renamed."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -181,7 +185,7 @@ def _counted(
     done = 0
     for chunk in chunks:
         done += len(chunk)
-        # Nothing is gained by reading on, and an endless answer would fill the disk.
+        # An endless answer would fill the disk.
         if done > size:
             raise failed(f"more than the expected {size:,} bytes arrived")
         yield chunk
@@ -194,11 +198,13 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", "") or error or type(error).__name__)
 
 
-def _failed(one: Entry, remote: Remote, target: Path, reason: str) -> NetworkError:
-    names = ", ".join(r.name for r in one.remotes)
-    kept = ", ".join(name for name, _ in remote.members)
-    place = f", unpack it and put {kept} in {target}" if kept else f" and put them in {target}"
-    debian = f" On Debian: apt-get install {one.package}." if one.package else ""
+def _failed(dataset: Entry, remote: Remote, target: Path, reason: str) -> NetworkError:
+    names = ", ".join(r.name for r in dataset.remotes)
+    members = ", ".join(name for name, _ in remote.members)
+    place = (
+        f", unpack it and put {members} in {target}" if members else f" and put them in {target}"
+    )
+    debian = f" On Debian: apt-get install {dataset.package}." if dataset.package else ""
     return NetworkError(
         f"{remote.url} could not be downloaded: {reason}. Nothing was kept of it. Try again later, "
         f"or without a network: take {names} from {remote.url.rpartition('/')[0]}/ on another "
@@ -221,10 +227,10 @@ def _unpack(archive: Path, remote: Remote, target: Path) -> None:
             for name, md5 in remote.members:
                 _unpack_member(tar, name, md5, target)
     except (tarfile.TarError, KeyError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        wanted = ", ".join(name for name, _ in remote.members)
+        names = ", ".join(name for name, _ in remote.members)
         raise DataError(
             f"{remote.name}: not the official archive although its md5 is right ({error}). "
-            f"Put {wanted} in {target} by hand."
+            f"Put {names} in {target} by hand."
         ) from error
 
 

@@ -1,8 +1,8 @@
 """The idx format of MNIST and its relatives, raw or gzipped.
 
 Layout: two zero bytes, a type code (8 = unsigned byte, 12 = 32-bit integer), the number of axes,
-each axis as a big-endian 32-bit count, then the values. A file says how much it holds before it is
-unpacked, so a small file that claims or yields too much is refused without filling the memory.
+each axis as a big-endian 32-bit count, then the values. The header states the size, so a small
+file that claims or unpacks to too much is refused before it fills the memory.
 Source: LeCun, Cortes & Burges, "The MNIST database of handwritten digits", section "File formats".
 """
 
@@ -27,7 +27,7 @@ LARGEST = 1 << 30
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PREFIXES = ("train", "t10k")
-# Type code and bytes of a value, and what error messages call it.
+# Type code, bytes per value, and the name in error messages.
 _BYTE = (8, 1, "unsigned bytes")
 _INTEGER = (12, 4, "32-bit integers")
 
@@ -55,7 +55,7 @@ def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
 
     Shapes: x uint8 [n, 1, height, width], y int64 [n].
 
-    A file that is there gzipped and raw is read from the one that is whole.
+    If a file exists both gzipped and raw, an undamaged one of them is read.
 
     Raises:
         DataError: a file is missing or damaged, the counts differ, or a label is not below
@@ -111,7 +111,7 @@ def existing(folder: Path, stem: str) -> tuple[Path, ...]:
     return paths
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     # By content, not by name: raw files are often left with the ending .gz and vice versa.
     with path.open("rb") as stream:
         packed = stream.read(2) == _GZIP_MAGIC
@@ -121,43 +121,43 @@ def _opened(path: Path) -> BinaryIO:
 def _read(path: Path, axes: int, kind: tuple[int, int, str]) -> tuple[bytearray, tuple[int, ...]]:
     """The bytes of the values, and the shape."""
     try:
-        with _opened(path) as stream:
+        with _open(path) as stream:
             shape = _read_header(path, stream, axes, kind)
             expected = math.prod(shape) * kind[1]
-            # One byte too many is asked for, to notice surplus without unpacking all of it.
+            # Read one byte more, to notice surplus data without unpacking all of it.
             values = bytearray(stream.read(expected + 1))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise damaged(path, f"the gzip stream is truncated or damaged ({error})") from error
     except OSError as error:
         raise damaged(path, f"cannot be read ({error.strerror or error})") from error
     if len(values) != expected:
-        held = f"only {len(values) // kind[1]:,}" if len(values) < expected else "more"
-        announced = f"{_by(shape)} = {math.prod(shape):,} values"
-        raise damaged(path, f"the header announces {announced}, the file holds {held}")
+        size = f"only {len(values) // kind[1]:,}" if len(values) < expected else "more"
+        announced = f"{_times(shape)} = {math.prod(shape):,} values"
+        raise damaged(path, f"the header announces {announced}, the file holds {size}")
     return values, shape
 
 
 def _read_header(
     path: Path, stream: BinaryIO, axes: int, kind: tuple[int, int, str]
 ) -> tuple[int, ...]:
-    magic, wanted = stream.read(4), bytes((0, 0, kind[0], axes))
-    if magic != wanted:
+    magic, expected = stream.read(4), bytes((0, 0, kind[0], axes))
+    if magic != expected:
         raise damaged(
             path,
-            f"starts with the bytes {magic.hex(' ') or '(none)'}, expected {wanted.hex(' ')} "
+            f"starts with the bytes {magic.hex(' ') or '(none)'}, expected {expected.hex(' ')} "
             f"(idx, {kind[2]}, {axes} {'axis' if axes == 1 else 'axes'})",
         )
     header = stream.read(4 * axes)
     if len(header) < 4 * axes:
         raise damaged(path, f"ends within the header, which takes {4 + 4 * axes} bytes")
     shape = struct.unpack(f">{axes}I", header)
-    most = LARGEST // kind[1]
-    if not 0 < math.prod(shape) <= most:
+    largest = LARGEST // kind[1]
+    if not 0 < math.prod(shape) <= largest:
         raise damaged(
-            path, f"the header announces {_by(shape)} values; allowed: 1 to {most:,} in all"
+            path, f"the header announces {_times(shape)} values; allowed: 1 to {largest:,} in all"
         )
     return shape
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(f"{axis:,}" for axis in shape)

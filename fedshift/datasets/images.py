@@ -1,4 +1,4 @@
-"""Images as files, decoded to one size when asked for; tables that say what they show."""
+"""Image files, decoded to one size on demand, and CSV tables that describe them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-# Of a table in the style of WILDS: validation and test from other domains, and (id) from the same.
+# Splits as in WILDS: validation and test from other domains, and from the same ones (id).
 SPLITS = ("train", "val", "test", "id_val", "id_test")
 ENDINGS = (".jpg", ".jpeg", ".png")
 OTHER_ENDINGS = (".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff", ".webp")
 # Photographs of 24 megapixels are usual; more than 64 is a damaged or forged header.
 _MOST_PIXELS = 1 << 26
-# Raised whenever the same file would be decoded to other bytes: files of before are read no more.
+# Raised whenever decoding changes, so that files of older versions are not read.
 _DECODED = 2
 # EXIF's tag 0x0112, and the transposition (numbered as Pillow does) that sets each value upright.
 _ORIENTATION = 0x0112
@@ -47,9 +47,9 @@ _MOST_DIGITS = 18
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images that are decoded when asked for.
+    """Images that are decoded on demand.
 
-    `names[j]` is image j in the store, `rows[j]` the place in a table that named it, for messages.
+    `names[j]` is image j in the store; `rows[j]` is its place in a table, for messages.
     """
 
     store: Store
@@ -70,14 +70,14 @@ def decode(images: Images, which: Ints, size: int, out: Bytes | None = None) -> 
     """
     check_size(size)
     shape = (len(which), 3, size, size)
-    into = np.empty(shape, np.uint8) if out is None else out
+    pixels = np.empty(shape, np.uint8) if out is None else out
     pillow = _pillow(images.store.place)
     for j, k in enumerate(which):
         try:
-            into[j] = _pixels(pillow, images.store, images.names[k], size)
+            pixels[j] = _pixels(pillow, images.store, images.names[k], size)
         except DataError as error:
             raise DataError(f"{error} ({images.rows[k]})") from error
-    return torch.from_numpy(into)
+    return torch.from_numpy(pixels)
 
 
 def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
@@ -85,8 +85,8 @@ def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
 
     The file is raw bytes [m, 3, size, size], named by a digest of where the images lie, their names
     and the size; the tensor pages it in as it is read, and writing to the tensor does not change
-    it. A file that is not complete never gets its name. Images exchanged in their place under the
-    same names are not noticed: delete the file.
+    it. The file gets its name only when it is complete. If images are replaced under the same
+    names, this is not noticed: delete the file.
     """
     check_size(size)
     shape = (len(which), 3, size, size)
@@ -94,10 +94,11 @@ def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8)
     names = "\n".join(images.names[k] for k in which)
     place = os.path.realpath(images.store.place)
-    known = f"{_DECODED};{size};{place};{names}".encode("utf-8", "surrogateescape")
-    path = folder / f"{hashlib.sha256(known).hexdigest()[:16]}.u8"
+    identity = f"{_DECODED};{size};{place};{names}".encode("utf-8", "surrogateescape")
+    path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.u8"
     if not os.path.isfile(path) or os.path.getsize(path) != np.prod(shape):
         _fill(images, which, size, path)
+    # Mode "c", copy on write: torch needs writable memory, and the file must not change.
     return torch.from_numpy(np.memmap(path, np.uint8, "c", shape=shape))
 
 
@@ -110,7 +111,7 @@ def check_size(size: object) -> None:
 def check_not_enlarged(path: Path, size: int) -> None:
     """Raises DataError where the images in a folder or archive are smaller than `size` pixels.
 
-    The first image that is met speaks for all of them. Without any, nothing is said here.
+    Only the first image is looked at. Without images the check passes.
     """
     store = open_store(path)
     first = next(filter(_is_image, store.names()), None)
@@ -134,23 +135,24 @@ def _is_image(name: str) -> bool:
 def read_table(raw: bytes, where: Path, columns: Sequence[str]) -> dict[str, list[str]]:
     """The named columns of a CSV file with a header.
 
-    Raises DataError for text that is not UTF-8, a column that is missing (they are listed) or there
-    twice, no rows, or a row that is longer or shorter than the header.
+    Raises DataError for text that is not UTF-8, a missing column (the message lists those there
+    are), a repeated one, no rows, or a row that is longer or shorter than the header.
     """
     try:
+        # A NUL byte as filler: no cell of a text file can contain it.
         reader = csv.DictReader(io.StringIO(raw.decode("utf-8-sig"), newline=""), restval="\0")
         header = list(reader.fieldnames or ())
-        absent = [c for c in columns if c not in header]
-        if absent:
+        missing = [c for c in columns if c not in header]
+        if missing:
             raise damaged(
-                where, f"has no column {', '.join(absent)}; it has {', '.join(header) or 'none'}"
+                where, f"has no column {', '.join(missing)}; it has {', '.join(header) or 'none'}"
             )
-        twice = [c for c in columns if header.count(c) > 1]
-        if twice:
-            raise damaged(where, f"has the column {twice[0]} twice")
+        repeated = [c for c in columns if header.count(c) > 1]
+        if repeated:
+            raise damaged(where, f"has the column {repeated[0]} twice")
         table: dict[str, list[str]] = {c: [] for c in columns}
         for k, row in enumerate(reader, 1):
-            if None in row:  # a comma that is no separator moves all values after it
+            if None in row:  # an unquoted comma within a value moves all values after it
                 raise damaged(
                     where, f"row {k} has more values than the {len(header)} columns of the header"
                 )
@@ -207,7 +209,7 @@ def _fill(images: Images, which: Ints, size: int, path: Path) -> None:
             f"{len(which) * 3 * size * size:,} bytes; free some space or choose a smaller size."
         ) from error
     finally:
-        # Where the folder could not be made there is nothing to remove, which is no second error.
+        # If the folder could not be made, there is nothing to remove.
         with contextlib.suppress(OSError):
             part.unlink()
 
@@ -231,7 +233,7 @@ def _pixels(pillow: ModuleType, store: Store, name: str, size: int) -> Bytes:
 
 
 def _open(pillow: ModuleType, store: Store, name: str) -> Image:
-    """The image, decoded. Raises DataError where it cannot be."""
+    """Decode an image. Raises DataError for one that cannot be decoded."""
     raw = store.read(name)
     try:
         with pillow.open(io.BytesIO(raw), formats=("JPEG", "PNG")) as image:
@@ -248,18 +250,18 @@ def unreadable(pillow: ModuleType) -> tuple[type[Exception], ...]:
 
 
 def in_colour(image: Image) -> Image:
-    """An image as it is meant to be seen, in red, green and blue of 8 bits.
+    """The image upright, in red, green and blue of 8 bits.
 
-    It is turned as its EXIF orientation says. Of 16 bits the 8 high ones are kept, in grey as in
-    colour; greys, palettes and CMYK become the colours they stand for. Transparency is left out:
-    a pixel has the colour that is stored for it, whatever shows of it (as the benchmarks do).
+    It is turned by its EXIF orientation. Of 16 bits the high 8 are kept, in grey and in colour;
+    greys, palettes and CMYK are converted. Transparency is ignored: a pixel has its stored colour,
+    however transparent it is (as in the benchmarks).
     """
     from PIL.Image import Transpose, fromarray
 
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
     if image.mode.startswith("I"):
-        # Pillow would make 255 of all that is more.
+        # Pillow would clip all larger values to 255.
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image.info.pop("transparency", None)
     colour = image.convert("RGB")
@@ -267,7 +269,7 @@ def in_colour(image: Image) -> Image:
 
 
 def _orientation(image: Image) -> object:
-    """EXIF's code of how the camera was held, None where it is not said in a way to be read."""
+    """EXIF's code of the camera's orientation; None if it is missing or unreadable."""
     try:
         return image.getexif().get(_ORIENTATION)
     except (SyntaxError, ValueError, struct.error):

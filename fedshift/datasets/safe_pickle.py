@@ -1,8 +1,8 @@
-"""Python-2 pickles of byte arrays, read without running anything that they name.
+"""Read Python-2 pickles of byte arrays without running anything that they name.
 
-A pickle can name any importable function and have it called. Here four names are known, and each
-stands for inert code of this module: numpy itself is never reached, so neither a forged dtype nor
-a forged shape arrives there.
+A pickle can name any importable function and have it called. Here only four names are allowed, and
+each is replaced by harmless code of this module. numpy itself is never called, so a forged dtype or
+shape cannot reach it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedshift.errors import DataError
 
 # Official CIFAR files take 31 MB, the training file of CIFAR-100 155 MB.
 LARGEST = 1 << 28
-# Python 2 writes up to 2; copies that were written again may have 4.
+# Python 2 writes protocol 2 at most; copies that were saved again may have 4.
 PROTOCOL = 4
 
 
@@ -58,7 +58,7 @@ class Array:
 
 
 class _ByteType:
-    """Stands for numpy.dtype; only "u1" is admitted, and its state says nothing more."""
+    """Stands for numpy.dtype; only "u1" is allowed, and its state is ignored."""
 
     def __init__(self, code: Any, *_flags: Any) -> None:
         if code not in ("u1", b"u1"):
@@ -75,13 +75,13 @@ def _reconstruct(kind: Any, *_arguments: Any) -> Array:
 
 
 def _encode(text: Any, encoding: Any = "") -> bytes:
-    # Python 3 writes bytes this way under protocol 2; other codecs could unpack to any size.
+    # Python 3 writes bytes this way in protocol 2; other codecs could expand to any size.
     if not isinstance(text, str) or encoding != "latin1":
         raise DataError(f"text encoded with {encoding!r}; allowed: 'latin1'")
     return text.encode("latin1")
 
 
-def _admitted(module: str, name: str) -> Any:
+def _resolve(module: str, name: str) -> Any:
     match module, name:
         case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
             return _reconstruct
@@ -97,22 +97,22 @@ def _admitted(module: str, name: str) -> Any:
     )
 
 
-# pickle offers no other way to decide which names a stream may use.
+# A subclass is pickle's only way to decide which names a stream may use.
 class _Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
-        return _admitted(module, name)
+        return _resolve(module, name)
 
 
 def _check_protocol(stream: BinaryIO) -> None:
-    """Refuse opcodes of protocol 5, of which no data set has any.
+    """Refuse opcodes of protocol 5, which no data set uses.
 
-    A damaged length of its byte arrays makes the interpreter itself write an error to stderr.
+    With a damaged length of its byte arrays the interpreter itself would write to stderr.
     """
-    for opcode, _, at in pickletools.genops(stream):
+    for opcode, _, position in pickletools.genops(stream):
         if opcode.proto > PROTOCOL:
             raise DataError(
-                f"opcode {opcode.name} of pickle protocol {opcode.proto} at byte {at}; allowed: "
-                f"protocols up to {PROTOCOL}"
+                f"opcode {opcode.name} of pickle protocol {opcode.proto} at byte {position}; "
+                f"allowed: protocols up to {PROTOCOL}"
             )
 
 
@@ -135,7 +135,7 @@ def load(path: Path) -> Any:
         raise damaged(path, str(error)) from error
     except OSError as error:
         raise damaged(path, f"cannot be read ({error.strerror or error})") from error
-    # Malformed opcodes surface as almost any exception; all of them mean a damaged file.
+    # Malformed opcodes raise almost any exception; all of them mean a damaged file.
     except (Exception, MemoryError) as error:
         # Some of pickle's own messages run over two lines.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""Examples whose origin is known: the site each comes from, and every site's own test examples."""
+"""Examples with a known origin: the site of each, and every site's own test examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sites:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        Samples(self.x, self.y)
+        Samples(self.x, self.y)  # for its checks
         if self.site.dtype != torch.int64 or self.site.shape != self.y.shape:
             raise InputError(
                 f"site is {self.site.dtype} with shape {list(self.site.shape)}; it must be int64 "
@@ -51,7 +51,7 @@ class Sites:
 
 @dataclass(frozen=True, eq=False)
 class SiteSplit:
-    """Rows of a `Sites` that site i trains on, train[i], and is tested on, test[i].
+    """Rows of a `Sites`: train[i] for the training of site i, test[i] for its tests.
 
     All are ascending, and no row is in two of them.
     """
@@ -72,11 +72,11 @@ def split_sites(site: Ints, sites: int, seed: int, test: float = TEST_SHARE) -> 
     return SiteSplit(*hold_out(parts, test, seed))
 
 
-def pooled(found: Sites, split: SiteSplit) -> tuple[Samples, Samples]:
+def pooled(data: Sites, split: SiteSplit) -> tuple[Samples, Samples]:
     """(all training examples, all test examples), site by site."""
     return (
-        found.samples(np.concatenate(split.train)),
-        found.samples(np.concatenate(split.test)),
+        data.samples(np.concatenate(split.train)),
+        data.samples(np.concatenate(split.test)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Where files lie: in a folder with all folders below it, or in a tar archive, read in place."""
+"""Files in a folder and below it, or in a tar archive that is read without unpacking."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 
 class Store(Protocol):
-    """Files by name, `/` between the parts of a name; `place` is where they lie."""
+    """Files by name, with `/` between the parts of a name; `place` is the folder or archive."""
 
     @property
     def place(self) -> Path: ...
@@ -37,14 +37,14 @@ class Folder:
     def names(self) -> tuple[str, ...]:
         """All files, sorted.
 
-        A folder that links back to one it lies in is not entered again: all it holds is listed.
-        Raises DataError for a link to nothing, and for a folder that cannot be opened, since what
-        is behind it would be missing without a word.
+        A link back to a parent folder is not followed: its files are listed already. Raises
+        DataError for a broken link, and for a folder that cannot be opened: its files would be
+        missing silently.
         """
         return tuple(sorted(_files(self.place)))
 
     def read(self, name: str) -> bytes:
-        """The file's bytes. Raises DataError where there are none to read."""
+        """The file's bytes. Raises DataError for a file that cannot be read."""
         try:
             return (self.place / name).read_bytes()
         except OSError as error:
@@ -69,9 +69,9 @@ class Archive:
         if name not in self.members:
             raise damaged(self.place / name, "no such file in the archive")
         offset, size = self.members[name]
-        held = max(0, os.path.getsize(self.place) - offset)
-        if held < size:  # before reading: a damaged header may promise more than there can be
-            raise damaged(self.place / name, f"the archive ends after {held} of {size} bytes")
+        available = max(0, os.path.getsize(self.place) - offset)
+        if available < size:  # checked first: a damaged header may claim far too much
+            raise damaged(self.place / name, f"the archive ends after {available} of {size} bytes")
         with self.place.open("rb") as stream:
             stream.seek(offset)
             return stream.read(size)
@@ -84,14 +84,14 @@ def archive(path: Path) -> Archive:
     mean reading all those before it.
 
     Raises DataError for those, for links to folders or out of the archive, and for files stored
-    with holes: what they stand for would be missing without a word.
+    with holes: their content would be missing silently.
     """
     members: dict[str, Place] = {}
     links: dict[str, str] = {}
     try:
         with tarfile.open(path, "r:") as tar:
             for m in tar:
-                # What was added later replaces what has the same name.
+                # A later entry replaces an earlier one of the same name.
                 members.pop(m.name, None)
                 links.pop(m.name, None)
                 if m.isfile() and m.sparse is None:
@@ -122,12 +122,13 @@ def open_store(path: Path) -> Store:
 
 def _files(top: Path) -> Iterator[str]:
     """The names of all files below `top`, in any order."""
-    # A folder to look into, what its names begin with, and the folders that it lies in.
+    # A folder to list, the prefix of its names, and the folders above it.
     waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(top), "", ())]
     while waiting:
         folder, prefix, above = waiting.pop()
         try:
             state = os.stat(folder)
+            # Device and inode identify a folder under any name, and so find links in a circle.
             identity = (state.st_dev, state.st_ino)
             entries = [] if identity in above else list(os.scandir(folder))
         except OSError as error:
@@ -137,7 +138,7 @@ def _files(top: Path) -> Iterator[str]:
             if os.path.isdir(entry) if entry.is_symlink() else entry.is_dir():
                 waiting.append((entry.path, f"{name}/", (*above, identity)))
                 continue
-            # Editors leave hidden links to nothing as their locks.
+            # Editors use hidden broken links as locks.
             if entry.is_symlink() and not os.path.exists(entry) and not _hidden(name):
                 raise DataError(
                     f"{entry.path}: a link to {os.readlink(entry)}, which is not there. Bring back "
@@ -147,20 +148,20 @@ def _files(top: Path) -> Iterator[str]:
 
 
 def _linked(path: Path, members: Mapping[str, Place], links: Mapping[str, str]) -> dict[str, Place]:
-    """What the links of an archive stand for."""
+    """The places of the files that an archive's links lead to."""
     places = {posixpath.normpath(name): place for name, place in members.items()}
-    reached: dict[str, Place] = {}
+    targets: dict[str, Place] = {}
     for name, target in ((name, posixpath.normpath(to)) for name, to in links.items()):
         place = places.get(target)
         if place is not None:
-            reached[name] = places[posixpath.normpath(name)] = place
+            targets[name] = places[posixpath.normpath(name)] = place
         elif not _hidden(name):
             raise damaged(
                 path,
                 f"{name} is a link to {target}, which is no file of the archive; pack what it "
                 "links to, with tar --dereference",
             )
-    return reached
+    return targets
 
 
 def _hidden(name: str) -> bool:

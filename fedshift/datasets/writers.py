@@ -31,7 +31,7 @@ PIXELS = 28 * 28
 
 _QMNIST = {part: f"qmnist-{part}-labels-idx2-int" for part in PARTS}
 _MNIST = {"train": "train", "test": "t10k"}
-# QMNIST's columns, of eight.
+# Columns of QMNIST's label table, and how many it has.
 _CLASS, _WRITER, _COLUMNS = 0, 2, 8
 
 _EMNIST = "emnist-digits.mat"
@@ -68,8 +68,8 @@ def _with_writers(folder: Path, part: str) -> Sites:
     def writers_of(path: Path) -> NDArray[Any]:
         return _writers(path, part, samples)
 
-    who = read_whole(idx.existing(folder, _QMNIST[part]), writers_of)
-    return _sites(samples.x, samples.y, who)
+    writer = read_whole(idx.existing(folder, _QMNIST[part]), writers_of)
+    return _sites(samples.x, samples.y, writer)
 
 
 def _writers(path: Path, part: str, samples: Samples) -> NDArray[Any]:
@@ -84,11 +84,11 @@ def _writers(path: Path, part: str, samples: Samples) -> NDArray[Any]:
     table = table[: len(samples)]
     wrong = (table[:, _CLASS] != samples.y).nonzero()
     if len(wrong):
-        at = int(wrong[0])
+        row = int(wrong[0])
         raise damaged(
             path,
-            f"row {at} is of class {int(table[at, _CLASS])}, image {at} of "
-            f"{_MNIST[part]} is labelled {int(samples.y[at])}: these are not MNIST's labels",
+            f"row {row} is of class {int(table[row, _CLASS])}, image {row} of "
+            f"{_MNIST[part]} is labelled {int(samples.y[row])}: these are not MNIST's labels",
         )
     writers: NDArray[Any] = table[:, _WRITER].numpy()
     return writers
@@ -122,7 +122,7 @@ def _emnist_file(path: Path) -> tuple[Sites, Sites]:
     from scipy.io import loadmat
 
     raw = Folder(path.parent).read(path.name)
-    # The reader fails in many ways, one for each kind of damage.
+    # scipy's reader raises a different exception for each kind of damage.
     try:
         content = loadmat(io.BytesIO(raw), simplify_cells=True)["dataset"]
         train, test = ({k: np.asarray(content[p][k]) for k in _EMNIST_FIELDS} for p in PARTS)
@@ -132,18 +132,18 @@ def _emnist_file(path: Path) -> tuple[Sites, Sites]:
     return _emnist_part(path, "train", train), _emnist_part(path, "test", test)
 
 
-def _emnist_part(path: Path, part: str, held: dict[str, NDArray[Any]]) -> Sites:
-    images, labels, writers = (held[name] for name in _EMNIST_FIELDS)
+def _emnist_part(path: Path, part: str, fields: dict[str, NDArray[Any]]) -> Sites:
+    images, labels, writers = (fields[name] for name in _EMNIST_FIELDS)
     n, whole = labels.size, _whole(labels) and _whole(writers)
-    # Of a single image, the reader keeps one axis.
+    # For a single image scipy drops an axis.
     shape = (1, *images.shape) if images.ndim == 1 else images.shape
     if images.dtype != np.uint8 or shape != (n, PIXELS) or writers.size != n or not whole:
-        turned = "; here every column is an image: transpose them" if shape == (PIXELS, n) else ""
+        hint = "; here every column is an image: transpose them" if shape == (PIXELS, n) else ""
         raise damaged(
             path,
             f"{part} has images {images.dtype} {list(images.shape)}, labels {labels.dtype} "
             f"{list(labels.shape)} and writers {writers.dtype} {list(writers.shape)}; expected "
-            f"uint8 [n, 784] and whole numbers [n, 1]{turned}",
+            f"uint8 [n, 784] and whole numbers [n, 1]{hint}",
         )
     # Column by column: the first of the two pixel axes runs fastest.
     upright = images.reshape(n, 28, 28).transpose(0, 2, 1)
@@ -179,7 +179,7 @@ def leaf(folder: Path) -> tuple[Sites, Sites]:
     Source: Caldas et al. 2018, "LEAF: a benchmark for federated settings", arXiv 1812.01097, and
     its data/femnist. Its preprocessing is known to list the first image of most writers twice; what
     the files hold is given as it is. No real copy was at hand.
-    Raises DataError for a missing or damaged file, one with other content, and a writer who is in
+    Raises DataError for a missing or damaged file, one with other content, and a writer that is in
     two files of a part or twice in one.
     """
     train, test = (_leaf_part(folder, part) for part in PARTS)
@@ -190,31 +190,31 @@ def _leaf_part(folder: Path, part: str) -> Sites:
     files = _leaf_files(folder / part)
     if not files:
         raise damaged(folder / part, "has no .json file")
-    found = []
-    lies: dict[str, Path] = {}
+    entries = []
+    file_of: dict[str, Path] = {}
     for path in files:
         for user, entry in _leaf_file(path).items():
-            if user in lies:
+            if user in file_of:
                 raise damaged(
                     path,
-                    f'user "{user}" is in {lies[user].name} as well; keep the files of one run of '
-                    "preprocess.sh",
+                    f'user "{user}" is in {file_of[user].name} as well; keep the files of one run '
+                    "of preprocess.sh",
                 )
-            lies[user] = path
-            found.append(entry)
-    x, y, who = (np.concatenate([entry[k] for entry in found]) for k in range(3))
+            file_of[user] = path
+            entries.append(entry)
+    x, y, writer = (np.concatenate([entry[k] for entry in entries]) for k in range(3))
     if not len(y):
         raise damaged(folder / part, "has no digit (labels 0 to 9)")
-    return _sites(torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y), who)
+    return _sites(torch.from_numpy(x).unsqueeze(1), torch.from_numpy(y), writer)
 
 
 def _leaf_files(place: Path) -> list[Path]:
     """The .json files of a part, sorted. Raises DataError for packed or partial ones among them."""
-    named = sorted(path for path in place.glob("[!.]*") if ".json" in path.name.lower())
-    others = [path for path in named if not _is_json(path)]
+    files = sorted(path for path in place.glob("[!.]*") if ".json" in path.name.lower())
+    others = [path for path in files if not _is_json(path)]
     if others:
         raise damaged(others[0], "not a .json file: unpack it, or remove it if it is not whole")
-    return named
+    return files
 
 
 def _is_json(path: Path) -> bool:
@@ -224,14 +224,16 @@ def _is_json(path: Path) -> bool:
 def _leaf_file(path: Path) -> dict[str, Drawn]:
     """The digits of each writer."""
     try:
-        content = json.loads(Folder(path.parent).read(path.name), object_pairs_hook=_once)
+        content = json.loads(
+            Folder(path.parent).read(path.name), object_pairs_hook=_without_repeats
+        )
         _check_keys(path, "", content, ("users", "num_samples", "user_data"))
-        users, sizes, held = (content[k] for k in ("users", "num_samples", "user_data"))
+        users, sizes, data = (content[k] for k in ("users", "num_samples", "user_data"))
         if len(users) != len(sizes):
             raise damaged(path, f"num_samples has {len(sizes)} entries for {len(users)} users")
-        _check_users(path, users, held)
+        _check_users(path, users, data)
         counts = zip(users, sizes, strict=True)
-        return {user: _leaf_user(path, user, held[user], count) for user, count in counts}
+        return {user: _leaf_user(path, user, data[user], count) for user, count in counts}
     except DataError:
         raise
     except (KeyError, TypeError, AttributeError) as error:
@@ -240,13 +242,13 @@ def _leaf_file(path: Path) -> dict[str, Drawn]:
         raise damaged(path, f"not a complete JSON file ({error})") from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, which may say each name once: of two, the first would be lost."""
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without repeated names: Python would silently drop the first of two."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in content if names.count(name) > 1)
-        raise ValueError(f'"{twice}" is there twice')
+        repeated = next(name for name in content if names.count(name) > 1)
+        raise ValueError(f'"{repeated}" is there twice')
     return content
 
 
@@ -256,27 +258,27 @@ def _check_keys(path: Path, what: str, content: Mapping[str, Any], keys: Sequenc
         raise damaged(path, f"{what}has no {', '.join(absent)}; LEAF writes {', '.join(keys)}")
 
 
-def _check_users(path: Path, users: Sequence[str], held: Mapping[str, Any]) -> None:
-    """Raises DataError unless users are named once each and are those of whom there are data."""
+def _check_users(path: Path, users: Sequence[str], data: Mapping[str, Any]) -> None:
+    """Raises DataError unless each user is listed once and exactly these users have data."""
     if not users:
         raise damaged(path, "lists no users")
-    twice = [user for user, number in Counter(users).items() if number > 1]
-    if twice:
-        raise damaged(path, f'lists user "{twice[0]}" twice')
-    for one, other, said in (
-        (users, held, "is among users, but not in user_data"),
-        (held, set(users), "is in user_data, but not among users"),
+    repeated = [user for user, number in Counter(users).items() if number > 1]
+    if repeated:
+        raise damaged(path, f'lists user "{repeated[0]}" twice')
+    for names, known_names, problem in (
+        (users, data, "is among users, but not in user_data"),
+        (data, set(users), "is in user_data, but not among users"),
     ):
-        absent = [user for user in one if user not in other]
+        absent = [user for user in names if user not in known_names]
         if absent:
-            raise damaged(path, f'"{absent[0]}" {said}')
+            raise damaged(path, f'"{absent[0]}" {problem}')
 
 
-def _leaf_user(path: Path, user: str, held: dict[str, Any], count: int) -> Drawn:
-    _check_keys(path, f"user {user} ", held, ("x", "y"))
-    n = len(held["y"])
+def _leaf_user(path: Path, user: str, data: dict[str, Any], count: int) -> Drawn:
+    _check_keys(path, f"user {user} ", data, ("x", "y"))
+    n = len(data["y"])
     try:
-        paper = np.asarray(held["x"], dtype=np.float64)
+        paper = np.asarray(data["x"], dtype=np.float64)
     except ValueError as error:
         raise damaged(path, f"user {user}: x is not {n} times 784 numbers") from error
     if n and paper.shape != (n, PIXELS):
@@ -287,7 +289,7 @@ def _leaf_user(path: Path, user: str, held: dict[str, Any], count: int) -> Drawn
         raise damaged(path, f"user {user} has {len(ink)} images; num_samples says {count}")
     if len(ink) and not (ink.min() >= 0.0 and ink.max() <= 1.0):
         raise damaged(path, f"user {user}: values of x outside 0 to 1")
-    y = _labels(path, f"user {user}: y", held["y"], _LEAF_CLASSES).numpy()
+    y = _labels(path, f"user {user}: y", data["y"], _LEAF_CLASSES).numpy()
     digit = y < len(DIGITS)
     images = np.rint(255.0 * ink[digit]).astype(np.uint8)
     return Drawn(images, y[digit], np.full(int(digit.sum()), user))
@@ -308,9 +310,10 @@ def samples(read: Callable[[Path], tuple[Sites, Sites]], folder: Path) -> tuple[
 
 def _sites(x: Tensor, y: Tensor, writer: NDArray[Any]) -> Sites:
     """Writers numbered in the order of their ids, as numbers or as texts."""
+    # Sites are numbered by the sorted ids, whatever the order of the files.
     ids, number = np.unique(writer, return_inverse=True)
-    who = torch.from_numpy(number.astype(np.int64).reshape(-1))
-    return Sites(x, y, who, tuple(map(str, ids.tolist())), DIGITS)
+    site = torch.from_numpy(number.astype(np.int64).reshape(-1))
+    return Sites(x, y, site, tuple(map(str, ids.tolist())), DIGITS)
 
 
 def _labels(path: Path, what: str, values: ArrayLike, classes: int) -> Tensor:

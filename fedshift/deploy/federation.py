@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.deploy.place import clients_of
-from fedshift.deploy.processes import asked, check_port, command, running, wait_for
+from fedshift.deploy.processes import check_port, command, run_flower, running, wait_for
 from fedshift.deploy.reaching import answers
 from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, TrainingError
 from fedshift.flower.quiet import quiet_environment
 from fedshift.record.folder import EVENTS, SUMMARY
 
 POLL, STATUS = 0.5, 15.0
-# So often in a row Flower may leave the question for a run's status without an answer.
+# Give up after Flower has failed this many times in a row to report a run's status.
 SILENCES = 4
 NAME = "federation"
 RAISED = "fedshift.errors."
@@ -60,17 +60,17 @@ def environment(home: Path) -> dict[str, str]:
 def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     """A SuperLink with TLS that knows the keys of a federation's clients and no others.
 
-    Runs, keys and everything else that is not a SuperNode's are for this machine alone (`guard`).
-    It ends with the block. Raises InputError for certificates, keys and ports that cannot be used,
-    and where server.crt is not for `host`.
+    Only this machine may start runs or register keys; others can only be SuperNodes (`guard`). The
+    SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
+    used, and where server.crt is not for `host`.
     """
     places, folder = clients_of(folder), folder.absolute()
     check_port(host, port)
-    here = "127.0.0.1" if host in ("0.0.0.0", "") else host
+    address = "127.0.0.1" if host in ("0.0.0.0", "") else host
     env = environment(folder / "flower")
-    ours = f'address = "{here}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
-    told = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{ours}'
-    (folder / "flower" / "config.toml").write_text(told, encoding="utf-8")
+    server = f'address = "{address}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
+    config = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\n{server}'
+    (folder / "flower" / "config.toml").write_text(config, encoding="utf-8")
     log = folder / "superlink.log"
     arguments = [
         sys.executable, "-m", "fedshift.deploy.guard",
@@ -79,8 +79,9 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
         "--ssl-keyfile", str(folder / "server.key"),
     ]  # fmt: skip
     with running(arguments, env, log) as process:
-        wait_for(here, port, process, log)
-        if why := answers(f"{here}:{port}", folder / "ca.crt"):
+        # Keys can only be registered once the SuperLink listens.
+        wait_for(address, port, process, log)
+        if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
         flwr = command("flwr")
         with ThreadPoolExecutor(4) as pool:
@@ -88,19 +89,19 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
         yield Link(folder, env, log)
 
 
-def submit(link: Link, out: Path, listen: Listener, **given: str | float) -> None:
+def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> None:
     """Run the federation's app once, with these values of its configuration, and wait for its end.
 
-    Where `out` holds a run that has not ended, it goes on. New events of the run go to `listen`.
-    Raises what the run raised: the error's own class where it is one of ours, else TrainingError.
+    An unfinished run in `out` is resumed. New events of the run are passed to `listen`. Raises what
+    the run raised: the error's own class if it is one of ours, else TrainingError.
     """
-    told = "".join(f"{k} = {json.dumps(v)}\n" for k, v in given.items())
+    lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items())
     settings = link.folder / "flower" / "run.toml"
-    settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{told}", encoding="utf-8")
+    settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{lines}", encoding="utf-8")
     start = [command("flwr"), "run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
-    known = len(_events(out))
-    run = str(asked([*start, "--format", "json"], link.env)["run-id"])
-    _follow(run, out, link, listen, known)
+    seen = len(_events(out))
+    run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
+    _follow(run, out, link, listen, seen)
 
 
 def serve(
@@ -115,9 +116,9 @@ def serve(
 ) -> None:
     """Run the experiment of a federation's folder once all its clients have joined.
 
-    patience: seconds to wait for all clients; timeout: seconds that a client has for a round. What
-    was started is ended again, also where it fails. The run's folder is `out`; a run that has not
-    ended there goes on.
+    patience: seconds to wait for all clients; timeout: seconds that a client has for a round. All
+    processes are ended again, also after a failure. The run's folder is `out`; an unfinished run
+    there is resumed.
     """
     with superlink(folder, host=host, port=port) as link:
         submit(link, out, listen, patience=patience, timeout=timeout)
@@ -125,32 +126,33 @@ def serve(
 
 def _register(flwr: str, place: Path, env: Mapping[str, str]) -> None:
     arguments = [flwr, "supernode", "register", str(place / "key.pub"), NAME]
-    asked([*arguments, "--name", place.name, "--format", "json"], env)
+    run_flower([*arguments, "--name", place.name, "--format", "json"], env)
 
 
-def _follow(run: str, out: Path, link: Link, listen: Listener, known: int = 0) -> None:
-    """Pass events on, but the first `known`, until the run is over. Raises what it failed with."""
-    heard, looked, silences = known, time.monotonic(), 0
+def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) -> None:
+    """Pass on events after the first `seen` until the run ends. Raises the error of the run."""
+    passed_on, checked, silences = seen, time.monotonic(), 0
     while True:
         events = _events(out)
-        for event in events[heard:]:
-            # A failure is no event of the run's course: it is raised below.
+        for event in events[passed_on:]:
+            # A failure is not passed on as an event: it is raised below.
             if event["event"] != "failed":
                 listen(event)
-        heard = len(events)
+        passed_on = len(events)
+        # Written last: its existence means that the run is complete.
         if (out / SUMMARY).exists():
             return
-        if len(events) > known and events[-1]["event"] == "failed":
+        if len(events) > seen and events[-1]["event"] == "failed":
             kind = KINDS.get(events[-1].get("exit_code", 0), TrainingError)
             raise kind(str(events[-1]["error"]))
-        if time.monotonic() - looked > STATUS:
+        if time.monotonic() - checked > STATUS:
             status, why = _status(run, link.env)
-            looked, silences = time.monotonic(), 0 if status else silences + 1
+            checked, silences = time.monotonic(), 0 if status else silences + 1
             if silences == SILENCES:
                 raise FedshiftError(f"Flower does not say how the run is: {why} (see {link.log})")
-            # It may have ended since we looked, and well.
-            unheard = bool(_events(out)[heard:]) or (out / SUMMARY).exists()
-            if status.startswith("finished") and not unheard:
+            # Since we read the events the run may have ended well, or written more.
+            goes_on = bool(_events(out)[passed_on:]) or (out / SUMMARY).exists()
+            if status.startswith("finished") and not goes_on:
                 raise _failure(status, run, link)
         time.sleep(POLL)
 
@@ -160,37 +162,37 @@ def _events(out: Path) -> list[dict[str, Any]]:
         lines = (out / EVENTS).read_text(encoding="utf-8").split("\n")
     except OSError:
         return []
-    return [found for line in lines[:-1] if (found := _event(line))]
+    return [event for line in lines[:-1] if (event := _event(line))]
 
 
 def _event(line: str) -> dict[str, Any] | None:
-    """None for a line of which a part was lost, as on a full disk."""
+    """One event; None for an incomplete line, as a full disk leaves it."""
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "event" in found else None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 def _status(run: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """(what Flower says of a run, why it does not): a busy machine must not end a run."""
+    """(status, "") or ("", reason): a busy machine that does not answer must not end a run."""
     try:
-        listed = asked([command("flwr"), "ls", NAME, "--run-id", run, "--format", "json"], env)
+        listed = run_flower([command("flwr"), "ls", NAME, "--run-id", run, "--format", "json"], env)
         return str(listed["runs"][0]["status"]), ""
     except (FedshiftError, LookupError) as e:
         return "", str(e)
 
 
 def _failure(status: str, run: str, link: Link) -> FedshiftError:
-    """What a run failed with that says nothing in its events: by Flower's record of its words."""
+    """The error of a run that left none in its events, taken from Flower's log of the run."""
     arguments = [command("flwr"), "log", run, NAME, "--show"]
     done = subprocess.run(
         arguments, env=dict(link.env), capture_output=True, text=True, check=False
     )
-    said = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    ours = [line.removeprefix(RAISED) for line in said if line.startswith(RAISED)]
-    if ours:
-        name, _, told = ours[-1].partition(": ")
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    errors = [line.removeprefix(RAISED) for line in lines if line.startswith(RAISED)]
+    if errors:
+        name, _, text = errors[-1].partition(": ")
         kinds = {kind.__name__: kind for kind in KINDS.values()}
-        return kinds.get(name, TrainingError)(told)
-    return TrainingError(f"the run {status}: {' '.join(said[-3:])} (see {link.log})")
+        return kinds.get(name, TrainingError)(text)
+    return TrainingError(f"the run {status}: {' '.join(lines[-3:])} (see {link.log})")

@@ -1,9 +1,10 @@
-"""Flower's SuperLink, which obeys its own machine alone: `python -m fedshift.deploy.guard ...`.
+"""Flower's SuperLink, controlled from its own machine only: `python -m fedshift.deploy.guard ...`.
 
-It takes the arguments of `flower-superlink`. Flower answers everybody on one port: SuperNodes, by
-their keys (/v1/fleet/), and, asking for nothing, whoever starts runs and registers keys
-(/v1/control/) or plays the server of a run (/v1/runtime/). Whoever reaches that port could run an
-app of his own on the server and on all clients. Other machines get no further than /v1/fleet/.
+It takes the arguments of `flower-superlink`. Flower serves all requests on one port. SuperNodes are
+identified by their keys (/v1/fleet/). Starting runs, registering keys (/v1/control/) and acting as
+the server of a run (/v1/runtime/) need no credentials at all. Any machine that reaches the port
+could therefore run an app of its own on the server and on all clients. With this guard, other
+machines only reach /v1/fleet/.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-TOLD = b"only the server's own machine may ask for this"
+REFUSAL = b"only the server's own machine may ask for this"
 
 
 class OwnMachine:
-    """An ASGI application around `app`: other machines get what SuperNodes need, and else 403."""
+    """An ASGI application around `app`: other machines only get what SuperNodes need, else 403."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -34,35 +35,35 @@ class OwnMachine:
         elif scope["type"] == "http":
             headers = [(b"content-type", b"text/plain")]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": TOLD})
+            await send({"type": "http.response.body", "body": REFUSAL})
         else:
             await send({"type": "websocket.close", "code": 1008})
 
 
 def for_nodes(scope: Scope) -> bool:
-    """Whether a request is one of those that Flower lets in by a SuperNode's key."""
+    """Whether Flower itself checks a SuperNode's key for this request."""
     return scope["type"] == "http" and str(scope["path"]).startswith(FLEET)
 
 
 def from_here(scope: Scope) -> bool:
-    """Whether a request comes from this machine: from loopback, or the address that it came to."""
-    peer, own = (scope.get(end) or ("", 0) for end in ("client", "server"))
+    """Whether a request comes from this machine: from loopback, or from its own address."""
+    peer, local = (scope.get(end) or ("", 0) for end in ("client", "server"))
     try:
         address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     except ValueError:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback or peer[0] == own[0]
+    return (mapped or address).is_loopback or peer[0] == local[0]
 
 
 def put_up() -> None:
-    """Have Flower's SuperLink, when it is made in this process, stand behind the guard."""
+    """Put the guard before the SuperLink that Flower makes in this process."""
     from flwr.superlink import extensions
     from starlette.middleware import Middleware
 
-    # Else what a request says of its origin would be believed.
+    # Otherwise the server would believe a request's header about its origin.
     os.environ.pop("FORWARDED_ALLOW_IPS", None)
-    # Flower's own place for middleware, the outermost.
+    # Flower's hook for middleware; it is the outermost layer.
     extensions.get_middleware = lambda: (Middleware(OwnMachine),)
 
 

@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Ended:
-    """How a SuperNode came to its end: its exit code, whether the server had let it in, its words.
+    """How a SuperNode ended: its exit code, whether it had joined, and its last message.
 
     Codes below 0 are signals, as in `subprocess`.
     """
@@ -34,37 +34,39 @@ class Ended:
 
 
 def silent(text: str) -> None:
-    """Says nothing."""
+    """Print nothing."""
 
 
 def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent) -> None:
     """Be a client of the federation at `server` ("host:port") until it is interrupted.
 
-    `place` is the client's folder, as `fedshift deploy init` made it. A client that comes before
-    the server, or is sent away by one that goes, tries again for `patience` seconds. Raises
+    `place` is the client's folder, as `fedshift deploy init` made it. If the server is not up yet,
+    or ends, the client tries again for `patience` seconds. Raises
     InputError for a folder, key or certificate that cannot be used, for a server that does not
     answer, shows a certificate that is not the federation's, or does not let this client in, and
     TrainingError for a SuperNode that was killed.
     """
     node = _node(place, server)
-    told, until = "", time.monotonic() + patience
+    last_reason, until = "", time.monotonic() + patience
     while True:
-        if why := _unmet(node, place, server, say):
+        if why := _work_once(node, place, server, say):
             if time.monotonic() > until:
                 raise InputError(f"{why}, for {patience:g} s now")
-            if why != told:
+            if why != last_reason:
                 say(f"{why}; trying again for {until - time.monotonic():.0f} s")
-            told = why
+            last_reason = why
         else:
-            told, until = "", time.monotonic() + patience
+            last_reason, until = "", time.monotonic() + patience
         time.sleep(PAUSE)
 
 
 def _node(place: Path, server: str) -> list[str]:
-    """The SuperNode's command, but for its port. Raises InputError."""
+    """The SuperNode's command without its port. Raises InputError."""
     try:
-        about = json.loads((place / "client.json").read_text(encoding="utf-8"))
-        which = f"partition-id={int(about['partition'])} num-partitions={int(about['partitions'])}"
+        client = json.loads((place / "client.json").read_text(encoding="utf-8"))
+        node_config = (
+            f"partition-id={int(client['partition'])} num-partitions={int(client['partitions'])}"
+        )
     except PermissionError as e:
         raise InputError(f"{e.filename}: cannot be read: {e.strerror}") from None
     except (OSError, ValueError, KeyError, TypeError):
@@ -78,18 +80,18 @@ def _node(place: Path, server: str) -> list[str]:
     return [
         command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
         "--root-certificates", str(place / "ca.crt"),
-        "--auth-supernode-private-key", str(place / "key"), "--node-config", which,
+        "--auth-supernode-private-key", str(place / "key"), "--node-config", node_config,
     ]  # fmt: skip
 
 
-def _unmet(node: list[str], place: Path, server: str, say: Say) -> str:
-    """Work for the server until it ends; why it could not be done, empty where it was.
+def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
+    """Work for the server until it ends; return the reason if that was impossible, else "".
 
-    Raises InputError for what trying again does not cure, and TrainingError for a killed SuperNode.
+    Raises InputError for errors that a retry cannot cure, TrainingError for a killed SuperNode.
     """
     if why := answers(server, place / "ca.crt"):
         return why
-    ended = _worked(node, place)
+    ended = _run_node(node, place)
     if ended.code < 0:
         raise TrainingError(
             f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory; see "
@@ -105,9 +107,10 @@ def _unmet(node: list[str], place: Path, server: str, say: Say) -> str:
     )
 
 
-def _worked(node: list[str], place: Path) -> Ended:
+def _run_node(node: list[str], place: Path) -> Ended:
     log = place / "supernode.log"
-    env = environment(place.absolute() / "flower") | {KEEP: str(_kept_in(place.absolute()))}
+    env = environment(place.absolute() / "flower") | {KEEP: str(_state_folder(place.absolute()))}
+    # The log is appended to; only lines of this process count.
     before = log.stat().st_size if log.exists() else 0
     with running([*node, "--port", str(free_port())], env, log) as process:
         code = process.wait()
@@ -117,8 +120,8 @@ def _worked(node: list[str], place: Path) -> Ended:
     return Ended(code, any(JOINED in line for line in lines), _reason(lines))
 
 
-def _kept_in(place: Path) -> Path:
-    """The folder for what the client keeps between rounds, which is nobody else's business."""
+def _state_folder(place: Path) -> Path:
+    """The folder for the client's state between rounds, readable by its owner alone."""
     folder = place / "kept"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -128,7 +131,7 @@ def _kept_in(place: Path) -> Path:
 
 
 def _reason(lines: list[str]) -> str:
-    """Flower's word for a refusal, which follows a line that says that there was one."""
-    told = [line.strip() for line in lines if line.strip()]
-    found = [b for a, b in pairwise(told) if a.startswith("Failed to init")]
-    return found[-1] if found else (told or ["it said nothing"])[-1]
+    """Flower's reason for a refusal: the line after the one that reports the refusal."""
+    texts = [line.strip() for line in lines if line.strip()]
+    reasons = [b for a, b in pairwise(texts) if a.startswith("Failed to init")]
+    return reasons[-1] if reasons else (texts or ["it said nothing"])[-1]

@@ -37,12 +37,14 @@ def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> 
     where a file exists or cannot be written.
     """
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    root = _drawn("fedshift federation", authority, days).add_extension(
+    root = _builder("fedshift federation", authority, days).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
     leaf = (
-        _drawn("fedshift server", server, days)
-        .add_extension(x509.SubjectAlternativeName([_named(h) for h in hosts]), critical=False)
+        _builder("fedshift server", server, days)
+        .add_extension(
+            x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False
+        )
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
     for name, key, builder in (("ca", authority, root), ("server", server, leaf)):
@@ -62,9 +64,9 @@ def write_client_key(path: Path) -> None:
 
 
 def check_certificate(path: Path) -> None:
-    """Refuse, with InputError, a certificate that is missing, unreadable, or not valid today."""
-    found = _certificate(path)
-    first, last = found.not_valid_before_utc, found.not_valid_after_utc
+    """Raise InputError for a certificate that is missing, unreadable, or not valid today."""
+    certificate = _certificate(path)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
     if not first <= now <= last:
         raise InputError(
@@ -74,29 +76,29 @@ def check_certificate(path: Path) -> None:
 
 
 def check_server(folder: Path) -> None:
-    """Refuse, with InputError, a server whose certificate or key cannot be used.
+    """Raise InputError for a server whose certificate or key cannot be used.
 
-    Both certificates are valid today, the authority has signed the server's, and server.key is the
-    key of it.
+    Both certificates must be valid today, the authority must have signed the server's, and
+    server.key must belong to it.
     """
     for name in ("ca.crt", "server.crt"):
         check_certificate(folder / name)
-    authority, own, key = folder / "ca.crt", folder / "server.crt", folder / "server.key"
+    authority, certificate, key = folder / "ca.crt", folder / "server.crt", folder / "server.key"
     _bytes(key)
     try:
-        _certificate(own).verify_directly_issued_by(_certificate(authority))
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(own, key)
+        _certificate(certificate).verify_directly_issued_by(_certificate(authority))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except (ValueError, TypeError, InvalidSignature):
-        raise InputError(f"{own}: not signed by {authority}; {AGAIN}") from None
+        raise InputError(f"{certificate}: not signed by {authority}; {AGAIN}") from None
     except ssl.SSLError:
-        raise InputError(f"{key}: not the key of {own}; {AGAIN}") from None
+        raise InputError(f"{key}: not the key of {certificate}; {AGAIN}") from None
 
 
 def check_client_key(path: Path) -> None:
-    """Refuse, with InputError, what is no client's private key."""
-    held = _bytes(path)
+    """Raise InputError unless the file holds a client's private key."""
+    content = _bytes(path)
     try:
-        key = load_ssh_private_key(held, None)
+        key = load_ssh_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise InputError(f"{path}: not a private key without a password; {AGAIN}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -111,17 +113,20 @@ def _bytes(path: Path) -> bytes:
 
 
 def _certificate(path: Path) -> x509.Certificate:
-    held = _bytes(path)
+    content = _bytes(path)
     try:
-        return x509.load_pem_x509_certificate(held)
+        return x509.load_pem_x509_certificate(content)
     except ValueError:
         raise InputError(f"{path}: not a certificate; {AGAIN}") from None
 
 
-def _drawn(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    """A certificate of the federation's authority, to be signed; valid from five minutes ago."""
+def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    """An unsigned certificate of the federation's authority.
+
+    Valid from five minutes ago: clocks of other machines may be behind.
+    """
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
-    names = [[x509.NameAttribute(NameOID.COMMON_NAME, one)] for one in (subject, _AUTHORITY)]
+    names = [[x509.NameAttribute(NameOID.COMMON_NAME, name)] for name in (subject, _AUTHORITY)]
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name(names[0]))
@@ -137,7 +142,7 @@ _AUTHORITY = "fedshift federation"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
-def _named(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -150,8 +155,9 @@ def _named(host: str) -> x509.GeneralName:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file; never in place of one that exists."""
+    """Write a new file; never replace an existing one."""
     try:
+        # The mode is set on creation: a private key is never readable by others, not even briefly.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as f:
             f.write(content)

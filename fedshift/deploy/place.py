@@ -1,6 +1,6 @@
-"""A federation's folder: what the server needs, and what each client is handed.
+"""A federation's folder: the files of the server, and those for each client.
 
-ca.crt, ca.key            the federation's own authority; ca.key signs, and stays here
+ca.crt, ca.key            the federation's own authority; ca.key signs, and never leaves
 server.crt, server.key    the server's certificate
 clients/client-I/         for client I alone: ca.crt, key, key.pub, client.json
 app/pyproject.toml        a Flower app of nothing but the installed library and the experiment
@@ -49,9 +49,9 @@ SITE = "fedshift.experiments.on_flower:configured_site"
 def make_place(
     folder: Path, experiment: str, clients: int, hosts: Sequence[str], *, site: str = SITE
 ) -> None:
-    """Write the folder. `experiment` is the TOML of a run; `site` what gives a client's data.
+    """Write the folder. `experiment` is the TOML of a run; `site` names what loads clients' data.
 
-    Raises InputError for a folder that holds something, or cannot be written; then it stays empty.
+    Raises InputError for a folder that is not empty, or cannot be written; then it stays empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,49 +63,49 @@ def make_place(
     try:
         _fill(folder, experiment, clients, hosts, site)
     except BaseException as e:
-        # Half a federation is of no use, and the next attempt wants an empty folder.
-        for left in folder.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        # Half a federation is useless, and the next attempt needs an empty folder.
+        for entry in folder.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         if isinstance(e, OSError):
-            where = e.filename or folder
-            raise InputError(f"{where}: cannot be written: {e.strerror}") from None
+            path = e.filename or folder
+            raise InputError(f"{path}: cannot be written: {e.strerror}") from None
         raise
 
 
 def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], site: str) -> None:
     write_authority(folder, hosts)
     for i in range(clients):
-        mine = client_place(folder, i)
-        mine.mkdir(parents=True)
-        shutil.copyfile(folder / "ca.crt", mine / "ca.crt")
-        write_client_key(mine / "key")
-        about = {"partition": i, "partitions": clients}
-        (mine / "client.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+        place = client_place(folder, i)
+        place.mkdir(parents=True)
+        shutil.copyfile(folder / "ca.crt", place / "ca.crt")
+        write_client_key(place / "key")
+        description = {"partition": i, "partitions": clients}
+        (place / "client.json").write_text(json.dumps(description) + "\n", encoding="utf-8")
     (folder / "app").mkdir()
     text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
     (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")
 
 
 def client_place(folder: Path, client: int) -> Path:
-    """Where a client's part of the federation's folder lies."""
+    """The folder of one client within the federation's folder."""
     return folder / "clients" / f"client-{client}"
 
 
 def clients_of(folder: Path) -> list[Path]:
     """The clients' folders in order. Raises InputError for a folder without the server's files."""
     check_server(folder)
-    found = [path for path in (folder / "clients").glob("client-*") if _number(path) is not None]
-    if not found or not is_file(folder / "app" / "pyproject.toml"):
+    folders = [path for path in (folder / "clients").glob("client-*") if _number(path) is not None]
+    if not folders or not is_file(folder / "app" / "pyproject.toml"):
         raise InputError(
             f"{folder}: no federation's folder; make it with `fedshift deploy init` (the server "
             "needs app and the clients' key.pub, too)"
         )
-    for path in found:
+    for path in folders:
         if not is_file(path / "key.pub"):
             raise InputError(f"{path / 'key.pub'}: is missing; the server must know this key")
-    return sorted(found, key=lambda path: _number(path) or 0)
+    return sorted(folders, key=lambda path: _number(path) or 0)
 
 
 def _number(place: Path) -> int | None:
-    told = place.name.removeprefix("client-")
-    return int(told) if told.isdecimal() else None
+    number = place.name.removeprefix("client-")
+    return int(number) if number.isdecimal() else None

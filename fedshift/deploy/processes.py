@@ -1,4 +1,4 @@
-"""Flower's own commands as processes: started in groups of their own, and ended with them."""
+"""Run Flower's commands as processes in groups of their own, and end whole groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(name: str) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """A port that no process listens on now."""
     with socket.socket() as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
@@ -54,7 +54,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process and its children, in a group that ends with the block; it writes to `log`.
 
-    On Linux the process is asked to end, too, where this one is killed. Raises InputError where the
+    On Linux the process also gets SIGTERM when this one is killed. Raises InputError where the
     log cannot be written.
     """
     linux = sys.platform == "linux"
@@ -74,15 +74,17 @@ def running(
 
 
 def _die_with_parent() -> None:
+    # Without it Flower's processes would go on, and hold their ports, when fedshift is killed.
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
 
 
 def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """End a process, all of its group, and all that descends from it: asked first, then killed.
+    """End a process, its group and all descendants: SIGTERM first, SIGKILL after `patience` s each.
 
-    Flower starts some of its processes in sessions of their own, which a group does not reach.
+    Flower starts some processes in sessions of their own, which a signal to the group misses.
     """
-    below = _descendants(process.pid)
+    # Before any signal: once a parent is gone, its children can no longer be traced to it.
+    descendants = _descendants(process.pid)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -92,42 +94,46 @@ def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
             break
     for number in (signal.SIGTERM, signal.SIGKILL):
         stop = time.monotonic() + patience
-        _signal(below, number)
-        while _left(below) and time.monotonic() < stop:
+        _signal(descendants, number)
+        while _still_running(descendants) and time.monotonic() < stop:
             time.sleep(0.1)
 
 
 def _descendants(process: int) -> dict[int, str]:
     """The commands of all processes that descend from this one, by process id."""
-    listed, found = _listed(), {process}
-    while new := {pid for pid, (parent, _) in listed.items() if parent in found} - found:
-        found |= new
-    return {pid: listed[pid][1] for pid in found - {process}}
+    processes, pids = _processes(), {process}
+    while new := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids:
+        pids |= new
+    return {pid: processes[pid][1] for pid in pids - {process}}
 
 
-def _left(commands: Mapping[int, str]) -> list[int]:
-    """Which of these still run, and not something else under their number."""
+def _still_running(commands: Mapping[int, str]) -> list[int]:
+    """The ids that still run the same command; an id may have been given to another process."""
     if not commands:
         return []
-    listed = _listed()
-    return [pid for pid, told in commands.items() if pid in listed and listed[pid][1] == told]
+    processes = _processes()
+    return [
+        pid
+        for pid, command_line in commands.items()
+        if pid in processes and processes[pid][1] == command_line
+    ]
 
 
 def _signal(commands: Mapping[int, str], number: int) -> None:
-    for pid in _left(commands):
+    for pid in _still_running(commands):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def _listed() -> dict[int, tuple[int, str]]:
-    """(parent, command) of every process that is not a zombie; none where there is no `ps`."""
+def _processes() -> dict[int, tuple[int, str]]:
+    """(parent, command) of every process that is not a zombie; empty without `ps`."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["ps", "-wweo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return {}
-    rows = [line.split(None, 3) for line in told.splitlines()[1:]]
+    rows = [line.split(None, 3) for line in output.splitlines()[1:]]
     return {int(r[0]): (int(r[1]), r[3]) for r in rows if len(r) == 4 and r[2][0] != "Z"}
 
 
@@ -140,7 +146,7 @@ def _alive(group: int) -> bool:
 
 
 def wait_for(host: str, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the process listens. Raises FedshiftError, with its last words, if it ends."""
+    """Wait until the process listens. Raises FedshiftError, with its last output, if it ends."""
     stop = time.monotonic() + STARTED
     while time.monotonic() < stop:
         if process.poll() is not None:
@@ -148,24 +154,28 @@ def wait_for(host: str, port: int, process: subprocess.Popen[bytes], log: Path) 
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0):
             return
         time.sleep(0.1)
-    raise FedshiftError(f"nobody listens on {host}:{port} after {STARTED:g} s: {_tail(log)}")
+    raise FedshiftError(f"nothing listens on {host}:{port} after {STARTED:g} s: {_tail(log)}")
 
 
-def asked(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON that one of Flower's commands prints.
+def run_flower(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Run one of Flower's commands and return the JSON that it prints.
 
-    Raises InputError with its reason where it says that it failed, else FedshiftError.
+    Raises InputError with the reason if the command reports a failure, FedshiftError if it prints
+    no JSON.
     """
     done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
-    said, what = " ".join((done.stdout + done.stderr).split())[-500:], " ".join(arguments[1:3])
+    output, subcommand = (
+        " ".join((done.stdout + done.stderr).split())[-500:],
+        " ".join(arguments[1:3]),
+    )
     try:
-        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:
-        raise FedshiftError(f"`flwr {what}` failed: {said}") from None
-    if done.returncode or found.get("success") is False:
-        why = " ".join(str(found.get("error-message", said)).split())
-        raise InputError(f"`flwr {what}` failed: {why}")
-    return found
+        raise FedshiftError(f"`flwr {subcommand}` failed: {output}") from None
+    if done.returncode or answer.get("success") is False:
+        why = " ".join(str(answer.get("error-message", output)).split())
+        raise InputError(f"`flwr {subcommand}` failed: {why}")
+    return answer
 
 
 def _tail(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""Whether a federation's server answers, and is the one that a client was told of."""
+"""Check that a federation's server can be reached, and that it is the right one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def address_of(server: str) -> tuple[str, int]:
 
 
 def answers(server: str, authority: Path) -> str:
-    """Why a server cannot be reached now; empty where it can.
+    """Why a server cannot be reached now; "" if it can.
 
-    Raises InputError for a server that shows a certificate that is not signed by `authority`, is
-    not valid today, or is for another host name: Flower's SuperNode would try for ever. What speaks
-    no TLS is no server of ours.
+    Raises InputError for a certificate that is not signed by `authority`, is not valid today, or is
+    for another host name, and for a server without TLS: Flower's SuperNode would retry for ever.
     """
     host, port = address_of(server)
     context = ssl.create_default_context(cafile=str(authority))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -177,14 +179,6 @@ class Training(Section):
         """Whether metrics are taken after round t."""
         return t % self.evaluate_every == 0 or t > self.rounds - max(self.evaluate_last, 1)
 
-    def unused(self) -> set[str]:
-        """Keys that came after checkpoints were first written, where they say nothing."""
-        later = (
-            "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
-            "precision",
-        )  # fmt: skip
-        return {k for k in later if getattr(self, k) == type(self).model_fields[k].default}
-
 
 class Selection(Section):
     """[selection]: how `ess = "auto"` chooses among ESS fractions (0 stands for lambda = 0).
@@ -232,6 +226,15 @@ class Config(Section):
     training: Training = Training()
     selection: Selection = Selection()
     seeds: SeedTable = SeedTable()
+
+    @property
+    def identity(self) -> str:
+        """A hash of the keys that differ from their defaults, but for `name`: one run has one.
+
+        A key that a later version adds changes nothing as long as it has its default.
+        """
+        given = self.model_dump(exclude_defaults=True, exclude={"name"})
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
 
     @model_validator(mode="after")
     def _servers_share(self) -> Config:

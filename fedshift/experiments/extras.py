@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from fedshift.datasets import entry
 from fedshift.datasets.augment import kornia_module
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Data, Network
 from fedshift.models.pretrained import torchvision_models
 
 
-def check_extras(config: Config) -> None:
+def check_extras(data: Data, model: Network) -> None:
     """Raises InputError, with how to install it, for a package that cannot be imported."""
-    if config.data.augment == "photos":
+    if data.augment == "photos":
         kornia_module()
-    if config.model.pretrained:
+    if model.pretrained:
         torchvision_models()
 
 
-def extra_packages(config: Config) -> tuple[str, ...]:
+def extra_packages(data: Data, model: Network) -> tuple[str, ...]:
     """Packages beyond the library's own requirements whose version can change the numbers."""
-    needed = {"kornia": config.data.augment == "photos", "torchvision": config.model.pretrained}
+    needed = {"kornia": data.augment == "photos", "torchvision": model.pretrained}
     others = (name for name, is_needed in needed.items() if is_needed)
-    return (*entry(config.data.name).needs, *others)
+    return (*entry(data.name).needs, *others)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fedshift import datasets
 from fedshift.errors import InputError, unknown
-from fedshift.experiments.config import Config
+from fedshift.experiments.config_shift import Split
 from fedshift.experiments.natural import Dealt
 from fedshift.experiments.own_looks import looks
 from fedshift.seeds import numpy_generator
@@ -17,15 +17,15 @@ from fedshift.shifts.noise import Shared, noise_pool
 Indices = NDArray[np.int64]
 
 
-def dealing(config: Config, seed: int, rows: Indices) -> Shift:
+def dealing(split: Split, dataset: str, seed: int, rows: Indices) -> Shift:
     """The configured shift over these rows of the training file; by writers, for kind "writers".
 
     Rows from the length of the training file on are those of the test file. Raises InputError for
     a data set without writers.
     """
-    if config.shift.kind != "writers":
-        return config.shift.shift()
-    ids = writer_ids(config.data.name)[rows]
+    if split.kind != "writers":
+        return split.shift()
+    ids = writer_ids(dataset)[rows]
 
     def by_writer(
         labels: Indices, classes: int, clients: int, rng: np.random.Generator
@@ -50,18 +50,16 @@ def writer_ids(name: str) -> Indices:
     return np.unique(named, return_inverse=True)[1].astype(np.int64)
 
 
-def noised(config: Config, dealt: Dealt, seed: int) -> Dealt:
+def noised(split: Split, dealt: Dealt, seed: int) -> Dealt:
     """The task with each client's noise, and the test images' where shift.noisy_test is set."""
-    split = config.shift
     if not split.noise:
         return dealt
     clients = len(dealt.parts)
     shared = Shared(noise_pool(split.noise, clients, seed), seed) if split.noisy_test else None
-    return dealt._replace(looks=looks(config, clients), test_look=shared)
+    return dealt._replace(looks=looks(split, clients, seed), test_look=shared)
 
 
-def shifts_features(config: Config) -> bool:
+def shifts_features(split: Split) -> bool:
     """Whether the configuration makes clients' inputs differ, not only their labels."""
-    split = config.shift
     at_sites = split.kind == "natural" and split.target == "clients"
     return bool(split.noise) or split.transform != "none" or split.kind == "writers" or at_sites

@@ -139,11 +139,26 @@ def kept_in(
     asked: Asked = nobody_asks,
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
-    # A checkpoint of a version without the newer keys is still of this run.
-    given = config.model_dump_json(exclude={"name": True, "training": config.training.unused()})
-    told = [given, prepared.data.sha256, prepared.split_sha256]
-    identity = hashlib.sha256("\n".join(told).encode()).hexdigest()
-    return Keeper(folder / CHECKPOINTS, identity, every, asked)
+    sums = (prepared.data.sha256, prepared.split_sha256)
+    identity, former = (_hash(of, *sums) for of in (config.identity, _all_keys(config)))
+    return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
+
+
+def _all_keys(config: Config) -> str:
+    """What checkpoints of versions before `Config.identity` belong to: all keys of that time.
+
+    Those of [training] that had come last count only where they say something.
+    """
+    last = (
+        "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries", "precision",
+    )  # fmt: skip
+    training = config.training
+    defaults = {k for k in last if getattr(training, k) == type(training).model_fields[k].default}
+    return config.model_dump_json(exclude={"name": True, "training": defaults})
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
@@ -166,7 +181,9 @@ def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
 def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str, Any]:
     """What is needed to get the same numbers again: versions, backend, checksums, seeds."""
     return {
-        "packages": {n: package_version(n) for n in (*PACKAGES, *extra_packages(config))},
+        "packages": {
+            n: package_version(n) for n in (*PACKAGES, *extra_packages(config.data, config.model))
+        },
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "backend": backend,

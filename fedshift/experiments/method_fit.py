@@ -8,7 +8,7 @@ from torch import nn
 from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.experiments import settings
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
 from fedshift.experiments.wording import file_words
 from fedshift.model import Model
@@ -27,9 +27,8 @@ class _StandIn(nn.Module):
             self.body = nn.Linear(1, 1)
 
 
-def has_body(config: Config) -> bool:
+def has_body(model: Network) -> bool:
     """Whether the configured network has layers before its last one."""
-    model = config.model
     return model.name != "linear" and (model.name != "mlp" or bool(model.hidden))
 
 
@@ -38,7 +37,7 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     if recipe.traits.router and config.model.name not in ROUTED:
         return [(("model", "name"), unrouted(config.model.name))]
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
-    stand_in = Model(_StandIn(has_body(config)))
+    stand_in = Model(_StandIn(has_body(config.model)))
     setting = settings.setting(config, stand_in, (1.0,), inputs)
     options = config.method.options
     if options.get("ess") == "auto":

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from fedshift.datasets import Dataset, entry
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config_shift import Split
 from fedshift.shifts import covariate
 from fedshift.shifts.look_names import look_name
 from fedshift.shifts.noise import noise_pool
 
 
-def looks(config: Config, clients: int) -> tuple[Callable[[Tensor], Tensor], ...]:
+def looks(split: Split, clients: int, seed: int) -> tuple[Callable[[Tensor], Tensor], ...]:
     """What each client's images go through; () where they stay as they are.
 
     Raises InputError where the pool of looks has fewer entries than there are clients.
     """
-    if config.shift.noise:
-        return noise_pool(config.shift.noise, clients, config.seeds.resolved().split)
-    kind, intensity = config.shift.transform, config.shift.intensity or "high"
+    if split.noise:
+        return noise_pool(split.noise, clients, seed)
+    kind, intensity = split.transform, split.intensity or "high"
     if kind == "none":
         return ()
     made = {
@@ -33,9 +33,9 @@ def looks(config: Config, clients: int) -> tuple[Callable[[Tensor], Tensor], ...
     return tuple(covariate.transform_of(made, i) for i in range(clients))
 
 
-def check_images(config: Config, data: Dataset) -> None:
+def check_images(split: Split, data: Dataset) -> None:
     """Raise InputError where clients' images are to change and the data set has no images."""
-    split, images = config.shift, data.train.x.dim() == 4
+    images = data.train.x.dim() == 4
     for key, on in (("transform", split.transform != "none"), ("noise", split.noise > 0)):
         if on and not images:
             raise InputError(
@@ -43,16 +43,16 @@ def check_images(config: Config, data: Dataset) -> None:
             )
 
 
-def grey_note(config: Config, images: Tensor) -> str | None:
+def grey_note(split: Split, images: Tensor, seed: int) -> str | None:
     """A sentence where looks that differ in colours do not differ on these grey images [n, 1, ...].
 
     None where there are no looks, where all differ, and for images in colour.
     """
-    kind, clients = config.shift.transform, config.shift.clients
+    kind, clients = split.transform, split.clients
     if kind == "none" or images.shape[1] != 1:
         return None
     ramp = torch.linspace(0.0, 1.0, 256).view(1, 1, 1, 256)
-    different = len({tuple(look(ramp).flatten().tolist()) for look in looks(config, clients)})
+    different = len({tuple(look(ramp).flatten().tolist()) for look in looks(split, clients, seed)})
     if different == clients:
         return None
     better = ' shift.transform = "fashion" has eight for grey images.' if kind == "bits" else ""
@@ -62,8 +62,8 @@ def grey_note(config: Config, images: Tensor) -> str | None:
     )
 
 
-def look_names(config: Config, clients: int) -> tuple[str, ...] | None:
+def look_names(split: Split, dataset: str, clients: int, seed: int) -> tuple[str, ...] | None:
     """What sets each client's inputs apart, in words: its look, or its site; None for nothing."""
-    if config.shift.kind == "natural":
-        return entry(config.data.name).sites or None
-    return tuple(map(look_name, looks(config, clients))) or None
+    if split.kind == "natural":
+        return entry(dataset).sites or None
+    return tuple(map(look_name, looks(split, clients, seed))) or None

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from fedshift import datasets
 from fedshift.datasets import Dataset, Samples
 from fedshift.errors import InputError, unknown
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Data
+from fedshift.experiments.config_shift import Split
 from fedshift.experiments.feature_shift import dealing
 from fedshift.experiments.natural import Dealt
 from fedshift.experiments.own_looks import looks
@@ -23,7 +24,7 @@ from fedshift.seeds import numpy_generator
 Indices = NDArray[np.int64]
 
 
-def among_clients(config: Config, seed: int) -> Dealt:
+def among_clients(section: Data, split: Split, seed: int) -> Dealt:
     """Training and test file in one pool, dealt to the clients, each split in training and test.
 
     Of a client's n rows floor((1 - share) n) are for training, the others its test set, drawn by
@@ -31,11 +32,11 @@ def among_clients(config: Config, seed: int) -> Dealt:
     shift.transform every client's images go through its own look. Wang et al. 2026 (FedDRM),
     arXiv 2509.23049, Section 4, whose share is 0.3.
     """
-    share = config.data.test
-    if config.shift.kind == "natural":
-        data, trains, tests = _at_sites(config, seed)
+    share = section.test
+    if split.kind == "natural":
+        data, trains, tests = _at_sites(section, split, seed)
     else:
-        data, parts = _pooled(config, seed)
+        data, parts = _pooled(section, split, seed)
         try:
             trains, tests = hold_out(parts, share, seed)
         except InputError as e:
@@ -43,39 +44,41 @@ def among_clients(config: Config, seed: int) -> Dealt:
     counts = np.bincount(data.train.y.numpy()[np.concatenate(tests)], minlength=len(data.classes))
     nothing = np.empty(0, np.int64)
     return Dealt(
-        data, trains, counts / counts.sum(), None, nothing, tests, looks(config, len(trains))
+        data, trains, counts / counts.sum(), None, nothing, tests, looks(split, len(trains), seed)
     )
 
 
-def _pooled(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices]]:
+def _pooled(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequence[Indices]]:
     """(the pool as a data set without a test file, rows of each client)."""
-    both, limit = datasets.load(config.data.name, size=config.data.size), config.data.limit
+    both, limit = datasets.load(section.name, size=section.size), section.limit
     data = pool(both, limit, seed)
-    finer = datasets.entry(config.data.name).finer
+    finer = datasets.entry(section.name).finer
     dealt = pool(datasets.load(finer), limit, seed) if finer else data
     rng = numpy_generator(seed, "split")
-    with in_file_words("shift", config.shift.arguments()):
-        deal = dealing(config, seed, pool_rows(both, limit, seed))
-        return data, deal(dealt.train.y.numpy(), len(dealt.classes), config.shift.clients, rng)
+    with in_file_words("shift", split.arguments()):
+        deal = dealing(split, section.name, seed, pool_rows(both, limit, seed))
+        return data, deal(dealt.train.y.numpy(), len(dealt.classes), split.clients, rng)
 
 
-def _at_sites(config: Config, seed: int) -> tuple[Dataset, Sequence[Indices], Sequence[Indices]]:
+def _at_sites(
+    section: Data, split: Split, seed: int
+) -> tuple[Dataset, Sequence[Indices], Sequence[Indices]]:
     """(all examples as a data set without a test file, training rows, test rows of each site)."""
-    name, share = config.data.name, config.data.test
+    name, share = section.name, section.test
     one = datasets.entry(name)
     if one.at_sites is None:
         names = [other.name for other in datasets.entries() if other.at_sites]
         error = unknown("data set whose sites are clients", name, names)
         raise InputError(f'shift.kind = "natural" with target = "clients": {error}')
-    everyone, split = one.at_sites(datasets.find(name), seed, share)
-    if config.shift.clients != len(everyone.sites):
+    everyone, held_out = one.at_sites(datasets.find(name), seed, share)
+    if split.clients != len(everyone.sites):
         raise InputError(
-            f"shift.clients = {config.shift.clients}, but {name} has {len(everyone.sites)} sites; "
+            f"shift.clients = {split.clients}, but {name} has {len(everyone.sites)} sites; "
             f"set shift.clients = {len(everyone.sites)}"
         )
     train = Samples(everyone.x, everyone.y)
     no_test = Samples(everyone.x[:0], everyone.y[:0])
-    return replace(datasets.load(name), train=train, test=no_test), split.train, split.test
+    return replace(datasets.load(name), train=train, test=no_test), held_out.train, held_out.test
 
 
 def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:

@@ -123,6 +123,7 @@ class Keeper:
               written
     shelf     where clients' states are kept
     identity  what tells this run from others; a checkpoint of another run is refused
+    former    the same as earlier versions wrote it
     """
 
     folder: Path
@@ -130,13 +131,14 @@ class Keeper:
     every: int | None = None
     asked: Asked = nobody_asks
     shelf: Shelf = Shelf()
+    former: str = ""
 
     def progress(self, label: str) -> Progress:
         """Where the run, or one of its candidates, stands. Raises DataError for another run's."""
         saved = read_checkpoint(self.folder / slug(label), self.shelf)
         if saved is None:
             return Progress()
-        if saved.facts.get("identity") != self.identity:
+        if saved.facts.get("identity") not in (self.identity, self.former):
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
                 "the folder to start from round 1"

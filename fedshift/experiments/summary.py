@@ -90,7 +90,9 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
     outcome, task = experiment.outcome, experiment.prepared.task
     last = _last(experiment)
     if last is not None:
-        grey = grey_note(experiment.config, task.clients[0].x)
+        grey = grey_note(
+            experiment.config.shift, task.clients[0].x, experiment.prepared.seeds.split
+        )
         failed = outcome.at_end.notes if outcome.at_end else ()
         own = [*served.reasons(last), *failed, *([grey] if grey else [])]
         return [*own, *_of_method(experiment), *_missing(outcome)]
@@ -126,12 +128,17 @@ def _label_sets(experiment: Experiment) -> LabelSets | None:
 
 def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
     """How far clients are apart, where more than their labels differs."""
-    if not shifts_features(experiment.config):
+    if not shifts_features(experiment.config.shift):
         return None
     prepared = experiment.prepared
     found = measured_shift(prepared.task, counts, prepared.seeds.split)
-    looks = look_names(experiment.config, len(prepared.task.clients))
+    looks = _looks(experiment)
     return Differences(**found, looks=looks)
+
+
+def _looks(experiment: Experiment) -> tuple[str, ...] | None:
+    config, ready = experiment.config, experiment.prepared
+    return look_names(config.shift, config.data.name, len(ready.task.clients), ready.seeds.split)
 
 
 def _importance(outcome: Outcome) -> Importance | None:
@@ -183,7 +190,7 @@ def _serving(experiment: Experiment) -> Serving | None:
     at_end = experiment.outcome.at_end
     if at_end is None:
         return None
-    looks = look_names(experiment.config, len(experiment.prepared.task.clients))
+    looks = _looks(experiment)
     router = at_end.details["router"]
     details = {**at_end.details, "router": None if router is None else RouterDetails(**router)}
     return Serving(looks=looks, **details)

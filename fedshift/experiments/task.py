@@ -21,7 +21,7 @@ from fedshift.datasets.augment import photos
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Config, Data, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
@@ -84,11 +84,11 @@ def seen(x: Tensor, look: Look | None) -> Tensor:
 
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
-    check_extras(config)
+    check_extras(config.data, config.model)
     seeds = config.seeds.resolved()
-    dealt = _dealt(config, seeds.split)
+    dealt = _dealt(config.data, config.shift, config.server, seeds.split)
     data, held = dealt.data, dealt.held
-    check_images(config, data)
+    check_images(config.shift, data)
     trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
     raw = config.data.size is not None and config.model.name in BYTES
     task = _task(dealt, trains, holdouts, raw)
@@ -208,19 +208,18 @@ class _Deck:
         return hand
 
 
-def _dealt(config: Config, seed: int) -> Dealt:
+def _dealt(section: Data, split: Split, server: ServerData, seed: int) -> Dealt:
     """The data set with its rows dealt: by the configured shift, or as they came."""
-    if config.shift.target == "clients":
-        return among_clients(config, seed)
-    if config.shift.kind == "natural":
-        own_clients = natural(config.data.name, config.shift, seed, config.data.size)
-        return noised(config, own_clients, seed)
-    data = datasets.load(config.data.name, size=config.data.size)
+    if split.target == "clients":
+        return among_clients(section, split, seed)
+    if split.kind == "natural":
+        return noised(split, natural(section.name, split, seed, section.size), seed)
+    data = datasets.load(section.name, size=section.size)
     y, classes = data.train.y, len(data.classes)
-    own = reserve(y, classes, config.server, seed)
-    parts, target, held = _deal(data, config, seed, own.others)
+    own = reserve(y, classes, server, seed)
+    parts, target, held = _deal(data, section.name, split, seed, own.others)
     own = own.following(y, target, seed)
-    whole = config.shift.target == "test"
+    whole = split.target == "test"
     dealt = Dealt(
         data,
         parts,
@@ -229,21 +228,21 @@ def _dealt(config: Config, seed: int) -> Dealt:
         np.arange(len(data.test)) if whole else _target_test(data, target, seed),
         server=own.unlabeled if len(own.unlabeled) else None,
     )
-    return noised(config, dealt, seed)
+    return noised(split, dealt, seed)
 
 
 def _deal(
-    data: Dataset, config: Config, seed: int, among: Indices
+    data: Dataset, name: str, split: Split, seed: int, among: Indices
 ) -> tuple[list[Indices], NDArray[np.float64], Indices | None]:
     """(parts of the training clients, T [K], the target's own share or None).
 
     Parts are rows of the training file, drawn from those `among` them.
     """
-    labels, classes, split = data.train.y.numpy()[among], len(data.classes), config.shift
+    labels, classes = data.train.y.numpy()[among], len(data.classes)
     drawn = split.target == "drawn"
     rng = numpy_generator(seed, "split")
     with _as_written(split, drawn):
-        parts = dealing(config, seed, among)(labels, classes, split.clients + drawn, rng)
+        parts = dealing(split, name, seed, among)(labels, classes, split.clients + drawn, rng)
     rows = [among[part] for part in parts]
     if drawn:
         counts = np.bincount(labels[parts[-1]], minlength=classes)

@@ -1,4 +1,4 @@
-"""What nodes answered, from Flower's messages to replies: nothing that arrives can end a run."""
+"""Read nodes' answers from Flower's messages into replies; no bad message can end a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedshift.tree import Parts
 
 MOST_TENSORS = 100_000
 STYPE = "numpy.ndarray"
-# What NumPy lets through of headers that are no Python: it splits them into words, and reads these.
+# NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -30,7 +30,7 @@ HEADERS = {
 
 
 class Arrived(NamedTuple):
-    """Replies as they were read, in any order, and clients of whom one could not be read."""
+    """The replies that could be read, in any order, and the clients whose reply could not."""
 
     replies: list[Reply]
     unread: list[Dropped]
@@ -39,7 +39,7 @@ class Arrived(NamedTuple):
 def arrived(
     messages: Iterable[Message], client_of: Callable[[Message], int | None], max_bytes: int
 ) -> Arrived:
-    """Read the answers of one round. Messages of nodes that are nobody's are left out."""
+    """Read the answers of one round. Messages of nodes that are no client are left out."""
     replies, unread, headers = [], {}, Headers()
     for message in messages:
         client = client_of(message)
@@ -51,11 +51,11 @@ def arrived(
             parts = read_arrays(message.content.array_records, max_bytes, headers)
             replies.append(Reply(client, parts, {}, round_of(message.content)))
         except Exception as e:
-            # Bytes from elsewhere: whatever they make a decoder raise is the reason.
-            told = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
-            unread[client] = " ".join(told.split())[:500]
-    kept = [reply for reply in replies if reply.client not in unread]
-    return Arrived(kept, [Dropped(*one) for one in sorted(unread.items())])
+            # The bytes come from another machine: any exception means that they are bad.
+            reason = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
+            unread[client] = " ".join(reason.split())[:500]
+    readable = [reply for reply in replies if reply.client not in unread]
+    return Arrived(readable, [Dropped(*pair) for pair in sorted(unread.items())])
 
 
 def round_of(content: RecordDict) -> int:
@@ -67,7 +67,7 @@ def round_of(content: RecordDict) -> int:
 
 
 class Header(NamedTuple):
-    """What an array's first bytes say of the others, which begin at `start`."""
+    """A header: what follows it, from byte `start` on."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -76,31 +76,33 @@ class Header(NamedTuple):
 
 
 class Headers:
-    """Headers by their bytes: the same ones come from every client, and to read one takes longer
-    than to copy a small array."""
+    """Cache of headers by their bytes.
+
+    All clients send the same ones, and parsing one takes longer than copying a small array.
+    """
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Header] = {}
+        self.cache: dict[bytes, Header] = {}
 
     def of(self, data: bytes) -> Header:
         """The header of an array. Raises InputError for one that is not NumPy's."""
         first = data[: 10 + int.from_bytes(data[8:10], "little")]
-        if first not in self.known:
-            found = _header(data)
-            if found.start != len(first):  # of another version, whose length is elsewhere
-                return found
-            self.known[first] = found
-        return self.known[first]
+        if first not in self.cache:
+            header = _header(data)
+            if header.start != len(first):  # another version stores its length elsewhere
+                return header
+            self.cache[first] = header
+        return self.cache[first]
 
 
 def read_arrays(records: Mapping[str, ArrayRecord], max_bytes: int, headers: Headers) -> Parts:
-    """The parts of a message, each array in memory of torch's own.
+    """The parts of a message, each array copied into memory of torch.
 
-    Raises InputError for more bytes or tensors than allowed, and for headers that lie: a header
-    alone makes NumPy set memory aside, so what it promises must be there, of a plain type of
-    number.
+    Raises InputError for more bytes or tensors than allowed, and for headers that do not match the
+    data: NumPy allocates what a header claims, so the bytes must be there, of a plain number type.
     """
     arrays = [array for record in records.values() for array in record.values()]
+    # Checked before anything is decoded.
     size = sum(len(array.data) for array in arrays)
     if size > max_bytes or len(arrays) > MOST_TENSORS:
         raise InputError(
@@ -116,15 +118,15 @@ def _tensor(array: Array, headers: Headers) -> Tensor:
     if array.stype != STYPE:
         raise InputError(f"an array that is not NumPy's but {array.stype}")
     shape, fortran, dtype, start = headers.of(array.data)
-    held = len(array.data) - start
-    if dtype.kind not in "fiubc" or math.prod(shape) * dtype.itemsize != held:
-        raise InputError(f"an array of {dtype} {shape} in {held} bytes")
+    size = len(array.data) - start
+    if dtype.kind not in "fiubc" or math.prod(shape) * dtype.itemsize != size:
+        raise InputError(f"an array of {dtype} {shape} in {size} bytes")
     order: Literal["F", "C"] = "F" if fortran else "C"
     view = np.frombuffer(array.data, np.uint8)[start:].view(dtype).reshape(shape, order=order)
-    # Copied into memory of torch's own: NumPy aligns less, and kernels may then round otherwise.
-    found = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
-    np.copyto(found.numpy(), view)
-    return found
+    # Copied into memory of torch: NumPy aligns less, and kernels may then round differently.
+    tensor = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
+    np.copyto(tensor.numpy(), view)
+    return tensor
 
 
 def _header(data: bytes) -> Header:

@@ -35,7 +35,7 @@ Handler = Callable[[Message, Context], Message]
 @sketched
 @dataclass(frozen=True, eq=False)
 class Site:
-    """All that one client has: the method, its examples, the seed of its batches.
+    """Everything that one client has: the method, its examples, the seed of its batches.
 
     data        its id is the partition id that Flower gives to the node
     seed        the run's `seeds.batch`, the same on all clients
@@ -58,19 +58,19 @@ class Site:
 
     @property
     def start(self) -> tuple[Params, Params]:
-        """The first model, which all clients and the server have in common."""
+        """The first model, the same on all clients and the server."""
         return self.algorithm.model.init() if self.first is None else self.first
 
 
 def partition(context: Context) -> int:
-    """Which client a node is. Raises InputError where the node was not told."""
-    given = context.node_config.get("partition-id")
-    if given is None:
+    """The client that a node is. Raises InputError for a node without partition-id."""
+    client = context.node_config.get("partition-id")
+    if client is None:
         raise InputError(
             "this node has no partition-id; start it with --node-config "
             '"partition-id=0 num-partitions=3"'
         )
-    return int(given)
+    return int(client)
 
 
 def form_of(params: Params, buffers: Params) -> list[str]:
@@ -98,11 +98,11 @@ def client_app(
     site         from the partition id to what this client has. In a simulation it is pickled with
                  each message: it should load (and keep) data, not carry them
     threads      torch threads while a message is handled; results depend on them in the last bit
-    open_states  answer the server's question for what the client keeps. For simulations and tests,
-                 where the server's process owns the clients; never in a deployment
-    keep         a folder of the node's own for what the client keeps of runs with a name
-                 (`AlgorithmStrategy`), which go on when the server was killed; None: it ends with
-                 Flower's run
+    open_states  send the client's state to the server on request. For simulations and tests, where
+                 the server's process owns the clients; never in a deployment
+    keep         a folder on the node for the client's state in runs with a name
+                 (`AlgorithmStrategy`), so that they can go on after the server was killed. None:
+                 the state ends with Flower's run
 
     A client that fails, or whose training diverges, keeps what it had before the round. Raises
     InputError where `site` is no function.
@@ -119,34 +119,34 @@ def app_of(
     site: Callable[[Context], Site], threads: int, open_states: bool, keep: Path | None
 ) -> ClientApp:
     """`client_app`, where what a client has depends on the run's configuration as well."""
-    app, visit = ClientApp(), _visiting(site, threads)
+    app, visit = ClientApp(), _checked_site(site, threads)
 
     @app.query("register")
-    @_answering
+    @_with_failures
     def register(message: Message, context: Context) -> RecordDict:
-        return _registered(visit(context), message.content)
+        return _register(visit(context), message.content)
 
     @app.train()
-    @_answering
+    @_with_failures
     def train(message: Message, context: Context) -> RecordDict:
         _check_new(message.content, context)
-        kept = _kept(keep, message.content, context)
-        update, state = _trained(visit(context), message.content, context, kept)
+        kept = _place_of(keep, message.content, context)
+        update, state = _train(visit(context), message.content, context, kept)
         answer = RecordDict({**to_records(update), "run": message.content["run"]})
-        # Written last: what fails on the way leaves the client as it was.
+        # Written last, so that a failure before it leaves the client as it was.
         _keep(state, _round(message.content), context, kept)
         return answer
 
     @app.evaluate()
-    @_answering
+    @_with_failures
     def evaluate(message: Message, context: Context) -> RecordDict:
-        kept = _kept(keep, message.content, context)
-        return _evaluated(visit(context), message.content, context, kept)
+        kept = _place_of(keep, message.content, context)
+        return _evaluate(visit(context), message.content, context, kept)
 
     if open_states:
 
         @app.query("state")
-        @_answering
+        @_with_failures
         def state(message: Message, context: Context) -> RecordDict:
             kept = to_parts(context.state.array_records, STATE)
             return RecordDict(dict(to_records(kept, STATE)))
@@ -155,18 +155,18 @@ def app_of(
 
 
 def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
-    """What the client has after round t: on disk first, which may fail."""
-    some = any(state.values())
-    if some and disk is not None:
+    """Store the client's state after round t: on disk first, since that may fail."""
+    has_state = any(state.values())
+    if has_state and disk is not None:
         disk.remember(state, t)
     for name, record in to_records(state, STATE).items():
         context.state[name] = record
-    if some:
+    if has_state:
         context.state[DONE] = ConfigRecord({"round": t})
 
 
 def _check_new(sent: RecordDict, context: Context) -> None:
-    """Refuse a round that has been trained: what the client keeps would move twice."""
+    """Refuse a round that was trained before: the client's state would change twice."""
     t = _round(sent)
     if DONE in context.state and fields_of(context.state, DONE)["round"] == t:
         raise InputError(f"round {t} was trained here before, and its answer was lost")
@@ -176,24 +176,25 @@ def _round(sent: RecordDict) -> int:
     return int(fields_of(sent, "run")["round"])
 
 
-def _visiting(site: Callable[[Context], Site], threads: int) -> Callable[[Context], Site]:
-    """What a node has, once it is sure that it is the node's own."""
+def _checked_site(site: Callable[[Context], Site], threads: int) -> Callable[[Context], Site]:
+    """`site`, with a check that the data belong to the node's partition."""
 
     def visit(context: Context) -> Site:
+        # Per message: Ray's actors and SuperNodes start with torch's default.
         torch.set_num_threads(threads)
-        found, client = site(context), partition(context)
-        if int(found.data.id) != client:
+        checked, client = site(context), partition(context)
+        if int(checked.data.id) != client:
             raise InputError(
-                f"the node of partition {client} has the data of client {int(found.data.id)}; "
+                f"the node of partition {client} has the data of client {int(checked.data.id)}; "
                 "give client_data(x, y, partition)"
             )
-        return found
+        return checked
 
     return visit
 
 
-def _answering(work: Callable[[Message, Context], RecordDict]) -> Handler:
-    """A handler that says in its answer why it failed, in the same words on every engine."""
+def _with_failures(work: Callable[[Message, Context], RecordDict]) -> Handler:
+    """A handler whose answer holds the reason if it fails, in the same words as other engines."""
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -201,6 +202,7 @@ def _answering(work: Callable[[Message, Context], RecordDict]) -> Handler:
         except FedshiftError as e:
             content = failed(str(e))
         except Exception as e:
+            # Any failure of user code: the answer tells the server, the log has the traceback.
             LOG.exception("the client failed")
             content = failed(f"{type(e).__name__}: {e}")
         return Message(content, reply_to=message)
@@ -208,9 +210,9 @@ def _answering(work: Callable[[Message, Context], RecordDict]) -> Handler:
     return handle
 
 
-def _registered(site: Site, asked: RecordDict) -> RecordDict:
-    """Who this is, the columns of the table that the method reads, and the form of its model."""
-    data, config = site.data, fields_of(asked, "ask")
+def _register(site: Site, request: RecordDict) -> RecordDict:
+    """The client's id, its columns of the table that the method reads, and its model's form."""
+    data, config = site.data, fields_of(request, "ask")
     columns, classes = [str(c) for c in config["columns"]], int(config["classes"])
     client, largest = int(data.id), int(data.y.max()) if len(data.y) else -1
     if largest >= classes:
@@ -219,14 +221,14 @@ def _registered(site: Site, asked: RecordDict) -> RecordDict:
             f"labels 0..{classes - 1}"
         )
     table = {"n": count(data).double(), "labels": label_counts(data, classes).double()}
-    who = ConfigRecord(
+    identity = ConfigRecord(
         {"client": client, "form": form_of(*site.start), "digest": digest_of(*site.start)}
     )
-    return RecordDict({"who": who, "table": to_record({k: table[k] for k in columns})})
+    return RecordDict({"who": identity, "table": to_record({k: table[k] for k in columns})})
 
 
-def _kept(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
-    """Where this client keeps what it has of the run; None without a place, or the run's name."""
+def _place_of(keep: Path | None, sent: RecordDict, context: Context) -> Kept | None:
+    """The place of this client's state in the run; None without a folder or a name of the run."""
     run = fields_of(sent, "run")
     if keep is None or "name" not in run:
         return None
@@ -242,7 +244,7 @@ def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
 
 
 @torch.inference_mode(False)
-def _trained(
+def _train(
     site: Site, sent: RecordDict, context: Context, disk: Kept | None
 ) -> tuple[Parts, Parts]:
     """(update for the server, everything that the client keeps)."""
@@ -256,13 +258,13 @@ def _trained(
     return update, state | changed
 
 
-def _evaluated(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
+def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
     """Counts on the client's validation examples, of the model sent or of the one it serves."""
-    run, held = fields_of(sent, "run"), site.validation
-    t, own, classes = int(run["round"]), bool(run["own"]), int(run["classes"])
+    run, examples = fields_of(sent, "run"), site.validation
+    t, serves_own, classes = int(run["round"]), bool(run["own"]), int(run["classes"])
     message, stage = parts_of(sent), site.algorithm.at(t)
     pair = message["params"], message["buffers"]
-    if own:
+    if serves_own:
         try:
             pair = stage.model_for(message, _state(site, context, disk))
         except KeyError as e:
@@ -270,8 +272,9 @@ def _evaluated(site: Site, sent: RecordDict, context: Context, disk: Kept | None
                 f"the model that a client of this method serves needs {e} of the server, which "
                 "clients are not sent; let the server evaluate"
             ) from e
-    if held is None:
-        held = Examples(site.data.x[:0], site.data.y[:0])
-    got = score(stage.model, *pair, held, classes)
-    counts = {k: getattr(got, k).tolist() for k in ("correct", "total", "predicted")}
-    return RecordDict({"score": MetricRecord({**counts, "loss_sum": got.loss_sum})})
+    # A client without validation examples answers with counts of 0.
+    if examples is None:
+        examples = Examples(site.data.x[:0], site.data.y[:0])
+    result = score(stage.model, *pair, examples, classes)
+    counts = {k: getattr(result, k).tolist() for k in ("correct", "total", "predicted")}
+    return RecordDict({"score": MetricRecord({**counts, "loss_sum": result.loss_sum})})

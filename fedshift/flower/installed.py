@@ -1,4 +1,4 @@
-"""Whether Flower is there, and of a version that this library was tried with."""
+"""Check that Flower is installed, in a version that this library was tested with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ INSTALL = "pip install 'fedshift[flower]'"
 def check_flower(*, simulation: bool = False) -> None:
     """Raises InputError, with what to install, where flwr (or ray for a simulation) is missing."""
     try:
-        found = version("flwr")
+        installed = version("flwr")
     except PackageNotFoundError:
         raise InputError(f"this needs Flower, which is not installed: {INSTALL}") from None
-    if ".".join(found.split(".")[:2]) not in TRIED:
+    if ".".join(installed.split(".")[:2]) not in TRIED:
         raise InputError(
-            f"flwr {found} is installed, and this version of fedshift works with "
+            f"flwr {installed} is installed, and this version of fedshift works with "
             f"{', '.join(TRIED)}: {INSTALL}"
         )
     if simulation and find_spec("ray") is None:

@@ -1,4 +1,4 @@
-"""What one client keeps between rounds, on its own disk too: it outlives servers and SuperNodes.
+"""A client's state between rounds, stored on its own disk so that it outlives Flower's processes.
 
 Flower ties what a node keeps to one run of one SuperLink. A server that is killed and goes on from
 its last checkpoint is another run of Flower's, in which nodes have nothing; and so has a SuperNode
@@ -20,16 +20,16 @@ from fedshift.engine.storage.checkpoint import read_round, remove_round, rounds_
 from fedshift.errors import InputError, shown
 from fedshift.tree import Parts
 
-# The environment variable by which `fedshift deploy client` says where.
+# The environment variable by which `fedshift deploy client` passes the folder.
 KEEP = "FEDSHIFT_KEEP"
 TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class Kept(NamedTuple):
-    """Where a client keeps what it has of one run, and what of it counts.
+    """The place of a client's state in one run, and the rounds in it that are valid.
 
-    run    Flower's id of the run that is under way
-    after  the round of the server's checkpoint that this run of Flower's began from; 0 without one
+    run    Flower's id of the current run
+    after  the round of the server's checkpoint from which this run of Flower began; 0 without one
     """
 
     folder: Path
@@ -38,11 +38,11 @@ class Kept(NamedTuple):
     after: int
 
     def recall(self) -> Parts | None:
-        """What is left of its last round; None where there was none.
+        """The state after the last valid round; None if there is none.
 
-        Rounds after the server's checkpoint count only if they are of the run under way: the server
-        has forgotten the others, and plays them again. They are removed. Raises DataError for a
-        damaged file, since an older state in its place would be a wrong one.
+        Rounds after the server's checkpoint are valid only if they belong to the current run: the
+        server lost the others and plays them again, so they are removed. Raises DataError for a
+        damaged file, since an older state would be a wrong one.
         """
         for t in rounds_in(self.folder):
             saved = read_round(self.folder, t)
@@ -52,14 +52,14 @@ class Kept(NamedTuple):
         return None
 
     def remember(self, state: Parts, t: int) -> None:
-        """Write what the client keeps after round t. Raises InputError where it cannot."""
-        one = torch.tensor([self.client])
-        played = Round(t, {}, {self.client: state}, one, torch.ones(1), (self.client,), math.nan)
+        """Write the client's state after round t. Raises InputError if that fails."""
+        ids = torch.tensor([self.client])
+        played = Round(t, {}, {self.client: state}, ids, torch.ones(1), (self.client,), math.nan)
         write_checkpoint(self.folder, played, {"run": self.run})
 
 
 def folder_of(root: Path, token: str) -> Path:
-    """A run's folder in `root`. Raises InputError for what is no token: it came by the network."""
+    """A run's folder in `root`. Raises InputError for a bad token: it comes from the network."""
     if not TOKEN.fullmatch(token):
         raise InputError(
             f'"{shown(token)}" is no name of a run; expected 32 digits and letters a-f'

@@ -16,12 +16,12 @@ from fedshift.real import described, numbers
 LOG = logging.getLogger("fedshift.flower")
 Floats = NDArray[np.float64]
 COUNTS, PARTITION = "label-counts", "partition-id"
-# Fractions are counts, too (with noise for privacy); beyond these, sums and quotients overflow.
+# Counts may be fractions (noise for privacy); beyond these limits sums and quotients overflow.
 LEAST, MOST = 1e-9, 1e15
 
 
 class LabelTable:
-    """Label counts [K] by node; a node's first row stays.
+    """Label counts [K] by node; a node's first row is kept for the whole run.
 
     given: rows by partition id (a sequence, or a mapping with whole numbers) or by node name;
     None where clients report their own.
@@ -45,52 +45,53 @@ class LabelTable:
 
         Raises InputError without one, and for a client that has no example.
         """
-        told = {k: v for record in content.metric_records.values() for k, v in record.items()}
-        row = self._reported(told) if self.given is None else self._given(name, told)
+        metrics = {k: v for record in content.metric_records.values() for k, v in record.items()}
+        row = self._reported(metrics) if self.given is None else self._given(name, metrics)
         if not row.any():
             raise InputError("it has no examples: all its label counts are 0")
-        known = self.rows.setdefault(node, row)
-        if PARTITION in told:
-            self.partitions.setdefault(node, _whole(told[PARTITION]))
-        if not np.array_equal(known, row):
+        # The first report counts for the whole run: a later one could buy weight.
+        first = self.rows.setdefault(node, row)
+        if PARTITION in metrics:
+            self.partitions.setdefault(node, _whole(metrics[PARTITION]))
+        if not np.array_equal(first, row):
             LOG.warning("node %d reports other label counts than at first; the first stay", node)
 
     def order(self, node: int) -> tuple[int, int]:
         """A key that sorts nodes by partition where it is known, so that sums are reproducible."""
         return self.partitions.get(node, -1), node
 
-    def twice(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Why nodes of one partition cannot be weighed: nobody can tell which of them it is."""
-        found: dict[int, list[int]] = {}
+    def sharing_partitions(self, nodes: Iterable[int]) -> dict[int, str]:
+        """Nodes that share a partition, with the reason: none of them can be trusted to be it."""
+        by_partition: dict[int, list[int]] = {}
         for node in nodes:
             if node in self.partitions:
-                found.setdefault(self.partitions[node], []).append(node)
+                by_partition.setdefault(self.partitions[node], []).append(node)
         return {
-            node: f'{len(same)} nodes have "{PARTITION}" {client}; give each one of its own'
-            for client, same in found.items()
-            if len(same) > 1
-            for node in same
+            node: f'{len(sharing)} nodes have "{PARTITION}" {client}; give each one of its own'
+            for client, sharing in by_partition.items()
+            if len(sharing) > 1
+            for node in sharing
         }
 
-    def _reported(self, told: Mapping[str, Any]) -> Floats:
-        if COUNTS not in told:
+    def _reported(self, metrics: Mapping[str, Any]) -> Floats:
+        if COUNTS not in metrics:
             raise InputError(
                 f'its reply has no "{COUNTS}"; put the {self.classes} numbers of examples by label '
                 "into the MetricRecord of train replies, or give FedPALS(label_counts=...)"
             )
-        return self._row(told[COUNTS], f'"{COUNTS}"')
+        return self._row(metrics[COUNTS], f'"{COUNTS}"')
 
-    def _given(self, name: str | None, told: Mapping[str, Any]) -> Floats:
+    def _given(self, name: str | None, metrics: Mapping[str, Any]) -> Floats:
         assert self.given is not None
         if name is not None and name in self.given:
             return self.given[name]
-        if PARTITION not in told:
+        if PARTITION not in metrics:
             raise InputError(
                 f'label_counts has no row of the name "{name or ""}", and its reply has no '
                 f'"{PARTITION}"; put context.node_config["{PARTITION}"] into the MetricRecord of '
                 "train replies"
             )
-        client = _whole(told[PARTITION])
+        client = _whole(metrics[PARTITION])
         if client not in self.given:
             raise InputError(f"label_counts has no row for partition {client}")
         return self.given[client]

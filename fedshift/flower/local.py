@@ -38,7 +38,7 @@ class LocalGrid(Grid):
 
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.app = app
-        given = {i: i for i in range(clients)} if partitions is None else partitions
+        client_of = {i: i for i in range(clients)} if partitions is None else partitions
         self.contexts = {
             1000 + 7 * node: Context(
                 run_id=1,
@@ -47,7 +47,7 @@ class LocalGrid(Grid):
                 state=RecordDict(),
                 run_config={},
             )
-            for node, client in given.items()
+            for node, client in client_of.items()
         }
         self.absent: set[int] = set()
         self.traffic = Traffic()
@@ -75,9 +75,9 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push and pull; what an absent node was sent is lost."""
-        here = [m for m in messages if m.metadata.dst_node_id not in self.absent]
-        replies = list(self.pull_messages(self.push_messages(here)))
+        """Push and pull; messages to absent nodes are lost."""
+        connected = [m for m in messages if m.metadata.dst_node_id not in self.absent]
+        replies = list(self.pull_messages(self.push_messages(connected)))
         self._replies.clear()
         return replies
 
@@ -85,17 +85,17 @@ class LocalGrid(Grid):
         try:
             return self.app(message, self.contexts[message.metadata.dst_node_id])
         except Exception as e:
-            # As the simulation does: whatever a client raises is its answer.
+            # As in the simulation: an exception of a client becomes its answer.
             reason = f"<class 'flwr.clientapp.client_app.ClientAppException'>:<'{e}'>"
             return Message(Error(code=2, reason=reason), reply_to=message)
 
     def _count(self, message: Message, reply: Message) -> None:
-        kind, seen = message.metadata.message_type, self.traffic
-        for told, one in ((seen.down, message), (seen.up, reply)):
-            told[kind] = told.get(kind, 0) + bytes_of(one)
-        seen.messages[kind] = seen.messages.get(kind, 0) + 1
+        kind, traffic = message.metadata.message_type, self.traffic
+        for counts, counted in ((traffic.down, message), (traffic.up, reply)):
+            counts[kind] = counts.get(kind, 0) + bytes_of(counted)
+        traffic.messages[kind] = traffic.messages.get(kind, 0) + 1
 
-    # What follows is never used here, and must be there.
+    # Flower's Grid requires these; they are never used here.
 
     def set_run(self, run: object) -> None:
         """Nothing to set."""

@@ -1,6 +1,7 @@
-"""Which node is which client: the one exchange before round 1.
+"""Find out which node is which client, in one exchange before round 1.
 
-Flower's node ids are drawn at random, and nodes come when they come. A client is its partition.
+Flower's node ids are random, and nodes connect in any order. A client is identified by its
+partition.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from fedshift.flower.records import failure_of, fields_of
 from fedshift.tree import Params
 
 COLUMNS = ("n", "labels")
-# Of a client's row: a million labels, and some.
+# Largest size of a client's row, enough for a million labels.
 MOST_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
 class Met:
-    """The federation as it registered: the node of each client, and the server's table.
+    """The registered federation: the node of each client, and the server's table.
 
-    strangers: clients whose first model has the right form and other numbers
+    strangers: clients whose first model has the right form but other numbers
     """
 
     nodes: Mapping[int, int]
@@ -41,7 +42,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the server expects: how many clients and classes, which columns, which first model."""
+    """What the server expects: numbers of clients and classes, the columns, the first model."""
 
     clients: int
     classes: int
@@ -53,9 +54,9 @@ class Expected:
 def columns_read(
     algorithm: Algorithm, params: Params, buffers: Params, clients: int, classes: int
 ) -> tuple[str, ...]:
-    """The columns of the clients' table that the method reads, so that no other leaves a client.
+    """The columns of the clients' table that the method reads; no other column leaves a client.
 
-    Found by letting it start on a table of ones; all, where it refuses that one.
+    Found by starting the method on a table of ones; all columns if it refuses that table.
     """
     table = _Watched({"n": (clients,), "labels": (clients, classes)})
     try:
@@ -73,9 +74,9 @@ class _Watched(Mapping[str, Tensor]):
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
-        found = torch.ones(self.shapes[name], dtype=torch.float64)
+        column = torch.ones(self.shapes[name], dtype=torch.float64)
         self.read.add(name)
-        return found
+        return column
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -85,31 +86,33 @@ class _Watched(Mapping[str, Tensor]):
 
 
 def meet(grid: Grid, expected: Expected, *, patience: float) -> Met:
-    """Wait for all clients, and ask each who it is and for its row of the table.
+    """Wait for all clients, and ask each for its id and its row of the table.
 
     patience: seconds to wait for the nodes, and again for their answers. Raises InputError for
     fewer clients than expected, two nodes of one partition, partitions that do not exist, and
     clients with another model or another number of classes.
     """
     ids = _wait(grid, expected.clients, patience)
-    asked = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
+    request = ConfigRecord({"columns": list(expected.columns), "classes": expected.classes})
     messages = [
-        Message(RecordDict({"ask": asked}), message_type="query.register", dst_node_id=node)
+        Message(RecordDict({"ask": request}), message_type="query.register", dst_node_id=node)
         for node in ids
     ]
     names = names_of(grid)
     replies = list(grid.send_and_receive(messages, timeout=patience))
-    found = _by_client([_told(reply, names) for reply in replies], expected.clients, names)
-    if missing := sorted(set(range(expected.clients)) - found.keys()):
+    registered = _by_client(
+        [_registration(reply, names) for reply in replies], expected.clients, names
+    )
+    if missing := sorted(set(range(expected.clients)) - registered.keys()):
         raise InputError(
-            f"{len(found)} of {expected.clients} clients answered within {patience:g} s; no word "
-            f"from partitions {missing}"
+            f"{len(registered)} of {expected.clients} clients answered within {patience:g} s; no "
+            f"word from partitions {missing}"
         )
-    return _met([found[i] for i in range(expected.clients)], expected)
+    return _federation([registered[i] for i in range(expected.clients)], expected)
 
 
 def names_of(grid: Grid) -> dict[int, str]:
-    """What operators called the nodes when they registered them, where they did."""
+    """The names that operators gave to nodes on registration; nodes without one are left out."""
     return {node.node_id: node.name for node in grid.get_nodes() if node.name}
 
 
@@ -122,17 +125,17 @@ def _wait(grid: Grid, clients: int, patience: float) -> list[int]:
     end = time.monotonic() + patience
     while len(ids := sorted(grid.get_node_ids())) < clients:
         if time.monotonic() > end:
-            known = sorted(names_of(grid).values())
-            named = f" ({', '.join(known)})" if known else ""
+            names = sorted(names_of(grid).values())
+            connected = f" ({', '.join(names)})" if names else ""
             raise InputError(
-                f"{len(ids)} of {clients} clients are connected after {patience:g} s{named}; "
+                f"{len(ids)} of {clients} clients are connected after {patience:g} s{connected}; "
                 "start the others, or expect fewer"
             )
-        time.sleep(0.05)
+        time.sleep(0.05)  # Flower has no event for a new node
     return ids
 
 
-class _Told(NamedTuple):
+class _Registration(NamedTuple):
     """What a node registered with."""
 
     node: int
@@ -142,67 +145,69 @@ class _Told(NamedTuple):
     row: Params
 
 
-def _told(reply: Message, names: Mapping[int, str]) -> _Told:
+def _registration(reply: Message, names: Mapping[int, str]) -> _Registration:
     """A node's registration. Raises InputError, naming it, where it cannot be read."""
     node = reply.metadata.src_node_id
     try:
         if (why := failure_of(reply)) is None:
-            who = fields_of(reply.content, "who")
+            identity = fields_of(reply.content, "who")
             row = read_arrays(reply.content.array_records, MOST_BYTES, Headers())["table"]
-            form = [str(line) for line in who["form"]]
-            return _Told(node, int(who["client"]), form, str(who["digest"]), row)
+            form = [str(line) for line in identity["form"]]
+            return _Registration(node, int(identity["client"]), form, str(identity["digest"]), row)
     except Exception as e:
-        # Bytes from elsewhere: whatever they make a decoder raise is the reason.
-        odd = f"its answer cannot be read: {type(e).__name__}: {e}"
-        why = str(e) if isinstance(e, InputError) else shown(" ".join(odd.split()), 300)
+        # The bytes come from another machine: any exception means that they are bad.
+        problem = f"its answer cannot be read: {type(e).__name__}: {e}"
+        why = str(e) if isinstance(e, InputError) else shown(" ".join(problem.split()), 300)
     raise InputError(f"{_named(node, names)} cannot take part: {why}")
 
 
-def _by_client(told: Iterable[_Told], clients: int, names: Mapping[int, str]) -> dict[int, _Told]:
-    found: dict[int, _Told] = {}
-    for one in sorted(told, key=lambda one: one.node):
+def _by_client(
+    registrations: Iterable[_Registration], clients: int, names: Mapping[int, str]
+) -> dict[int, _Registration]:
+    by_client: dict[int, _Registration] = {}
+    for one in sorted(registrations, key=lambda one: one.node):
         node, client = one.node, one.client
         if not 0 <= client < clients:
             raise InputError(
                 f"{_named(node, names)} has partition-id {client}; with {clients} clients they are "
                 f"0..{clients - 1}"
             )
-        if client in found:
-            other = found[client].node
+        if client in by_client:
+            other = by_client[client].node
             raise InputError(
                 f"{_named(other, names)} and {_named(node, names)} both have partition-id "
                 f"{client}; give each node one of its own"
             )
-        found[client] = one
-    return found
+        by_client[client] = one
+    return by_client
 
 
-def _met(told: Sequence[_Told], expected: Expected) -> Met:
-    own = form_of(expected.params, expected.buffers)
+def _federation(registrations: Sequence[_Registration], expected: Expected) -> Met:
+    form = form_of(expected.params, expected.buffers)
     digest, strangers, rows = digest_of(expected.params, expected.buffers), [], []
-    for i, one in enumerate(told):
-        _check_form(i, one.form, own)
+    for i, one in enumerate(registrations):
+        _check_form(i, one.form, form)
         if one.digest != digest:
             strangers.append(i)
         rows.append(_row(i, one.row, expected))
     table = {c: torch.stack([row[c] for row in rows]) for c in expected.columns}
-    nodes = {i: one.node for i, one in enumerate(told)}
+    nodes = {i: one.node for i, one in enumerate(registrations)}
     return Met(nodes, table, tuple(strangers))
 
 
 def _check_form(client: int, theirs: Sequence[str], ours: Sequence[str]) -> None:
     if list(theirs) == list(ours):
         return
-    odd = [line for line in theirs if line not in ours] or ["nothing of its own"]
-    lost = [line for line in ours if line not in theirs] or ["nothing else"]
+    extra = [line for line in theirs if line not in ours] or ["nothing of its own"]
+    missing = [line for line in ours if line not in theirs] or ["nothing else"]
     raise InputError(
-        f"client {client} has another model than the server: {'; '.join(odd[:3])}, where the "
-        f"server has {'; '.join(lost[:3])}. Give both the same network and number of classes"
+        f"client {client} has another model than the server: {'; '.join(extra[:3])}, where the "
+        f"server has {'; '.join(missing[:3])}. Give both the same network and number of classes"
     )
 
 
 def _row(client: int, row: Params, expected: Expected) -> Params:
-    """The client's row, if it is one. A table is sizes and counts: finite, whole, not negative."""
+    """The client's row, checked: sizes and counts are finite, whole and not negative."""
     shapes = {"n": (), "labels": (expected.classes,)}
     for c in expected.columns:
         v = row.get(c)

@@ -41,7 +41,7 @@ class FedPALS(Strategy):
 
         a = argmin over the simplex of ||T - S^T a||^2 + lam sum_i a_i^2 / n_i
 
-    solved anew in each round, over the clients whose replies can be used. Arrays may come from any
+    solved anew in each round, over the clients whose replies are usable. Arrays may come from any
     framework; they are averaged in float64, and integer arrays (counters) take the largest value.
 
     target        T [K], the share of each label where the model will be used
@@ -78,9 +78,9 @@ class FedPALS(Strategy):
         label_counts: Mapping[int | str, Sequence[float]] | Sequence[Sequence[float]] | None = None,
         inner: Strategy | None = None,
     ) -> None:
-        for name, given in (("lam", lam), ("ess", ess), ("cap", cap)):
-            if given is not None and math.isnan(number(given)):
-                raise InputError(f"{name}={described(given)}: must be a number")
+        for name, value in (("lam", lam), ("ess", ess), ("cap", cap)):
+            if value is not None and math.isnan(number(value)):
+                raise InputError(f"{name}={described(value)}: must be a number")
         self.rule = Pals(_shares(target), lam, ess, cap, fidelity)
         self.table = LabelTable(len(self.rule.target), label_counts)
         self.inner = FedAvg() if inner is None else _sound(inner)
@@ -93,12 +93,12 @@ class FedPALS(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the inner strategy; what is sent is what replies are compared with."""
+        """As the inner strategy does; remembers the model, to compare replies with it."""
         self.sent = arrays_of(arrays)
         self.names = names_of(grid)
-        asked = list(self.inner.configure_train(server_round, arrays, config, grid))
-        self.asked = len(asked)
-        return asked
+        messages = list(self.inner.configure_train(server_round, arrays, config, grid))
+        self.asked = len(messages)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -106,25 +106,25 @@ class FedPALS(Strategy):
         """The weighted mean of the replies that can be used, through the inner strategy's step."""
         used, refused = self._usable(sorted(replies, key=_node))
         for node, why in refused.items():
-            LOG.warning("round %d: left out %s: %s", server_round, self._named(node), why)
+            LOG.warning("round %d: left out %s: %s", server_round, self._node_name(node), why)
         if not used:
-            return self._nothing(server_round, refused)
+            return self._no_reply(server_round, refused)
         counts = np.stack([self.table.rows[_node(message)] for message, _ in used])
         try:
             a = self._weigh(counts, [_node(message) for message, _ in used])
         except InputError as e:
-            if len(used) >= self.asked:  # nobody is missing: the settings are at fault
+            if len(used) >= self.asked:  # no reply is missing, so the settings are at fault
                 raise
             LOG.error("round %d: no weights; the model stays: %s", server_round, e)
             return None, None
         mean = mean_arrays([arrays for _, arrays in used], a)
-        leave = (COUNTS, PARTITION, self.inner.weighted_by_key)
-        metrics = mean_metrics([message.content for message, _ in used], a, leave)
-        told = {"pals-gap": self.gap, "pals-ess": effective_sample_size(a, counts.sum(1))}
+        excluded = (COUNTS, PARTITION, self.inner.weighted_by_key)
+        metrics = mean_metrics([message.content for message, _ in used], a, excluded)
+        figures = {"pals-gap": self.gap, "pals-ess": effective_sample_size(a, counts.sum(1))}
         LOG.info(
             "round %d: %d replies used, gap to the target %.3f", server_round, len(a), self.gap
         )
-        return self._stepped(server_round, used[0][0], mean, metrics, told)
+        return self._step(server_round, used[0][0], mean, metrics, figures)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -153,13 +153,14 @@ class FedPALS(Strategy):
                 used.append((message, self._arrays(message)))
             except InputError as e:
                 refused[_node(message)] = str(e)
-        refused |= self.table.twice(_node(message) for message, _ in used)
+        refused |= self.table.sharing_partitions(_node(message) for message, _ in used)
         used = [pair for pair in used if _node(pair[0]) not in refused]
+        # A fixed order of clients: sums in floating point depend on it.
         used.sort(key=lambda pair: self.table.order(_node(pair[0])))
         return used, refused
 
     def _arrays(self, message: Message) -> Arrays:
-        """The arrays of a reply, if it and its sender's row can be used. Raises InputError."""
+        """The arrays of a reply. Raises InputError if it or its sender's row is unusable."""
         if (why := failure_of(message)) is not None:
             raise InputError(why)
         self.table.learn(_node(message), self.names.get(_node(message)), message.content)
@@ -176,41 +177,41 @@ class FedPALS(Strategy):
         self.weights = dict(zip(nodes, a.tolist(), strict=True))
         return a
 
-    def _stepped(
+    def _step(
         self,
         server_round: int,
         reply: Message,
         mean: Arrays,
         metrics: dict[str, float | list[float]],
-        told: dict[str, float],
+        figures: dict[str, float],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of one reply of weight 1, the mean."""
+        """The inner strategy's step, given the mean as the only reply, of weight 1."""
         if type(self.inner) is FedAvg:
-            return to_arrays(mean), MetricRecord({**metrics, **told})
-        only = copy.copy(reply)
-        weighed = MetricRecord({**metrics, self.inner.weighted_by_key: 1.0})
-        only.content = RecordDict({"arrays": to_arrays(mean), "metrics": weighed})
-        stepped, said = self.inner.aggregate_train(server_round, [only])
+            return to_arrays(mean), MetricRecord({**metrics, **figures})
+        mean_reply = copy.copy(reply)
+        record = MetricRecord({**metrics, self.inner.weighted_by_key: 1.0})
+        mean_reply.content = RecordDict({"arrays": to_arrays(mean), "metrics": record})
+        stepped, inner_metrics = self.inner.aggregate_train(server_round, [mean_reply])
         if stepped is None:
-            return None, said
-        # Optimisers are for weights: counters stay the clients', and types those of the model.
-        after = {
+            return None, inner_metrics
+        # Optimisers must not touch counters or change dtypes.
+        kept_types = {
             k: (v if np.issubdtype(mean[k].dtype, np.inexact) else mean[k]).astype(mean[k].dtype)
             for k, v in arrays_of(stepped).items()
         }
-        return to_arrays(after), MetricRecord({**dict(said or {}), **told})
+        return to_arrays(kept_types), MetricRecord({**dict(inner_metrics or {}), **figures})
 
-    def _nothing(
+    def _no_reply(
         self, server_round: int, refused: Mapping[int, str]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        # In the first round nobody has shown that this can go well: later, the next round may.
+        # In round 1 the setup itself is probably wrong; later, the next round may go well.
         if refused and (server_round == 1 or not self.table.rows):
             node, why = next(iter(refused.items()))
-            raise InputError(f"no reply can be used; {self._named(node)}: {why}")
+            raise InputError(f"no reply can be used; {self._node_name(node)}: {why}")
         LOG.error("round %d: no reply that can be used; the model stays", server_round)
         return None, None
 
-    def _named(self, node: int) -> str:
+    def _node_name(self, node: int) -> str:
         return f'node {node} ("{self.names[node]}")' if node in self.names else f"node {node}"
 
 
@@ -235,7 +236,7 @@ def _node(message: Message) -> int:
 
 
 def _sound(inner: Strategy) -> FedAvg:
-    """The strategy, if its step is one of `SOUND`'s; a subclass may sample in its own way."""
+    """The strategy, if its step is one of `SOUND`'s; a subclass may sample differently."""
     steps = {one.aggregate_train for one in SOUND}
     if not isinstance(inner, FedAvg) or type(inner).aggregate_train not in steps:
         raise InputError(

@@ -12,7 +12,7 @@ from pathlib import Path
 def quiet_environment(home: Path) -> dict[str, str]:
     """Variables that keep Flower and Ray off the network, with Flower's files below `home`.
 
-    Flower reads the first when it is imported, so that it must be set before.
+    Flower reads the first when it is imported, so set it before.
     """
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -20,7 +20,7 @@ def quiet_environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_HOME": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray's workers do the work here: not at the lowest priority, which is its default.
+        # Ray runs its workers at the lowest priority by default; here they do the work.
         "RAY_worker_niceness": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
@@ -28,18 +28,18 @@ def quiet_environment(home: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Path]:
-    """These variables while something runs; what the user has set is left as it is.
+    """Set these variables for a block, except those that the user has set.
 
-    Gives a folder for Flower's own files, which is removed at the end.
+    Yields a folder for Flower's files, which is removed at the end.
     """
     with tempfile.TemporaryDirectory(prefix="fedshift-flower-") as home:
-        wanted = quiet_environment(Path(home))
+        variables = quiet_environment(Path(home))
         before = dict(os.environ)
-        os.environ.update({k: v for k, v in wanted.items() if k not in before})
+        os.environ.update({k: v for k, v in variables.items() if k not in before})
         try:
             yield Path(home)
         finally:
-            # As it was: Flower's simulation writes into PYTHONPATH, too.
+            # Restore everything: Flower's simulation also changes PYTHONPATH.
             for name in os.environ.keys() - before.keys():
                 del os.environ[name]
             os.environ.update(before)

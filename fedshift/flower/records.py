@@ -15,7 +15,7 @@ FAILURE = "failure"
 
 
 def to_record(tree: Params) -> ArrayRecord:
-    """One part as an array record; tensors leave their device, and arrive with plain strides.
+    """One part as an array record; tensors are copied to the CPU and made contiguous.
 
     Raises InputError for a type that NumPy does not have (bfloat16).
     """
@@ -35,7 +35,7 @@ def to_records(parts: Parts, prefix: str = "") -> dict[str, ArrayRecord]:
 
 
 def to_shared_records(many: Mapping[int, Parts]) -> dict[int, dict[str, ArrayRecord]]:
-    """`to_records` of each, where parts of the very same tensors are written once, and shared."""
+    """`to_records` of each; parts of identical tensor objects are written once and shared."""
     written: dict[tuple[tuple[str, int], ...], ArrayRecord] = {}
 
     def record(tree: Params) -> ArrayRecord:
@@ -51,7 +51,7 @@ def to_shared_records(many: Mapping[int, Parts]) -> dict[int, dict[str, ArrayRec
 def to_parts(records: Mapping[str, ArrayRecord], prefix: str = "") -> Parts:
     """The inverse of `to_records`, for the records whose name starts with the prefix.
 
-    Copied into memory of torch's own: NumPy aligns less, and kernels may then round otherwise.
+    Copied into memory of torch: NumPy aligns less, and kernels may then round differently.
     """
     return {
         name.removeprefix(prefix): {k: v.clone() for k, v in record.to_torch_state_dict().items()}
@@ -66,7 +66,7 @@ def parts_of(content: RecordDict) -> Parts:
 
 
 def fields_of(content: RecordDict, name: str) -> dict[str, Any]:
-    """A record of numbers and words. Raises InputError where a message has none of this name."""
+    """A record of numbers and words. Raises InputError if the message has none of this name."""
     if name not in content:
         raise InputError(
             f'a message without "{name}": is the other side a fedshift app of the same version?'
@@ -83,20 +83,20 @@ def bytes_of(message: Message) -> int:
 
 
 def failed(why: str) -> RecordDict:
-    """The answer of a client that cannot do what it was asked."""
+    """The answer of a client that failed."""
     return RecordDict({FAILURE: ConfigRecord({"reason": why})})
 
 
 def failure_of(message: Message) -> str | None:
-    """Why a client failed, in one line; None where it did not.
+    """Why a client failed, in one line; None if it did not.
 
-    Our clients say it themselves. Else it is Flower's word, without its frames and classes.
+    Our clients give the reason; otherwise it is Flower's text, without its frames and classes.
     """
     if not message.has_error():
-        told = message.content.config_records.get(FAILURE)
-        return None if told is None else visible(str(told.get("reason", "it did not say why")))
-    said = " ".join((message.error.reason or f"error {message.error.code}").split())
+        record = message.content.config_records.get(FAILURE)
+        return None if record is None else visible(str(record.get("reason", "it did not say why")))
+    text = " ".join((message.error.reason or f"error {message.error.code}").split())
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
-        if found := re.findall(frame, said):
-            return visible(str(found[-1]))
-    return visible(said)
+        if matches := re.findall(frame, text):
+            return visible(str(matches[-1]))
+    return visible(text)

@@ -1,4 +1,4 @@
-"""Rounds of a strategy one by one, as the engine in one process gives them."""
+"""Play a strategy round by round, as the engine in one process does."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def play(
     *,
     states: Callable[[int], bool] = lambda t: False,
 ) -> Iterator[Round]:
-    """What `strategy.start(grid, ...)` does, giving the state after each round up to `rounds`.
+    """What `strategy.start(grid, ...)` does, but yields the state after each round up to `rounds`.
 
-    states: after which rounds to ask the clients for what they keep (they answer only where their
-    app was made with `open_states`); `Round.states` is empty after all others. Raises as the
+    states: after which rounds to ask clients for their state (they answer only if their app was
+    made with `open_states`); `Round.states` is empty after all others. Raises as the
     strategy does, and InputError for a schedule that has no rate for the last round.
     """
     first = 1 if strategy.current is None else strategy.current.t + 1
@@ -48,47 +48,50 @@ def play(
 def answered(
     grid: Grid, messages: Iterable[Message], timeout: float, retries: int
 ) -> list[Message]:
-    """The answers; whoever says that it failed is asked again while tries and time are left.
+    """The answers; a client that reports a failure is asked again while retries and time are left.
 
-    Who says nothing is not asked again: it may be at work still. A client that has trained does not
+    A silent client is not asked again: it may still be working. A client that has trained does not
     train twice for one round (`fedshift.flower.client`).
     """
-    end, asked = time.monotonic() + timeout, list(messages)
-    found = list(grid.send_and_receive(asked, timeout=timeout))
+    end, questions = time.monotonic() + timeout, list(messages)
+    replies = list(grid.send_and_receive(questions, timeout=timeout))
     for _ in range(retries):
-        again = {r.metadata.src_node_id for r in found if failure_of(r) is not None}
-        left = end - time.monotonic()
-        if not again or left <= 0:
+        failing = {r.metadata.src_node_id for r in replies if failure_of(r) is not None}
+        seconds_left = end - time.monotonic()
+        if not failing or seconds_left <= 0:
             break
-        anew = [_copy(m, left) for m in asked if m.metadata.dst_node_id in again]
-        later = list(grid.send_and_receive(anew, timeout=left))
-        heard = {r.metadata.src_node_id for r in later}
-        found = [r for r in found if r.metadata.src_node_id not in heard] + later
-    return found
+        repeated = [_copy(m, seconds_left) for m in questions if m.metadata.dst_node_id in failing]
+        new_replies = list(grid.send_and_receive(repeated, timeout=seconds_left))
+        answering = {r.metadata.src_node_id for r in new_replies}
+        replies = [r for r in replies if r.metadata.src_node_id not in answering] + new_replies
+    return replies
 
 
 def _copy(message: Message, ttl: float) -> Message:
-    """The same question as a message of its own: Flower numbers each once."""
-    told = message.metadata
+    """The same question as a new message: Flower gives each message one id."""
+    metadata = message.metadata
     return Message(
-        message.content, message_type=told.message_type, dst_node_id=told.dst_node_id, ttl=ttl
+        message.content,
+        message_type=metadata.message_type,
+        dst_node_id=metadata.dst_node_id,
+        ttl=ttl,
     )
 
 
 def kept_by(strategy: AlgorithmStrategy, grid: Grid) -> Mapping[int, Parts]:
-    """What every client keeps that has trained, by asking for it. Raises TrainingError."""
+    """Ask for the state of every client that has trained. Raises TrainingError if one refuses."""
     nodes = {} if strategy.met is None else strategy.met.nodes
     messages = [
         Message(RecordDict(), message_type="query.state", dst_node_id=node)
         for node in nodes.values()
     ]
-    found = {}
+    states = {}
     client_of = {node: client for client, node in nodes.items()}
     for reply in grid.send_and_receive(messages, timeout=strategy.timeout):
         client = client_of[reply.metadata.src_node_id]
         if (why := failure_of(reply)) is not None:
             raise TrainingError(f"client {client} does not show its state: {why}")
-        kept = to_parts(reply.content.array_records, STATE)
-        if kept:
-            found[client] = kept
-    return dict(sorted(found.items()))
+        state = to_parts(reply.content.array_records, STATE)
+        if state:
+            states[client] = state
+    return dict(sorted(states.items()))

@@ -1,7 +1,7 @@
-"""Flower's simulation (Ray) as a grid that this thread works with, and that ends when it is left.
+"""Flower's simulation (Ray) as a grid for the calling thread, which ends with its block.
 
-Flower's own entry point takes the main thread and gives the grid to another one; turned round, an
-interruption ends the round at once, and nothing of Ray is left behind.
+Flower's own entry point takes the main thread and gives the grid to another one. Here it is the
+other way round: an interruption ends the round at once, and no process of Ray is left behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START = 300.0
 
 @dataclass(eq=False)
 class _Runtime:
-    """What the simulation's threads and this one tell each other."""
+    """State shared by the simulation's threads and the calling thread."""
 
     ready: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
@@ -52,12 +52,13 @@ def simulation(app: ClientApp, clients: int, *, actors: int | None = None) -> It
     thread = threading.Thread(
         target=_run, args=(runtime, app, clients, actors), name="flower-simulation", daemon=True
     )
-    with _hushed():
+    with _silence_flower():
         thread.start()
         try:
-            yield _ready(runtime)
+            yield _wait_until_ready(runtime)
         finally:
             runtime.over.set()
+            # Ray may need some seconds to end its actors; then it is ended by force.
             thread.join(60.0)
             _shut_down()
 
@@ -86,7 +87,7 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
         runtime.over.set()
 
 
-def _ready(runtime: _Runtime) -> Grid:
+def _wait_until_ready(runtime: _Runtime) -> Grid:
     if not runtime.ready.wait(START) or runtime.grid is None:
         why = runtime.failure or f"it did not start within {START:g} s"
         raise FedshiftError(f"Flower's simulation failed: {_root(why)}")
@@ -94,15 +95,15 @@ def _ready(runtime: _Runtime) -> Grid:
 
 
 def _root(error: BaseException | str) -> str:
-    """What was raised first: Flower wraps it in errors that only say that there was one."""
+    """The text of the original error: Flower wraps it in errors without a reason."""
     while isinstance(error, BaseException) and error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Without Flower's log: what it would tell of clients, the strategy tells."""
+def _silence_flower() -> Iterator[None]:
+    """Silence Flower's log for a block: the strategy reports what happens to clients."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -112,10 +113,10 @@ def _hushed() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _keep_signals() -> None:
-    """SIGTERM as it was before Ray, which prints the stack and aborts three seconds later.
+def _restore_sigterm() -> None:
+    """Restore the handler of SIGTERM: Ray's own prints the stack and aborts after three seconds.
 
-    Setting Python's own handler again is what puts it back in place of Ray's.
+    Setting Python's handler again replaces Ray's.
     """
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
@@ -124,7 +125,7 @@ def _keep_signals() -> None:
 
 
 def _shut_down() -> None:
-    """Ends what is left of Ray; nothing, where the simulation ended as it should."""
+    """End what is left of Ray, if the simulation did not end normally."""
     with contextlib.suppress(ImportError):
         import ray
 
@@ -132,7 +133,7 @@ def _shut_down() -> None:
 
 
 class _Watched(Grid):
-    """The simulation's grid, which notices that the simulation is over."""
+    """The simulation's grid; raises an error once the simulation has ended."""
 
     def __init__(self, grid: Grid, runtime: _Runtime) -> None:
         self.grid, self.runtime = grid, runtime
@@ -143,18 +144,18 @@ class _Watched(Grid):
         """The replies that come within `timeout` seconds."""
         waiting = set(self.grid.push_messages(messages))
         end = time.monotonic() + timeout if timeout is not None else float("inf")
-        found: list[Message] = []
+        received: list[Message] = []
         while waiting and time.monotonic() < end:
             self._check()
             replies = list(self.grid.pull_messages(waiting))
-            found += replies
+            received += replies
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             if waiting:
                 time.sleep(POLL)
-        return found
+        return received
 
     def _check(self) -> None:
-        _keep_signals()
+        _restore_sigterm()
         if self.runtime.over.is_set():
             why = self.runtime.failure or "it ended before the run did"
             raise FedshiftError(f"Flower's simulation failed: {_root(why)}")

@@ -46,15 +46,15 @@ LOG = logging.getLogger("fedshift.flower")
 Listener = Callable[[Round], None]
 
 
-def apart(a: Params, b: Params) -> str:
-    """The first column in which two tables differ; empty if none does."""
-    odd = [k for k in sorted(a.keys() | b.keys()) if k not in a or k not in b]
-    odd += [k for k in sorted(a.keys() & b.keys()) if not torch.equal(a[k], b[k])]
-    return odd[0] if odd else ""
+def differing_column(a: Params, b: Params) -> str:
+    """The first column in which two tables differ; empty if there is none."""
+    columns = [k for k in sorted(a.keys() | b.keys()) if k not in a or k not in b]
+    columns += [k for k in sorted(a.keys() & b.keys()) if not torch.equal(a[k], b[k])]
+    return columns[0] if columns else ""
 
 
 def silent(played: Round) -> None:
-    """A listener that hears nothing."""
+    """A listener that does nothing."""
 
 
 def _check_limits(timeout: float, retries: int) -> None:
@@ -70,12 +70,12 @@ def _check_given(algorithm: object, seeds: object, gate: object, **whole: object
     check_method(algorithm)
     check_kind("seeds", seeds, Seeds, "give Seeds.of(0)")
     check_kind("gate", gate, Gate, "give Gate()")
-    for what, given in whole.items():
-        check_whole(what, given)
+    for what, value in whole.items():
+        check_whole(what, value)
 
 
 class AlgorithmStrategy(Strategy):
-    """Any algorithm of the library as a Flower strategy, with the numbers of the engine here.
+    """Any algorithm of the library as a Flower strategy, with the same results as the engine's.
 
     clients   N; clients are the partition ids 0..N-1
     classes   K
@@ -85,18 +85,18 @@ class AlgorithmStrategy(Strategy):
     patience  seconds to wait for all nodes before round 1
     timeout   seconds that a client has for one round; an answer that comes later is not used
     own       federated evaluation scores the models that clients serve, not the server's
-    retries   how often a client that says it failed is asked again, while there is time (by `play`;
-              Flower's own `start` asks once)
-    gate      limits of what is let through; with `on_bad` "drop", rounds that lack usable answers
+    retries   how often a client that reports a failure is asked again, while there is time (by
+              `play`; Flower's own `start` asks once)
+    gate      limits of what is accepted; with `on_bad` "drop", rounds without enough usable answers
               are skipped
-    listen    is told of each round that was played
-    after     the state after the last round of a run that was interrupted, to go on from. What
-              clients keep ends with a run of Flower's, but for clients with a folder to keep it in
-    name      of the run, 32 digits and letters a-f, the same when it goes on: by it clients find
-              what they kept. Without one they keep nothing on disk
+    listen    called with each round that was played
+    after     the state after the last round of an interrupted run, to resume it. Clients' states
+              end with a run of Flower, except on clients with a folder for them
+    name      of the run, 32 digits and letters a-f, the same when it resumes: clients find their
+              states by it. Without a name they store nothing on disk
 
     Before round 1 the server asks every node for its partition and for what the method registers.
-    A client that is absent, fails, answers too late, or sends what cannot be used drops out of the
+    A client that is absent, fails, answers too late, or sends an unusable reply drops out of the
     round: the weights are solved again over those present. Raises InputError for a federation that
     is not as expected (`nodes.meet`) and TrainingError for a round that cannot be settled.
     `current` is the state after the last round, `traffic` the bytes of its tensors.
@@ -139,13 +139,13 @@ class AlgorithmStrategy(Strategy):
         self.lost: list[Dropped] = []
         self.scores: dict[int, Score] = {}
         self.traffic = Traffic()
-        draw_cohort(clients, self.cohort, 1, seeds.cohort)  # refuses impossible sizes
+        draw_cohort(clients, self.cohort, 1, seeds.cohort)  # only to refuse impossible sizes
         check_training(algorithm, self.params, 1)
         check_company(algorithm, clients, self.cohort)
 
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
-        """Meet the clients, unless that is done, and set up the server's state."""
+        """Register the clients, unless that is done, and set up the server's state."""
         if self.current is not None and self.met is not None:
             return self.current
         columns = columns_read(
@@ -162,39 +162,42 @@ class AlgorithmStrategy(Strategy):
         first = self.algorithm.init(self.params, self.buffers, self.met.table)
         if self.current is None:
             self.current = before_rounds(first)
-        elif odd := apart(first.get("table", {}), self.current.server.get("table", {})):
+        elif column := differing_column(
+            first.get("table", {}), self.current.server.get("table", {})
+        ):
             raise DataError(
-                f'clients registered another "{odd}" than when this run began; start a new run'
+                f'clients registered another "{column}" than when this run began; start a new run'
             )
         return self.current
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """A message to each client of the round's cohort that is asked for work."""
+        """A message to each client of the round's cohort that has to train."""
         current, t = self.begin(grid), server_round
         drawn = draw_cohort(self.clients, self.cohort, t, self.seeds.cohort)
-        here = set(grid.get_node_ids())
-        absent = [i for i in drawn.tolist() if self._node(i) not in here]
+        connected = set(grid.get_node_ids())
+        absent = [i for i in drawn.tolist() if self._node(i) not in connected]
         self.lost = [Dropped(i, "its node is not connected") for i in absent]
-        self.opened = self._opened(current, drawn, t)
+        # Absent clients are left out before weights are solved, so that the others get theirs.
+        self.opened = self._open(current, drawn, t)
         asked = self.opened.ids[self.opened.asked].tolist()
-        sent = {i: self.opened.message(i) for i in asked}
-        self.traffic = Traffic(len(asked), sum(map(size_in_bytes, sent.values())))
+        messages = {i: self.opened.message(i) for i in asked}
+        self.traffic = Traffic(len(asked), sum(map(size_in_bytes, messages.values())))
         return [
             self._message("train", i, records, {"round": t})
-            for i, records in to_shared_records(sent).items()
+            for i, records in to_shared_records(messages).items()
         ]
 
     @torch.inference_mode(False)
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold what can be used; who sent nothing of the kind is dropped from the round."""
+        """Fold the usable replies; clients without one are dropped from the round."""
         opened, current = self.opened, self.current
         if opened is None or current is None:
             raise InputError("aggregate_train before configure_train: no round is open")
-        admitted = self._admitted(opened, replies)
+        admitted = self._admit(opened, replies)
         good, lost = admitted.good, [*self.lost, *admitted.bad]
         up = sum(size_in_bytes(reply.update) for reply in good)
         self.traffic = Traffic(len(good), self.traffic.down, up)
@@ -202,37 +205,37 @@ class AlgorithmStrategy(Strategy):
         played = settle(
             opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
-        self._tell(played)
+        self._report(played)
         self.current = count_skips(played, current, self.gate)
-        told = {"clients": len(played.trained)}
+        counts = {"clients": len(played.trained)}
         loss = {} if math.isnan(played.loss) else {"train_loss": played.loss}
-        return self._arrays(played.server), MetricRecord({**loss, **told})
+        return self._arrays(played.server), MetricRecord({**loss, **counts})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """In rounds that `evaluates` says: every connected client's validation examples."""
+        """In rounds for which `evaluates` is true: ask every connected client for its scores."""
         self.scores = {}
         if self.current is None or not self.evaluates(server_round):
             return []
         stage, server = self.algorithm.at(server_round), self.current.server
         everyone = torch.arange(self.clients)
-        told = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
+        context = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
         run = {"round": server_round, "own": self.own, "classes": self.classes}
-        here = set(grid.get_node_ids())
+        connected = set(grid.get_node_ids())
         return [
             self._message(
-                "evaluate", i, to_records(stage.broadcast(told, i) if self.own else shared), run
+                "evaluate", i, to_records(stage.broadcast(context, i) if self.own else shared), run
             )
             for i in range(self.clients)
-            if self._node(i) in here
+            if self._node(i) in connected
         ]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Counts by client in `scores`; of all together, accuracy and loss."""
+        """Keep each client's counts in `scores`; return accuracy and loss over all."""
         for reply in replies:
             client = self._client(reply)
             if client is None:
@@ -242,7 +245,7 @@ class AlgorithmStrategy(Strategy):
                 if why is None:
                     self.scores[client] = _score(reply, self.classes)
             except Exception as e:
-                # Numbers from elsewhere: whatever goes wrong with them is the reason.
+                # The numbers come from another machine: any exception means that they are bad.
                 why = str(e) or type(e).__name__
             if why is not None:
                 LOG.warning("no score of client %d: %s", client, why)
@@ -250,8 +253,8 @@ class AlgorithmStrategy(Strategy):
             return None
         first, *others = (self.scores[i] for i in sorted(self.scores))
         pooled = sum(others, start=first)
-        found = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
-        return MetricRecord({k: v for k, v in found.items() if not math.isnan(v)})
+        metrics = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
+        return MetricRecord({k: v for k, v in metrics.items() if not math.isnan(v)})
 
     def summary(self) -> None:
         """Log what is run."""
@@ -273,9 +276,9 @@ class AlgorithmStrategy(Strategy):
         content = RecordDict({**records, "run": ConfigRecord({**run, **self.goes_on})})
         return Message(content, message_type=kind, dst_node_id=self._node(client), ttl=self.timeout)
 
-    def _opened(self, current: Round, drawn: Tensor, t: int) -> Opened:
-        """The round of those who are connected; of nobody where there are no weights over them."""
-        lost = {one.client for one in self.lost}
+    def _open(self, current: Round, drawn: Tensor, t: int) -> Opened:
+        """Open the round for connected clients; ask none if there are no weights over them."""
+        lost = {dropped.client for dropped in self.lost}
         present = [i for i in drawn.tolist() if i not in lost]
         try:
             if present:
@@ -285,20 +288,23 @@ class AlgorithmStrategy(Strategy):
                 raise
             why = f"not asked: there are no weights over those connected: {e}"
             self.lost += [Dropped(i, why) for i in present]
+        # No client can be asked; the same code then closes the round: it is skipped or refused.
         opened = open_round(self.algorithm, current.server, drawn, t)
         return opened._replace(asked=torch.zeros_like(opened.asked))
 
-    def _admitted(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
-        """What the gate lets through, with the reasons for the rest."""
-        came = arrived(messages, self._client, self.gate.max_bytes)
-        admitted = self.gate.admit(came.replies, question(opened, not_finite(self.buffers)))
-        unread = dict(came.unread)
+    def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
+        """The replies that the gate accepts, with reasons for the others."""
+        received = arrived(messages, self._client, self.gate.max_bytes)
+        admitted = self.gate.admit(received.replies, question(opened, not_finite(self.buffers)))
+        unread = dict(received.unread)
         bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
         return admitted._replace(bad=tuple(bad))
 
-    def _tell(self, played: Round) -> None:
-        for one in played.dropped:
-            LOG.warning("round %d: client %d dropped out: %s", played.t, one.client, one.reason)
+    def _report(self, played: Round) -> None:
+        for dropped in played.dropped:
+            LOG.warning(
+                "round %d: client %d dropped out: %s", played.t, dropped.client, dropped.reason
+            )
         self.listen(played)
 
     def _arrays(self, server: Parts) -> ArrayRecord:
@@ -306,13 +312,15 @@ class AlgorithmStrategy(Strategy):
 
 
 def _score(message: Message, classes: int) -> Score:
-    told = fields_of(message.content, "score")
+    fields = fields_of(message.content, "score")
 
     def counts(name: str) -> Tensor:
-        return torch.tensor(told[name], dtype=torch.int64).reshape(classes)
+        return torch.tensor(fields[name], dtype=torch.int64).reshape(classes)
 
-    found = Score(counts("correct"), counts("total"), counts("predicted"), float(told["loss_sum"]))
-    right, held = found.correct, found.total
-    if bool((right < 0).any()) or bool((right > held).any()) or not 0 <= found.loss_sum < math.inf:
+    score = Score(
+        counts("correct"), counts("total"), counts("predicted"), float(fields["loss_sum"])
+    )
+    right, total = score.correct, score.total
+    if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= score.loss_sum < math.inf:
         raise InputError("its counts are none: some label has more right than there are")
-    return found
+    return score

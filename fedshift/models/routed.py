@@ -78,6 +78,7 @@ class Routed(nn.Module):
         self.head = nn.Linear(width, classes)
         init(self.body)
         init(self.head)
+        # Made last: see the docstring.
         self.router: Router | None = None
         if clients is not None:
             branch = nn.Sequential(*(make() for make in stages[shared:]))

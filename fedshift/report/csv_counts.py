@@ -1,4 +1,4 @@
-"""Label counts and a target's label distribution from CSV files, with every bad cell named."""
+"""Read label counts and a target's label distribution from CSV; errors name the bad cell."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedshift.errors import DataError, nearest, shown
 CLIENT_COLUMN = ("", "client", "clients", "client name", "name", "id", "unnamed: 0")
 LABEL_COLUMN = ("label", "class")
 VALUE_COLUMN = ("value", "share", "mass", "probability", "count", "counts", "target", "n")
-# A hundred thousand clients of a hundred labels take a tenth of it.
+# Largest file in bytes; 100,000 clients with 100 labels take a tenth of it.
 LARGEST = 1 << 28
 
-# Narrower than float(): no "nan", "inf", "1_000" or digits of other scripts.
+# Stricter than float(): no "nan", "inf", "1_000" or digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -75,6 +75,7 @@ def read_target(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
     labels that the counts do not have.
     """
     header, rows = _table(path)
+    # Two labels in one row look like two columns; the names decide.
     in_a_row = set(header.cells) <= set(classes) and len(rows) == 1
     if len(header.cells) == 2 and not in_a_row:
         return _target_column(path, header, rows, classes)
@@ -114,14 +115,14 @@ def _in_order(
                 "counts a column of zeros for it."
             )
     _refuse_doubled(path, "label", [e[0] for e in entries], [e[1] for e in entries])
-    given = {name: value for name, _, value in entries}
-    absent = [c for c in classes if c not in given]
-    if absent:
+    values = {name: value for name, _, value in entries}
+    missing = [c for c in classes if c not in values]
+    if missing:
         raise DataError(
-            f'{path}: no value for label "{shown(absent[0])}" ({len(absent)} of {len(classes)} '
+            f'{path}: no value for label "{shown(missing[0])}" ({len(missing)} of {len(classes)} '
             "labels are missing); write 0 for a label that the target does not have"
         )
-    return np.array([given[c] for c in classes], dtype=np.float64)
+    return np.array([values[c] for c in classes], dtype=np.float64)
 
 
 def _table(path: Path) -> tuple[_Line, list[_Line]]:
@@ -142,7 +143,7 @@ def _table(path: Path) -> tuple[_Line, list[_Line]]:
 
 def _lines(path: Path) -> list[_Line]:
     try:
-        # utf-8-sig: spreadsheets put a byte-order mark before the first name.
+        # utf-8-sig: spreadsheets write a byte-order mark before the first name.
         with path.open(encoding="utf-8-sig", newline="") as file:
             text = file.read(LARGEST + 1)
             if len(text) > LARGEST:
@@ -176,15 +177,17 @@ def _number(path: Path, row: _Line, column: int, name: str) -> float:
 
 
 def _refuse_doubled(path: Path, what: str, names: Sequence[str], lines: Sequence[int]) -> None:
-    seen = Counter(names)
+    counts = Counter(names)
     for name, line in zip(names, lines, strict=True):
         if not name:
             raise DataError(f"{path}, line {line}: a {what} without a name")
-        if seen[name] > 1:
-            at = [str(one) for one, other in zip(lines, names, strict=True) if other == name]
-            where = f"line {line}" if len({*at}) == 1 else f"lines {', '.join(at[:5])}"
+        if counts[name] > 1:
+            places = [
+                str(number) for number, other in zip(lines, names, strict=True) if other == name
+            ]
+            where = f"line {line}" if len({*places}) == 1 else f"lines {', '.join(places[:5])}"
             raise DataError(
-                f'{path}, {where}: {what} "{shown(name)}" is given {seen[name]} times; give each '
+                f'{path}, {where}: {what} "{shown(name)}" is given {counts[name]} times; give each '
                 "once"
             )
 

@@ -7,12 +7,12 @@ from fedshift.report.layout import figure, fold, html_page, items, note, section
 from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import Table
 
-# More bars than this cannot be told apart; the table has all clients.
+# More bars than this are too thin to read; the table has all clients.
 MOST_DRAWN = 50
 
 
 def diagnosis_page(d: Diagnosis, *, title: str = "Diagnosis") -> str:
-    """Verdict, labels, ESS-gap curve and who carries the weight, as the text of an HTML file."""
+    """Verdict, labels, ESS-gap curve and the clients' weights, as the text of an HTML file."""
     lead = note(
         f"{d.clients} clients with data, {d.examples:.0f} examples, {len(d.labels)} labels."
     )
@@ -54,7 +54,7 @@ def curve_table(d: Diagnosis) -> Table:
 
 
 def carrier_table(d: Diagnosis) -> Table:
-    """Clients by weight, with the hull distance without them."""
+    """Clients by weight, and the hull distance if each of them were missing."""
     head = ("Client", "n", "n / N", "Weight", "Hull distance without it")
     rows = tuple((c.name, c.n, c.n_share, c.weight, c.without) for c in d.carriers)
     return Table(head, rows, ("", ".0f", ".2%", ".2%", ".4f"))
@@ -89,14 +89,14 @@ def _curve(d: Diagnosis) -> str:
 
 
 def _carriers(d: Diagnosis) -> str:
-    most = d.carriers[:MOST_DRAWN]
+    largest = d.carriers[:MOST_DRAWN]
     bars = [
-        Bars("FedAvg: n / N", tuple(c.n_share for c in most), 0),
-        Bars("chosen weights", tuple(c.weight for c in most), 2),
+        Bars("FedAvg: n / N", tuple(c.n_share for c in largest), 0),
+        Bars("chosen weights", tuple(c.weight for c in largest), 2),
     ]
-    names = [c.name for c in most]
+    names = [c.name for c in largest]
     drawing = grouped_bars("Weight of each client", names, bars, Axis("weight", percent=True))
-    left = len(d.carriers) - len(most)
-    caption = f"The largest weights; {left} more clients are in the table." if left else ""
+    rest = len(d.carriers) - len(largest)
+    caption = f"The largest weights; {rest} more clients are in the table." if rest else ""
     parts = [figure(drawing, caption), fold(carrier_table(d))]
     return section("clients", "Who carries the weight", *parts)

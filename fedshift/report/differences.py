@@ -1,4 +1,4 @@
-"""The report's parts on feature shift: how far clients are apart, and what their examples weigh."""
+"""The report's parts on feature shift: differences between clients, and example weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.report.splits import client_names, heading, left_out, looked_names
 from fedshift.report.svg import Axis, Bars, grouped_bars
 from fedshift.report.tables import Cell, Table, from_columns
 
-TOLD = Shades("AUC, %:", "none", zero=True, even=True)
+AUC_SHADES = Shades("AUC, %:", "none", zero=True, even=True)
 MEASURES = (
     ("domain_auc", "AUC of a classifier of which client an input is from"),
     ("js", "labels: Jensen-Shannon divergence, bits"),
@@ -27,8 +27,8 @@ def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     for split in splits(runs, labels):
         first = split.runs[0]
         if (d := first.summary.differences) is not None:
-            apart = _told_apart(first, d) if len(d.clients) > 1 else _too_few(first)
-            parts += [heading(split, runs), apart, table(_means(d))]
+            drawing = _auc_map(first, d) if len(d.clients) > 1 else _too_few(first)
+            parts += [heading(split, runs), drawing, table(_means(d))]
     if not parts:
         return ""
     text = (
@@ -41,7 +41,7 @@ def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("differences", "How far clients are apart", *parts, note(text))
 
 
-def _told_apart(run: RunResult, d: Differences) -> str:
+def _auc_map(run: RunResult, d: Differences) -> str:
     names, short = looked_names(run), client_names(run)
     rows = [names[i] for i in d.clients]
     notes = [
@@ -53,7 +53,7 @@ def _told_apart(run: RunResult, d: Differences) -> str:
     ]
     title = "How well two clients' inputs can be told apart"
     columns = [short[j] for j in d.clients]
-    drawing = heat_map(title, rows, columns, d.domain_auc, notes=notes, shades=TOLD)
+    drawing = heat_map(title, rows, columns, d.domain_auc, notes=notes, shades=AUC_SHADES)
     return figure(drawing, f"Training inputs of {len(d.clients)} of {len(names)} clients.")
 
 
@@ -66,34 +66,34 @@ def _too_few(run: RunResult) -> str:
 
 
 def _means(d: Differences) -> Table:
-    rows = tuple((told, d.mean.get(key), d.mean_all.get(key)) for key, told in MEASURES)
-    few = f"Mean over pairs of {len(d.clients)} clients"
-    return Table(("Measure", few, "Mean over all pairs"), rows, ("", ".3f", ".3f"))
+    rows = tuple((meaning, d.mean.get(key), d.mean_all.get(key)) for key, meaning in MEASURES)
+    among_shown = f"Mean over pairs of {len(d.clients)} clients"
+    return Table(("Measure", among_shown, "Mean over all pairs"), rows, ("", ".3f", ".3f"))
 
 
 def importance(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """What each client's example weights leave of its sample size."""
+    """The effective sample size that each client's example weights leave."""
     parts: list[str] = []
     for split in splits(runs, labels):
-        had = [
+        weighted = [
             (label, run.summary.importance, place + 1)
             for label, run, place in zip(split.labels, split.runs, split.places, strict=True)
             if run.summary.importance is not None
         ]
-        if not had:
+        if not weighted:
             continue
         names, drawn = client_names(split.runs[0]), split.drawn()
-        bars = [Bars(b, tuple(i.share[k] for k in drawn), colour) for b, i, colour in had]
+        bars = [Bars(b, tuple(i.share[k] for k in drawn), colour) for b, i, colour in weighted]
         title = "Effective share of each client's examples"
         axis = Axis("effective sample size, share of n", percent=True)
         drawing = grouped_bars(title, [names[k] for k in drawn], bars, axis)
-        columns: list[tuple[str, Sequence[Cell]]] = [(b, i.ess) for b, i, _ in had]
+        columns: list[tuple[str, Sequence[Cell]]] = [(b, i.ess) for b, i, _ in weighted]
         numbers = from_columns("Client", names, columns, ".1f", [_sizes(split.runs[0])])
         parts += [heading(split, runs), figure(drawing, left_out(split)), fold(numbers)]
     if not parts:
         return ""
     text = (
-        "Examples are weighed by how much likelier they are in everybody's data than in the "
+        "Examples are weighed by how much likelier they are in all clients' data than in the "
         "client's own. The effective sample size is (Σ a)² / Σ a²: that many equally weighted "
         "examples have the same variance. A share near 100 % means weights near 1, which change "
         "little; a small one means that few examples carry the client."

@@ -34,44 +34,44 @@ def save_figures(runs: Sequence[RunResult], folder: Path) -> tuple[Path, ...]:
     except ImportError:
         raise InputError('figures need matplotlib: pip install "fedshift[report]"') from None
     except (OSError, RuntimeError) as e:
-        # It makes folders of its own below the user's home, or among the temporary files.
+        # matplotlib makes folders below the user's home, or among the temporary files.
         raise InputError(
             f"figures need matplotlib, which cannot begin: {e}; name a folder that it may write to "
             "in $MPLCONFIGDIR"
         ) from None
     labels = run_labels(runs)
     written = []
-    for name, draw, at in _planned(runs):
+    for name, draw, places in _plan(runs):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        draw(figure, [runs[i] for i in at], [labels[i] for i in at])
+        draw(figure, [runs[i] for i in places], [labels[i] for i in places])
         for suffix in ("pdf", "png"):
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format=suffix, dpi=200, metadata=_METADATA[suffix])
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=suffix, dpi=200, metadata=_METADATA[suffix])
             written.append(folder / f"{name}.{suffix}")
-            write(written[-1], drawn.getvalue())
+            write(written[-1], buffer.getvalue())
     return tuple(written)
 
 
-def _planned(runs: Sequence[RunResult]) -> list[tuple[str, Drawing, list[int]]]:
+def _plan(runs: Sequence[RunResult]) -> list[tuple[str, Drawing, list[int]]]:
     """(file name, drawing, places of the runs that it shows)."""
     served = [i for i, r in enumerate(runs) if r.summary.serving]
     routed = [i for i in served if (s := runs[i].summary.serving) and s.router]
-    one = [i for i in range(len(runs)) if i not in served]
-    every = [
-        *((name, draw, one) for name, draw in DRAWINGS.items()),
+    single = [i for i in range(len(runs)) if i not in served]
+    figures = [
+        *((name, draw, single) for name, draw in DRAWINGS.items()),
         ("system-accuracy", _system, served),
-        ("own-accuracy", _own, served),
+        ("own-accuracy", _own_accuracy, served),
         ("risk-coverage", _risk, routed),
     ]
-    return [plan for plan in every if plan[2]]
+    return [plan for plan in figures if plan[2]]
 
 
 def _accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
     axes = figure.subplots()
     for run, label in zip(runs, labels, strict=True):
         points = [(r.round, r.values.get("target_accuracy")) for r in run.rounds]
-        known = [(t, 100 * v) for t, v in points if v is not None]
-        axes.plot([t for t, _ in known], [v for _, v in known], label=label)
+        measured = [(t, 100 * v) for t, v in points if v is not None]
+        axes.plot([t for t, _ in measured], [v for _, v in measured], label=label)
     axes.set(xlabel="round", ylabel="target accuracy (%)")
     axes.legend(frameon=False)
 
@@ -80,8 +80,8 @@ def _weights(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -
     axes = figure.subplots()
     width = 0.8 / len(runs)
     for k, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        at = [i + (k - (len(runs) - 1) / 2) * width for i in range(len(run.summary.weights))]
-        axes.bar(at, [100 * w for w in run.summary.weights], width, label=label)
+        positions = [i + (k - (len(runs) - 1) / 2) * width for i in range(len(run.summary.weights))]
+        axes.bar(positions, [100 * w for w in run.summary.weights], width, label=label)
     axes.set(xlabel="client", ylabel="weight (%)")
     axes.legend(frameon=False)
 
@@ -99,23 +99,23 @@ def _system(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) ->
     axes = figure.subplots()
     for run, label in zip(runs, labels, strict=True):
         points = [(r.round, r.values.get("system_accuracy")) for r in run.served]
-        known = [(t, 100 * v) for t, v in points if v is not None]
-        axes.plot([t for t, _ in known], [v for _, v in known], label=label)
+        measured = [(t, 100 * v) for t, v in points if v is not None]
+        axes.plot([t for t, _ in measured], [v for _, v in measured], label=label)
     axes.set(xlabel="round", ylabel="system accuracy (%)")
     axes.legend(frameon=False)
 
 
-def _own(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+def _own_accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
     """A heat map per run, clients by classes."""
-    most = max(len(r.clients) for r in runs)
-    figure.set_size_inches(WIDTH + 1.5, len(runs) * (1.2 + 0.2 * most))
+    largest = max(len(r.clients) for r in runs)
+    figure.set_size_inches(WIDTH + 1.5, len(runs) * (1.2 + 0.2 * largest))
     grid = figure.subplots(len(runs), 1, squeeze=False)
     for axes, (run, label, serving) in zip(grid[:, 0], serving_runs(runs, labels), strict=True):
         cells = [
             [float("nan") if v is None else 100 * v for v in r] for r in serving.class_accuracy
         ]
         image = axes.imshow(cells, cmap="Blues", vmin=0, vmax=100, aspect="auto")
-        # As they are: "$" begins no formula in a name.
+        # parse_math=False below: a "$" in a name must not start a formula.
         classes, names = (list(map(visible, n)) for n in (run.summary.classes, looked_names(run)))
         axes.set_xticks(range(len(classes)), classes, rotation=90, fontsize=6, parse_math=False)
         axes.set_yticks(range(len(names)), names, fontsize=6, parse_math=False)
@@ -143,5 +143,5 @@ DRAWINGS: dict[str, Drawing] = {
     "weights": _weights,
     "ess-curve": _ess_curve,
 }
-# No dates: the same runs give the same files.
+# No dates in the files: the same runs give the same bytes.
 _METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {"Software": None}}

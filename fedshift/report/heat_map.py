@@ -15,14 +15,14 @@ LONGEST = 48
 
 @dataclass(frozen=True)
 class Shades:
-    """What the shades of values in [0, 1] stand for.
+    """How values in [0, 1] become shades.
 
-    label   stands before the ramp
+    label   the text before the legend's ramp
     empty   what a cell without a shade means
-    zero    0 has a shade; else its cell is empty, as None's is
-    even    from 0 to 1, each step as far as the next; else up to the largest value, by the square
-            root, which keeps small shares visible
-    apart   the last row is set apart
+    zero    0 has a shade; otherwise its cell is empty, like that of None
+    even    linear from 0 to 1; otherwise the square root up to the largest value, which keeps
+            small shares visible
+    apart   the last row is drawn with a gap above it
     """
 
     label: str
@@ -45,7 +45,7 @@ ACCURACY = Shades("accuracy, %:", "no tests", zero=True, even=True)
 
 @dataclass(frozen=True)
 class _Row:
-    """Where a row's cells are and how large each is."""
+    """Position of a row, and size of its cells."""
 
     left: float
     y: float
@@ -62,7 +62,7 @@ def heat_map(
     notes: Sequence[Sequence[str]],
     shades: Shades = LABELS,
 ) -> str:
-    """Values in [0, 1] as shades, None where there is none.
+    """Values in [0, 1] as shades; None for an empty cell.
 
     values, notes: one row per name in `rows`; a note is the text alternative of its cell.
     """
@@ -70,15 +70,15 @@ def heat_map(
     across = min(68.0, (WIDTH - left - 10) / len(columns))
     down = min(24.0, max(9.0, 520 / len(rows)))
     names, top = column_names(columns, left, across, 0.0, down=False)
-    known = [v for row in values for v in row if v is not None]
-    largest = 1.0 if shades.even else max(known, default=0.0) or 1.0
+    numbers = [v for row in values for v in row if v is not None]
+    largest = 1.0 if shades.even else max(numbers, default=0.0) or 1.0
     body = [names]
     for i, name in enumerate(rows):
-        last = shades.apart and i == len(rows) - 1
-        place = _Row(left, top + i * down + (8 if last else 0), across, down)
-        body.append(_name(place, name, last))
+        is_last = shades.apart and i == len(rows) - 1
+        place = _Row(left, top + i * down + (8 if is_last else 0), across, down)
+        body.append(_name(place, name, is_last))
         body.append(_cells(place, values[i], notes[i], shades, largest))
-        if last:
+        if is_last:
             body.append(rect(left, place.y, across * len(columns), down, "none", INK, 1.2))
     bottom = top + len(rows) * down + (20 if shades.apart else 12)
     body.append(_ramp(left, bottom, shades, largest))
@@ -116,6 +116,7 @@ def _cells(
         x = place.left + j * across
         parts.append(rect(x, place.y, across, down, colour(strength), "#ffffff", 0.5, note))
         if across >= 27 and down >= 14:
+            # White text on dark cells, for contrast.
             ink = "#ffffff" if strength > 0.67 else INK
             middle = x + across / 2, place.y + down / 2 + 3.6
             parts.append(text(*middle, _percent(value), "middle", 10, ink=ink))
@@ -128,9 +129,9 @@ def _ramp(left: float, y: float, shades: Shades, largest: float) -> str:
     parts.append(rect(x, y, 22, 11, "#ffffff", "#9aa5b1", 0.8))
     parts.append(text(x + 11, y + 22, shades.empty, "middle", 9))
     for k in range(0 if shades.zero else 1, 6):
-        share, at = largest * k / 5, x + 12 + 24 * (k + shades.zero)
-        parts.append(rect(at, y, 24, 11, colour(shades.strength(share, largest) or 0.0)))
-        parts.append(text(at + 12, y + 22, _percent(share), "middle", 9))
+        share, left_edge = largest * k / 5, x + 12 + 24 * (k + shades.zero)
+        parts.append(rect(left_edge, y, 24, 11, colour(shades.strength(share, largest) or 0.0)))
+        parts.append(text(left_edge + 12, y + 22, _percent(share), "middle", 9))
     return "".join(parts)
 
 

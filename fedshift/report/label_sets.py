@@ -1,4 +1,4 @@
-"""The report's part on label sets: who holds what, what was absent, where central tuning went."""
+"""The report's part on label sets: holders, absent labels, and central tuning."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from fedshift.report.tables import Cell, Table
 
 def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Holders and absences per label, and central tuning per round, for runs that have them."""
-    found = [
+    with_sets = [
         (run, label, run.summary.label_sets)
         for run, label in zip(runs, labels, strict=True)
         if run.summary.label_sets is not None
     ]
-    if not found:
+    if not with_sets:
         return ""
-    parts = [table(_runs(found))]
-    parts += [table(_holders(run, label, sets)) for run, label, sets in found]
-    parts += [fold(_tuning(label, sets)) for _, label, sets in found if _tuned(sets)]
-    return section("label-sets", "Label sets", *parts, note(_words([sets for _, _, sets in found])))
+    parts = [table(_runs(with_sets))]
+    parts += [table(_holders(run, label, sets)) for run, label, sets in with_sets]
+    parts += [fold(_tuning(label, sets)) for _, label, sets in with_sets if _was_tuned(sets)]
+    return section(
+        "label-sets", "Label sets", *parts, note(_explanation([sets for _, _, sets in with_sets]))
+    )
 
 
-def _words(found: Sequence[LabelSets]) -> str:
-    """What absence means, as far as it does so in these runs."""
-    ways = {sets.rows_move for sets in found}
+def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:
+    """An explanation of absent labels, adapted to these runs."""
+    ways = {sets.rows_move for sets in sets_of_runs}
     stays = (
-        "its row of the head is averaged over nobody and stays as it was"
+        "its row of the head is averaged over no client and stays as it was"
         + (" (but for mode public and tuning over all labels)" if ways != {False} else "")
         + "."
     )
@@ -38,22 +40,22 @@ def _words(found: Sequence[LabelSets]) -> str:
         "labels, in central tuning over all labels by the server's steps."
     )
     return (
-        "A label that nobody of a round's cohort holds is absent: "
+        "A label that no client of a round's cohort holds is absent: "
         f"{moves if ways == {True} else stays} Mass on absent labels is the mean probability that "
         "the server's model gives to them on the server's own inputs; in mode private central "
         "tuning over all labels can move it there, because no client's model speaks against it."
     )
 
 
-def _runs(found: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
-    """What each run does with labels, and what its messages weigh."""
+def _runs(runs: Sequence[tuple[RunResult, str, LabelSets]]) -> Table:
+    """Each run's treatment of labels, and the size of its messages."""
     head = (
         "Run", "Mode", "Central tuning", "Bytes down per client and round", "up",
         "Bytes of the whole model",
     )  # fmt: skip
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (label, sets.mode, _tuning_of(sets), end.bytes_down, end.bytes_up, end.bytes_model)
-        for run, label, sets in found
+        for run, label, sets in runs
         for end in (run.summary.final,)
     )
     return Table(head, rows, ("", "", "", ",.0f", ",.0f", ",.0f"))
@@ -71,7 +73,7 @@ def _holders(run: RunResult, label: str, sets: LabelSets) -> Table:
     return Table(("Label", "Clients that hold it", "Rounds absent"), rows, ("", "d", "d"), label)
 
 
-def _tuned(sets: LabelSets) -> bool:
+def _was_tuned(sets: LabelSets) -> bool:
     return any(row.loss_before is not None for row in sets.rounds)
 
 

@@ -1,4 +1,4 @@
-"""The HTML pieces that reports are put together from, and the page around them."""
+"""HTML building blocks of reports, and the page around them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedshift.report.tables import Table, html_table
 
 LONG_TABLE = 14
 
-# No default source at all: a browser that honours it cannot load anything for this page.
+# No sources at all: a browser that follows the policy loads nothing for this page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 _STYLE = """
@@ -47,7 +47,7 @@ pre { background: #f5f7fa; padding: .75rem; font-size: .8rem; overflow-x: auto; 
 
 
 def html_page(heading: str, parts: Sequence[str]) -> str:
-    """The parts as the text of an HTML file that needs nothing but itself."""
+    """The parts as the text of a self-contained HTML file."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -58,7 +58,7 @@ def html_page(heading: str, parts: Sequence[str]) -> str:
 
 
 def why(content: str) -> str:
-    """The box of what was found."""
+    """The box with the explanation."""
     return f'<div class="why" id="why">{content}</div>'
 
 
@@ -84,12 +84,12 @@ def note(text: str) -> str:
 
 
 def table(rows: Table) -> str:
-    """A table that scrolls where the page is narrower."""
+    """A table that scrolls on a narrower page."""
     return f'<div class="wide">{html_table(rows)}</div>'
 
 
 def fold(rows: Table) -> str:
-    """A table behind a summary, open where it is short."""
+    """A table that can be folded away; short ones are open at first."""
     state = " open" if len(rows.rows) <= LONG_TABLE else ""
     name = f"The numbers: {rows.caption}" if rows.caption else "The numbers"
     return f"<details{state}><summary>{escape(name)}</summary>{table(rows)}</details>"

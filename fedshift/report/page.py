@@ -1,4 +1,4 @@
-"""One or several runs as one HTML page that needs nothing but itself: no script, no network."""
+"""One or several runs as a self-contained HTML page: no script, no network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
     """The report on one or several runs, as the text of an HTML file.
 
     Raises `InputError` when there are no runs, or when two have different classes: their
-    accuracies and label distributions are then not about the same thing.
+    accuracies and label distributions then cannot be compared.
     """
-    _comparable(runs)
+    _check_comparable(runs)
     labels = run_labels(runs)
     heading = title or _title(runs)
     parts = [
@@ -36,28 +36,32 @@ def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
 
 
 def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
-    """What is told of runs with one target, and of runs whose clients serve models of their own."""
+    """Sections for runs with one target, and for runs whose clients serve their own models."""
     served = [i for i, r in enumerate(runs) if r.summary.serving]
-    one = [i for i in range(len(runs)) if i not in served]
-    weighted = [i for i in range(len(runs)) if i in one or sections.weighs(runs[i])]
-    told: tuple[tuple[Section, Sequence[int]], ...] = (
-        (sections.results, one),
+    single = [i for i in range(len(runs)) if i not in served]
+    weighted = [i for i in range(len(runs)) if i in single or sections.weighs(runs[i])]
+    plan: tuple[tuple[Section, Sequence[int]], ...] = (
+        (sections.results, single),
         (serving.answers, served),
         (sections.label_shift, range(len(runs))),
         (differences.differences, range(len(runs))),
         (differences.importance, range(len(runs))),
         (sections.weights, weighted),
-        (sections.curves, one),
-        (sections.rounds, one),
+        (sections.curves, single),
+        (sections.rounds, single),
         (serving.curves, served),
         (serving.own_models, served),
         (routing.routing, served),
-        (sections.per_class, one),
+        (sections.per_class, single),
         (serving.per_class, served),
-        (sections.client_spread, one),
+        (sections.client_spread, single),
         (serving.clients, served),
     )
-    return [draw([runs[i] for i in at], [labels[i] for i in at]) for draw, at in told if at]
+    return [
+        draw([runs[i] for i in places], [labels[i] for i in places])
+        for draw, places in plan
+        if places
+    ]
 
 
 def run_labels(runs: Sequence[RunResult]) -> tuple[str, ...]:
@@ -71,7 +75,7 @@ def run_labels(runs: Sequence[RunResult]) -> tuple[str, ...]:
     return tuple(f"{name} #{i + 1}" for i, name in enumerate(both))
 
 
-def _comparable(runs: Sequence[RunResult]) -> None:
+def _check_comparable(runs: Sequence[RunResult]) -> None:
     if not runs:
         raise InputError("no runs to report on; give at least one run folder")
     first = runs[0]
@@ -111,13 +115,13 @@ def _lead(runs: Sequence[RunResult]) -> str:
 
 def _why(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The runs' sentences; runs that say the same share one list."""
-    said: dict[tuple[str, ...], list[str]] = {}
+    labels_of: dict[tuple[str, ...], list[str]] = {}
     for run, label in zip(runs, labels, strict=True):
         if run.summary.why:
-            said.setdefault(run.summary.why, []).append(label)
+            labels_of.setdefault(run.summary.why, []).append(label)
     blocks = []
-    for sentences, who in said.items():
-        name = f"<h3>{escape(', '.join(who))}</h3>" if len(runs) > 1 else ""
+    for sentences, same in labels_of.items():
+        name = f"<h3>{escape(', '.join(same))}</h3>" if len(runs) > 1 else ""
         blocks.append(name + items(sentences))
     return why("".join(blocks)) if blocks else ""
 
@@ -137,7 +141,7 @@ def _provenance(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
-    """Nested objects as dotted keys; the names are whatever the file has."""
+    """Nested objects as dotted keys, with the names of the file."""
     if isinstance(value, dict):
         return [
             row for k, v in value.items() for row in _flat(v, f"{prefix}.{k}" if prefix else str(k))

@@ -1,4 +1,4 @@
-"""The part of the report on routers: where queries are sent, and what refusing some would buy."""
+"""The part of the report on routers: where queries go, and what is gained by refusing some."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedshift.report.splits import MOST_DRAWN, Split, left_out, looked_names
 from fedshift.report.svg import PALETTE, Axis, Series, line_chart
 from fedshift.report.tables import Table
 
-# Risk at less coverage is that of a handful of queries, and would set the scale.
+# Risk at less coverage comes from a handful of queries, and would dominate the scale.
 LEAST_COVERAGE = 0.05
-TOLD = "Pairwise AUC: 1 where two clients' queries can be told apart, 0.5 where they cannot"
+AUC_CAPTION = "Pairwise AUC: 1 where two clients' queries can be told apart, 0.5 where they cannot"
 
 
 def shown_curve(
     coverage: Sequence[float], risk: Sequence[float]
 ) -> tuple[list[float], list[float]]:
     """The part of a curve that is drawn: from LEAST_COVERAGE on."""
-    kept = [(c, r) for c, r in zip(coverage, risk, strict=True) if c >= LEAST_COVERAGE]
-    return [c for c, _ in kept], [r for _, r in kept]
+    points = [(c, r) for c, r in zip(coverage, risk, strict=True) if c >= LEAST_COVERAGE]
+    return [c for c, _ in points], [r for _, r in points]
 
 
 def routing(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -43,11 +43,11 @@ def routing(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     )
     parts = [table(quality), note(text), _risk([(label, q) for _, label, q in routed])]
     for run, label, q in routed:
-        parts += [run_heading(runs, label), *_sent(run, label, q)]
+        parts += [run_heading(runs, label), *_destinations(run, label, q)]
     return section("routing", "The router", *parts)
 
 
-def _sent(run: RunResult, label: str, q: RouterDetails) -> list[str]:
+def _destinations(run: RunResult, label: str, q: RouterDetails) -> list[str]:
     alone = Split((run,), (label,), (0,))
     drawn = alone.drawn()
     names, short = looked_names(run), [c.name for c in run.clients]
@@ -61,8 +61,8 @@ def _sent(run: RunResult, label: str, q: RouterDetails) -> list[str]:
     caption = "Rows: whose test example it is. Columns: the client that it is sent to. "
     parts = [figure(drawing, caption + left_out(alone))]
     if len(short) <= MOST_DRAWN:
-        apart = by_client(run, short, q.auc, ".3f", TOLD)
-        parts += [fold(by_client(run, short, q.sent)), fold(apart)]
+        auc = by_client(run, short, q.auc, ".3f", AUC_CAPTION)
+        parts += [fold(by_client(run, short, q.sent)), fold(auc)]
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The parts of the report, each a figure with the table of the numbers it shows."""
+"""The parts of the report, each a figure with a table of its numbers."""
 
 from __future__ import annotations
 
@@ -65,21 +65,25 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     parts = []
     for split in splits(runs, labels):
         first, names, drawn = split.runs[0], client_names(split.runs[0]), split.drawn()
-        own, same = _weight_columns(split)
-        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0), *own]
+        differing, equal = _weight_columns(split)
+        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0), *differing]
         shown = [Bars(name, tuple(w[i] for i in drawn), colour) for name, w, colour in columns]
         title = f"Weight of each client in the average ({split.name})"
         drawing = grouped_bars(title, [names[i] for i in drawn], shown, Axis("weight", True))
-        also = f"{', '.join(same)}: equal to n / N. " if same else ""
-        before = [("n", tuple(c.n for c in first.clients), ".0f")]
-        numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", before)
-        parts += [heading(split, runs), figure(drawing, also + left_out(split)), fold(numbers)]
+        note_equal = f"{', '.join(equal)}: equal to n / N. " if equal else ""
+        sizes = [("n", tuple(c.n for c in first.clients), ".0f")]
+        numbers = from_columns("Client", names, [c[:2] for c in columns], ".2%", sizes)
+        parts += [
+            heading(split, runs),
+            figure(drawing, note_equal + left_out(split)),
+            fold(numbers),
+        ]
     means = _cohort_note(runs, labels).strip()
     return section("weights", "Weights", *parts, *([note(means)] if means else []))
 
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """ESS share against the L1 gap for each set of clients, with every run's own point."""
+    """ESS share against the L1 gap for each set of clients, with a point for every run."""
     series, parts = [], []
     for k, split in enumerate(splits(runs, labels)):
         curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
@@ -88,15 +92,15 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             ordered = sorted(curve, key=lambda p: p.ess_fraction)
             x, y = tuple(p.ess_fraction for p in ordered), tuple(p.l1 for p in ordered)
             series.append(Series(name, x, y, 0, dash=k, points=True))
-            # A grid of ESS below that of lambda = 0 repeats that point.
-            once = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
-            rows = tuple((_finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in once)
+            # Grid points with an ESS below that of lambda = 0 all repeat that point.
+            distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
+            rows = tuple((_finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
             head = ("λ", "ESS share", "L2 distance", "L1 gap")
             parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
         for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
             if run.summary.ess_fraction is not None and run.summary.l1_distance is not None:
-                at = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
-                series.append(Series(f"chosen: {label}", *at, place + 1, line=False))
+                point = ((run.summary.ess_fraction,), (run.summary.l1_distance,))
+                series.append(Series(f"chosen: {label}", *point, place + 1, line=False))
     title = "Effective sample size against the gap to the target"
     x_axis = Axis("effective sample size, share of all examples", percent=True)
     drawing = line_chart(title, series, x_axis, Axis("L1 gap", zero=True))
@@ -108,7 +112,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Accuracy per round, all runs over one another, estimates dashed."""
+    """Accuracy per round, all runs in one chart, estimates dashed."""
     series, tables = [], []
     for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
         x = tuple(float(r.round) for r in run.rounds)
@@ -144,11 +148,11 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         columns.append((f"{label}, estimated", run.summary.final.recall_estimate))
     masses = list(dict.fromkeys(r.summary.target for r in runs))
     several = len(masses) > 1
-    before = [
+    mass_columns = [
         (f"Target mass #{i + 1}" if several else "Target mass", m, ".1%")
         for i, m in enumerate(masses)
     ]
-    numbers = from_columns("Class", classes, columns, ".1%", before)
+    numbers = from_columns("Class", classes, columns, ".1%", mass_columns)
     caption = "– marks a class without target test data. Estimates come from the clients alone."
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
@@ -159,10 +163,10 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     for run, label in zip(runs, labels, strict=True):
         accuracy = run.summary.final.client_accuracy
         s = spread(accuracy)
-        known = [i for i, a in enumerate(accuracy) if a is not None]
-        worst = min(known, key=lambda i: accuracy[i] or 0.0, default=None)
-        who = client_names(run)[worst] if worst is not None else None
-        rows.append((label, s.clients, s.mean, s.worst, who, s.bottom_decile, s.sd, s.gini))
+        measured = [i for i, a in enumerate(accuracy) if a is not None]
+        worst = min(measured, key=lambda i: accuracy[i] or 0.0, default=None)
+        name = client_names(run)[worst] if worst is not None else None
+        rows.append((label, s.clients, s.mean, s.worst, name, s.bottom_decile, s.sd, s.gini))
     head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
     formats = ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f")
     parts = [table(Table(head, tuple(rows), formats))]
@@ -178,15 +182,15 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             (b, r.summary.final.client_accuracy)
             for b, r in zip(split.labels, split.runs, strict=True)
         ]
-        checked = [c.n_validation for c in split.runs[0].clients]
-        before = [("validation examples", checked, ".0f")]
-        numbers = from_columns("Client", client_names(split.runs[0]), columns, ".1%", before)
+        sizes = [c.n_validation for c in split.runs[0].clients]
+        size_column = [("validation examples", sizes, ".0f")]
+        numbers = from_columns("Client", client_names(split.runs[0]), columns, ".1%", size_column)
         parts += [heading(split, runs), fold(numbers)]
     return section("clients", "The clients", *parts)
 
 
 def selection(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """What each way of choosing lambda would have chosen, side by side."""
+    """The candidate that each selection rule would have chosen, side by side."""
     parts = [
         table(_candidates(run.summary.selection, label))
         for run, label in zip(runs, labels, strict=True)
@@ -233,7 +237,7 @@ def _candidates(chosen: Selection, label: str) -> Table:
 
 
 def _best(selection: Selection) -> dict[str, str]:
-    """Each rule and the candidate it picks: as the run recorded it, else the largest accuracy."""
+    """The candidate that each rule picks: as recorded by the run, else the largest accuracy."""
     picks = selection.picks
     if picks is None:
         accuracies = {
@@ -244,9 +248,9 @@ def _best(selection: Selection) -> dict[str, str]:
         }
         picks = {}
         for rule, values in accuracies.items():
-            known = [(v, -i) for i, v in enumerate(values) if v is not None]
-            if known:
-                picks[rule] = selection.candidates[-max(known)[1]].label
+            measured = [(v, -i) for i, v in enumerate(values) if v is not None]
+            if measured:
+                picks[rule] = selection.candidates[-max(measured)[1]].label
     cheating = {"oracle": "oracle (cheating)"}
     return {cheating.get(rule, rule): label for rule, label in picks.items()}
 
@@ -260,7 +264,7 @@ def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
 
 
 def _finite(value: Cell) -> Cell:
-    """Files hold infinity as text."""
+    """∞ for infinity, which files hold as text."""
     return "∞" if value == "inf" else value
 
 
@@ -294,18 +298,18 @@ def _weight_columns(
     split: Split,
 ) -> tuple[list[tuple[str, tuple[float, ...], int]], list[str]]:
     """(label, weights, colour) of the runs that differ from n / N, and the labels of the others."""
-    own, same = [], []
+    differing, equal = [], []
     for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
         w = run.summary.weights
         if weighs(run):
-            own.append((label, w, place + 1))
+            differing.append((label, w, place + 1))
         else:
-            same.append(label)
-    return own, same
+            equal.append(label)
+    return differing, equal
 
 
 def weighs(run: RunResult) -> bool:
-    """Whether the run's weights are others than n / N."""
+    """Whether the run's weights differ from n / N."""
     pairs = zip(run.summary.weights, run.summary.fedavg_weights, strict=True)
     return max(abs(a - b) for a, b in pairs) > 1e-12
 
@@ -315,17 +319,17 @@ def _target_name(split: Split) -> str:
 
 
 def _cohort_note(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """What ESS, gap and weights are of such runs; empty where there are none."""
-    drawn = [
+    """What ESS, gap and weights mean for runs that draw cohorts; "" without such runs."""
+    sampling = [
         f"{label} ({s.cohorts.clients} of {len(s.weights)} clients a round, {s.cohorts.rounds} "
         "rounds)"
         for s, label in zip((r.summary for r in runs), labels, strict=True)
         if s.cohorts is not None
     ]
-    if not drawn:
+    if not sampling:
         return ""
     return (
-        f" Every round of {', '.join(drawn)} draws a cohort and weighs it anew: ESS, its share (of "
-        "the cohort's examples), gap and each client's weight are means over the rounds that were "
-        "played; who is not drawn has weight 0."
+        f" Every round of {', '.join(sampling)} draws a cohort and weighs it anew: ESS, its share "
+        "(of the cohort's examples), gap and each client's weight are means over the rounds that "
+        "were played; a client that is not drawn has weight 0."
     )

@@ -1,4 +1,4 @@
-"""Runs whose clients serve models of their own: which they are, and pieces that tell of them."""
+"""Runs whose clients serve models of their own, and shared pieces of their report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedshift.report.tables import MISSING, Table
 def serving_runs(
     runs: Sequence[RunResult], labels: Sequence[str]
 ) -> list[tuple[RunResult, str, Serving]]:
-    """The runs that have one, with their labels."""
+    """The runs whose clients serve their own models, with labels."""
     pairs = zip(runs, labels, strict=True)
     return [(r, b, r.summary.serving) for r, b in pairs if r.summary.serving is not None]
 
@@ -37,5 +37,5 @@ def percent(value: float | None) -> str:
 
 
 def run_heading(runs: Sequence[RunResult], label: str) -> str:
-    """The run as a heading, where there are several."""
+    """A heading with the run's label; "" for a single run."""
     return f"<h3>{escape(label)}</h3>" if len(runs) > 1 else ""

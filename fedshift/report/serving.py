@@ -48,12 +48,12 @@ CURVES = (
 def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Every way to answer a query that some run has, run by run."""
     lasts = [r.summary.last or {} for r in runs]
-    had = [w for w in WAYS if any(last.get(w.key) is not None for last in lasts)]
+    ways = [w for w in WAYS if any(last.get(w.key) is not None for last in lasts)]
     columns = [
-        (label, tuple(_cell(last, w.key) for w in had))
+        (label, tuple(_cell(last, w.key) for w in ways))
         for label, last in zip(labels, lasts, strict=True)
     ]
-    shown = from_columns("How a query is answered", [w.label for w in had], columns, ".1%")
+    shown = from_columns("How a query is answered", [w.label for w in ways], columns, ".1%")
     rounds = over_rounds([int(_number(last["rounds"])) for last in lasts])
     single = rounds == "last round"
     over = "in the last round" if single else f"mean of the {rounds} that were evaluated"
@@ -62,13 +62,13 @@ def answers(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "Own models answer their own client's test examples, weighted by training sizes; all else "
         "is measured on all clients' test examples together. Oracle: the query's origin is known."
     )
-    if any(w.key.startswith(("refitted", "moment")) for w in had):
+    if any(w.key.startswith(("refitted", "moment")) for w in ways):
         text += (
             " Refitted and moment routers are of the last round alone: the router's last layer, "
             "fitted once more."
         )
-    told = [note(sentence) for sentence in [verdict(runs, labels)] if sentence]
-    return section("answers", "How queries are answered", *told, table(shown), note(text))
+    verdicts = [note(sentence) for sentence in [verdict(runs, labels)] if sentence]
+    return section("answers", "How queries are answered", *verdicts, table(shown), note(text))
 
 
 def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -77,15 +77,15 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     parts = []
     if len(runs) == 1:
         series = [_curve(runs[0], name, key, i) for i, (name, key, _) in enumerate(CURVES)]
-        known = [s for s in series if _known(s)]
-        drawing = line_chart("Accuracy per round", known, across, Axis("accuracy", percent=True))
+        drawable = [s for s in series if _has_values(s)]
+        drawing = line_chart("Accuracy per round", drawable, across, Axis("accuracy", percent=True))
         parts.append(figure(drawing, "On the clients' test examples."))
     for name, key, meaning in CURVES if len(runs) > 1 else ():
         series = [_curve(r, b, key, i) for i, (r, b) in enumerate(zip(runs, labels, strict=True))]
-        known = [s for s in series if _known(s)]
-        if known:
+        drawable = [s for s in series if _has_values(s)]
+        if drawable:
             title = f"Accuracy per round: {name}"
-            drawing = line_chart(title, known, across, Axis(name, percent=True))
+            drawing = line_chart(title, drawable, across, Axis(name, percent=True))
             parts.append(figure(drawing, meaning))
     parts += [fold(_rounds(r, label)) for r, label in zip(runs, labels, strict=True)]
     return section("served", "Accuracy per round", *parts)
@@ -122,12 +122,12 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
     masses = list(dict.fromkeys(r.summary.target for r in runs))
     several = len(masses) > 1
-    before = [
+    share_column = [
         (f"Share of tests #{i + 1}" if several else "Share of tests", m, ".1%")
         for i, m in enumerate(masses)
     ]
     columns = [(label, r.summary.final.target_recall) for r, label in pairs]
-    numbers = from_columns("Class", classes, columns, ".1%", before)
+    numbers = from_columns("Class", classes, columns, ".1%", share_column)
     caption = (
         "The system's answers after the last round: routed by the largest posterior where there "
         "is a router, else by vote."
@@ -137,10 +137,10 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Worst client, bottom decile, sd and Gini of own models, and every client's accuracy."""
-    known = [(r, b) for r, b, s in serving_runs(runs, labels) if s.client_accuracy is not None]
-    if not known:
+    measured = [(r, b) for r, b, s in serving_runs(runs, labels) if s.client_accuracy is not None]
+    if not measured:
         return ""
-    rows = tuple(_spread_row(run, label) for run, label in known)
+    rows = tuple(_spread_row(run, label) for run, label in measured)
     head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
     spreads = Table(head, rows, ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f"))
     text = (
@@ -149,7 +149,7 @@ def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "are served alike."
     )
     parts = [table(spreads), note(text)]
-    for split in splits(*map(list, zip(*known, strict=True))):
+    for split in splits(*map(list, zip(*measured, strict=True))):
         parts += [heading(split, runs), fold(_client_table(split))]
     return section("own-clients", "The clients", *parts)
 
@@ -160,22 +160,22 @@ def _client_table(split: Split) -> Table:
     for _, label, serving in serving_runs(split.runs, split.labels):
         columns.append((label, serving.client_accuracy or ()))
         if serving.router is not None:
-            found = tuple(row[i] for i, row in enumerate(serving.router.sent))
-            columns.append((f"{label}, found by the router", found))
+            hits = tuple(row[i] for i, row in enumerate(serving.router.sent))
+            columns.append((f"{label}, found by the router", hits))
     first = split.runs[0]
-    before: list[tuple[str, Sequence[Cell], str]] = []
-    before += [("Look or site", looks(first), "")] if looks(first) else []
-    before.append(("Training examples", tuple(c.n for c in first.clients), ".0f"))
-    return from_columns("Client", client_names(first), columns, ".1%", before)
+    first_columns: list[tuple[str, Sequence[Cell], str]] = []
+    first_columns += [("Look or site", looks(first), "")] if looks(first) else []
+    first_columns.append(("Training examples", tuple(c.n for c in first.clients), ".0f"))
+    return from_columns("Client", client_names(first), columns, ".1%", first_columns)
 
 
 def _spread_row(run: RunResult, label: str) -> tuple[Cell, ...]:
     accuracy = (run.summary.serving and run.summary.serving.client_accuracy) or ()
     s = spread(accuracy)
-    known = [i for i, a in enumerate(accuracy) if a is not None]
-    worst = min(known, key=lambda i: accuracy[i] or 0.0, default=None)
-    who = None if worst is None else client_names(run)[worst]
-    return (label, s.clients, s.mean, s.worst, who, s.bottom_decile, s.sd, s.gini)
+    measured = [i for i, a in enumerate(accuracy) if a is not None]
+    worst = min(measured, key=lambda i: accuracy[i] or 0.0, default=None)
+    name = None if worst is None else client_names(run)[worst]
+    return (label, s.clients, s.mean, s.worst, name, s.bottom_decile, s.sd, s.gini)
 
 
 def _curve(run: RunResult, name: str, key: str, place: int) -> Series:
@@ -184,7 +184,7 @@ def _curve(run: RunResult, name: str, key: str, place: int) -> Series:
     return Series(name, x, y, place + 1, dash=(place + 1) // len(PALETTE), points=len(x) <= 30)
 
 
-def _known(series: Series) -> bool:
+def _has_values(series: Series) -> bool:
     return any(v is not None for v in series.y)
 
 
@@ -192,10 +192,12 @@ def _rounds(run: RunResult, label: str) -> Table:
     """All of served.csv, with the training loss."""
     losses = {r.round: r.values["train_loss"] for r in run.rounds}
     columns = tuple(run.served[0].values) if run.served else ()
-    had = [c for c in columns if any(r.values[c] is not None for r in run.served)]
-    rows = tuple((r.round, losses.get(r.round), *(r.values[c] for c in had)) for r in run.served)
-    head = ("round", "train loss", *(c.replace("_", " ") for c in had))
-    return Table(head, rows, ("d", ".5g", *[".1%"] * len(had)), label)
+    present = [c for c in columns if any(r.values[c] is not None for r in run.served)]
+    rows = tuple(
+        (r.round, losses.get(r.round), *(r.values[c] for c in present)) for r in run.served
+    )
+    head = ("round", "train loss", *(c.replace("_", " ") for c in present))
+    return Table(head, rows, ("d", ".5g", *[".1%"] * len(present)), label)
 
 
 def _cell(last: Mapping[str, Cell], key: str) -> str:

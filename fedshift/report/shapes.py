@@ -1,4 +1,4 @@
-"""The shapes that the charts are made of, as SVG text with every name escaped."""
+"""The shapes of the charts as SVG text; all names are escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INK = "#1f2933"
 
 
 def escape(text: str) -> str:
-    """Text for an XML or HTML element or attribute, without what XML cannot hold even escaped."""
+    """Text for an XML or HTML element or attribute, without characters that XML forbids."""
     return html.escape(visible(text, keep="\n\t"))
 
 
@@ -85,9 +85,11 @@ def polyline(points: Sequence[tuple[float, float]], stroke: str, dash: int) -> s
 
 
 def dot(
-    at: tuple[float, float], radius: float, colour: str, *, hollow: bool, note: str = ""
+    centre: tuple[float, float], radius: float, colour: str, *, hollow: bool, note: str = ""
 ) -> str:
     """A disc, or a ring where `hollow`."""
-    look = f'fill="none" stroke="{colour}" stroke-width="2.5"' if hollow else f'fill="{colour}"'
-    start = f'<circle cx="{number(at[0])}" cy="{number(at[1])}" r="{number(radius)}" {look}'
+    style = f'fill="none" stroke="{colour}" stroke-width="2.5"' if hollow else f'fill="{colour}"'
+    start = (
+        f'<circle cx="{number(centre[0])}" cy="{number(centre[1])}" r="{number(radius)}" {style}'
+    )
     return f"{start}><title>{escape(note)}</title></circle>" if note else f"{start}/>"

@@ -1,4 +1,4 @@
-"""Runs grouped by what they were run on, so that a figure is drawn once for all that share it."""
+"""Runs grouped by clients and target, so that a shared figure is drawn once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedshift.record.folder import RunResult
 from fedshift.report.shapes import escape
 
-# More rows than this cannot be told apart at the width of a page; the tables have them all.
+# More rows than this are unreadable at the width of a page; the tables have them all.
 MOST_DRAWN = 100
 
 
@@ -46,30 +46,32 @@ def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...
 
 
 def client_names(run: RunResult) -> tuple[str, ...]:
-    """Names that say what they are: "client 3" where the file has only "3"."""
+    """The clients' names; "client 3" if the file has only "3"."""
     names = tuple(c.name for c in run.clients)
     return tuple(f"client {n}" for n in names) if all(n.isdigit() for n in names) else names
 
 
 def looks(run: RunResult) -> tuple[str, ...]:
-    """What each client's inputs go through, in words; empty where nothing is known of it."""
+    """The transform of each client's inputs, in words; empty if unknown."""
     serving, differences = run.summary.serving, run.summary.differences
     return (serving and serving.looks) or (differences and differences.looks) or ()
 
 
 def looked_names(run: RunResult) -> tuple[str, ...]:
-    """`client_names` with the looks behind, for drawings."""
-    names, seen = client_names(run), looks(run)
-    return tuple(f"{n}: {s}" for n, s in zip(names, seen, strict=True)) if seen else names
+    """`client_names` followed by `looks`, for drawings."""
+    names, transforms = client_names(run), looks(run)
+    return (
+        tuple(f"{n}: {s}" for n, s in zip(names, transforms, strict=True)) if transforms else names
+    )
 
 
 def heading(split: Split, runs: Sequence[RunResult]) -> str:
-    """The split's runs as a heading, where there are others beside them."""
+    """A heading with the split's runs; "" if all runs are in it."""
     return f"<h3>{escape(split.name)}</h3>" if len(split.runs) < len(runs) else ""
 
 
 def left_out(split: Split) -> str:
     """How many clients a figure does not show, in a sentence."""
-    left = len(split.runs[0].clients) - len(split.drawn())
+    count = len(split.runs[0].clients) - len(split.drawn())
     largest = f"The {MOST_DRAWN} clients with the largest weights; "
-    return f"{largest}{left} more are in the table." if left else ""
+    return f"{largest}{count} more are in the table." if count else ""

@@ -37,6 +37,6 @@ def spread(accuracies: Sequence[float | None]) -> Spread:
     tenth = math.ceil(M / 10)
     sd = math.sqrt(math.fsum((v - mean) ** 2 for v in x) / M)
     # For sorted x, sum_ij |x_i - x_j| = 2 sum_i (2i + 1 - M) x_i with i from 0.
-    apart = 2 * math.fsum((2 * i + 1 - M) * v for i, v in enumerate(x))
-    gini = apart / (2 * M * M * mean) if mean > 0 else 0.0
+    differences = 2 * math.fsum((2 * i + 1 - M) * v for i, v in enumerate(x))
+    gini = differences / (2 * M * M * mean) if mean > 0 else 0.0
     return Spread(M, mean, x[0], math.fsum(x[:tenth]) / tenth, sd, gini)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedshift.report.shapes import INK, document, dot, line, polyline, rect, text
 
-# Okabe and Ito's (2008) hues, told apart with the common colour-vision deficiencies, darkened
+# Okabe and Ito's (2008) hues, distinguishable with common colour-vision deficiencies, darkened
 # until each has a contrast of at least 3 to 1 with white (WCAG 2.1, criterion 1.4.11).
 PALETTE = ("#5f6b76", "#0072b2", "#d55e00", "#00805a", "#a3548f", "#8a6d00", "#2b8cbe", "#7a3b10")
 FAINT = "#e3e8ed"
@@ -72,10 +72,10 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     xs = [v for s in series for v in s.x]
     ys = [v for s in series for v in s.y if v is not None and math.isfinite(v)]
     if not xs or not ys:
-        return _nothing(title)
+        return _empty_chart(title)
     legend, top = _legend([(s.name, s.colour, s.dash, s.line) for s in series])
     y_ticks = ticks(*_range(ys, y))
-    x_ticks = [t for t in ticks(*_range(xs, x), 7) if x.percent or _whole(xs, t)]
+    x_ticks = [t for t in ticks(*_range(xs, x), 7) if x.percent or _tick_makes_sense(xs, t)]
     frame = _Frame(62, top + 8, WIDTH - 84, 260, _span([*x_ticks, *xs]), _span(y_ticks))
     marks = [_series(frame, s, y) for s in series]
     body = [legend, _y_axis(frame, y, y_ticks), _x_axis(frame, x, x_ticks), *marks]
@@ -86,7 +86,7 @@ def grouped_bars(title: str, groups: Sequence[str], bars: Sequence[Bars], y: Axi
     """Bars side by side per group, from zero; a missing value is left out and says so."""
     values = [v for b in bars for v in b.values if v is not None]
     if not values:
-        return _nothing(title)
+        return _empty_chart(title)
     legend, top = _legend([(b.name, b.colour, -1, True) for b in bars])
     scale = ticks(0.0, max(*values, 1e-9))
     frame = _Frame(62, top + 8, WIDTH - 76, 220, (0.0, float(len(groups))), _span(scale))
@@ -106,11 +106,11 @@ def side_bars(
     mark: float | None = None,
 ) -> str:
     """A bar per name from the left, from zero, its value on the right edge; a line at `mark`."""
-    known = [v for v in (*values, mark) if v is not None]
-    if not known:
-        return _nothing(title)
+    numbers = [v for v in (*values, mark) if v is not None]
+    if not numbers:
+        return _empty_chart(title)
     left = 14 + min(48, max(map(len, names))) * 6.2
-    scale = ticks(0.0, max(*known, 1e-9))
+    scale = ticks(0.0, max(*numbers, 1e-9))
     frame = _Frame(left, 6, WIDTH - left - 64, 19.0 * len(names), _span(scale), (0.0, 1.0))
     body = [_x_axis(frame, axis, scale)]
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
@@ -131,6 +131,7 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
     if high - low < 1e-12:
         low, high = low - 0.5 * (low != 0.0), low + 1.0
+    # The smallest round step that covers the range in about `count` steps.
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
@@ -147,12 +148,12 @@ def _series(frame: _Frame, series: Series, y: Axis) -> str:
         if b is None or not math.isfinite(b):
             runs.append([])
             continue
-        at = frame.at(a, b)
-        runs[-1].append(at)
+        point = frame.at(a, b)
+        runs[-1].append(point)
         if series.points or not series.line:
             radius = 3.0 if series.line else 6.0
             note = f"{series.name}: {_tick(a)}, {_value(b, y.percent)}"
-            dots.append(dot(at, radius, colour, hollow=not series.line, note=note))
+            dots.append(dot(point, radius, colour, hollow=not series.line, note=note))
     lines = [polyline(run, colour, series.dash) for run in runs if series.line and run]
     return "".join(lines + dots)
 
@@ -204,32 +205,34 @@ def column_names(
     longest = max(len(n) for n in short)
     if longest * 5.6 <= step:
         depth = 18.0
-        at = y + 12 if down else y + depth - 6
-        made = [text(left + (i + 0.5) * step, at, n, "middle", 10) for i, n in enumerate(short)]
-        return "".join(made), depth
-    # Turned names need the height of a line each; where that is too little, every k-th is written.
+        baseline = y + 12 if down else y + depth - 6
+        labels = [
+            text(left + (i + 0.5) * step, baseline, n, "middle", 10) for i, n in enumerate(short)
+        ]
+        return "".join(labels), depth
+    # Turned names need a line's height each; if there is too little room, write every k-th.
     every = max(1, math.ceil(9.0 / step))
     depth, anchor = longest * 5.8 + 10, "end" if down else "start"
-    at = y + 2 if down else y + depth - 5
-    made = [
-        text(left + (i + 0.5) * step + 3, at, n, anchor, min(10.0, max(8.5, step)), turn=-90)
+    baseline = y + 2 if down else y + depth - 5
+    labels = [
+        text(left + (i + 0.5) * step + 3, baseline, n, anchor, min(10.0, max(8.5, step)), turn=-90)
         for i, n in enumerate(short)
         if i % every == 0
     ]
-    return "".join(made), depth
+    return "".join(labels), depth
 
 
 def _legend(entries: Sequence[tuple[str, int, int, bool]]) -> tuple[str, float]:
     """Swatches and names, wrapped over lines, and the height they take; dash -1 draws a box."""
     x, y, parts = 62.0, 14.0, []
-    for name, colour, dash, drawn in entries:
+    for name, colour, dash, is_line in entries:
         words, ink = shortened(name, 44), PALETTE[colour % len(PALETTE)]
         width = 34 + len(words) * 6.3 + 14
         if x > 62 and x + width > WIDTH:
             x, y = 62.0, y + 18
         if dash < 0:
             parts.append(rect(x + 8, y - 9, 12, 11, ink))
-        elif drawn:
+        elif is_line:
             parts.append(polyline([(x, y - 4), (x + 26, y - 4)], ink, dash))
         else:
             parts.append(dot((x + 14, y - 4), 5, ink, hollow=True))
@@ -238,15 +241,15 @@ def _legend(entries: Sequence[tuple[str, int, int, bool]]) -> tuple[str, float]:
     return "".join(parts), y + 6
 
 
-def _nothing(title: str) -> str:
+def _empty_chart(title: str) -> str:
     body = [text(WIDTH / 2, 24, "no values recorded", "middle", 12)]
     return document(title, WIDTH, 40, body)
 
 
 def _range(values: Sequence[float], axis: Axis) -> tuple[float, float]:
-    """What an axis must show; around a single value five points of a share, else a tenth of it.
+    """The range of an axis. A single value gets five points of a share, else a tenth, on each side.
 
-    Shares from 0 to 1 stay there: no axis goes below 0 % or above 100 % for their sake.
+    For shares the range stays within 0 % and 100 %.
     """
     low, high = 0.0 if axis.zero else min(values), max(values)
     if high - low >= 1e-12:
@@ -262,15 +265,15 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _whole(xs: Sequence[float], tick: float) -> bool:
-    """Whether a tick makes sense: between two rounds there is nothing."""
+def _tick_makes_sense(xs: Sequence[float], tick: float) -> bool:
+    """Whether a tick makes sense: none between two rounds."""
     return tick == round(tick) or any(v != round(v) for v in xs)
 
 
-def shortened(words: str, most: int) -> str:
-    """Shortened in the middle: names in a list often share their beginning."""
-    half = (most - 1) // 2
-    return words if len(words) <= most else f"{words[: most - 1 - half]}…{words[-half:]}"
+def shortened(words: str, limit: int) -> str:
+    """Shorten in the middle, since names in a list often share their beginning."""
+    half = (limit - 1) // 2
+    return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
 
 
 def _tick(value: float) -> str:

@@ -156,4 +156,5 @@ def escape_latex(text: str) -> str:
 def _csv_cell(cell: Cell) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
+    # repr of a float is its shortest exact form.
     return visible(cell, keep="\n") if isinstance(cell, str) else repr(cell)

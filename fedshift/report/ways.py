@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Way:
-    """What it is called, and its key in a summary's "last"."""
+    """A way to answer: its label, and its key in a summary's "last"."""
 
     label: str
     key: str

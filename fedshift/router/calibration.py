@@ -147,6 +147,7 @@ def _folds(n: int, seed: int, client: int) -> Tensor:
     """The fold [n] that each example is held out in; -1 for one that never is."""
     if n < 2:
         return torch.full((n,), -1)
+    # A client's folds depend on its own id alone, not on which other clients there are.
     return torch.randperm(n, generator=generator(seed, "calibration", client)) % FOLDS
 
 

@@ -96,6 +96,7 @@ def pooled(sent: Sequence[Moments], loading: float = 0.01) -> Gaussians:
     within = torch.stack([m.square for m in sent]).sum(0) - (means * n[:, None]).T @ means
     scale = (within / n.sum()).diagonal().mean()
     covariance = within / n.sum() + loading * scale * torch.eye(len(within), dtype=within.dtype)
+    # cholesky_ex reports failure in a number; cholesky would raise an error of torch.
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if int(failed) or not scale > 0:
         raise InputError(

@@ -99,6 +99,7 @@ def refit(
         value, slope = _objective(ask(head), head, total, penalty)
         return value, units.flat_gradient(slope)
 
+    # ftol = 0: stop by the gradient alone; the loss stops changing much earlier.
     options = {"gtol": tolerance, "ftol": 0.0, "maxcor": MEMORY, "maxiter": rounds}
     solution = scipy.optimize.minimize(
         loss,

@@ -89,13 +89,11 @@ class Router:
     ) -> Router:
         """The router after a round: pass the round's `server` and `states`.
 
-        A client that never took part has no model, and nothing is routed to it; this does not
-        change the odds between the others. Client logits are computed with the server's parameters,
-        so everything that they depend on must be shared. Of a method with stages pass
-        `algorithm.at(t)`.
+        A client that never took part has no model, and no query is sent to it; the odds between the
+        others stay the same. Client logits are computed with the server's parameters, so all that
+        they depend on must be shared. Of a method with stages pass `algorithm.at(t)`.
 
-        untrained: accept a method that trained no router, in order to refit it; until then its
-        routes mean nothing.
+        untrained: accept a method that trained no router, to refit it; its routes mean nothing yet.
 
         Raises InputError for a method that trains no router, when no client has a model, when
         "router." is not shared, and for a prior that is none.
@@ -142,7 +140,7 @@ class Router:
         self, x: Tensor, prior: Prior | None = None, prices: Numbers | None = None
     ) -> Tensor:
         """z - log(n/N) + log q - mu [B, N] float64; minus infinity for clients without queries."""
-        return scores(self.logits(x), self.sizes, self._prior_of(prior), prices)
+        return scores(self.logits(x), self.sizes, self._prior(prior), prices)
 
     def novelty(self, x: Tensor) -> Tensor:
         """Squared Mahalanobis distance [B] to the nearest client; needs `with_moments`."""
@@ -171,7 +169,7 @@ class Router:
         """
         k = self._check_width(k)
         check_thresholds(min_posterior, max_novelty)
-        z, rule = self.logits(x), self._prior_of(prior)
+        z, rule = self.logits(x), self._prior(prior)
         # Prices change the choice, not the reported probabilities.
         probabilities = posterior(z, self.sizes, rule)
         chosen = best(self._choice_scores(z, rule, prices), k)
@@ -180,11 +178,8 @@ class Router:
             refused |= probabilities.amax(1) < min_posterior
         if max_novelty is not None:
             refused |= self.novelty(x) > max_novelty
-        chosen_probabilities = probabilities.gather(1, chosen)
-        return Routed(
-            chosen.masked_fill(refused[:, None] | (chosen_probabilities == 0.0), ABSTAIN),
-            chosen_probabilities,
-        )
+        shares = probabilities.gather(1, chosen)
+        return Routed(chosen.masked_fill(refused[:, None] | (shares == 0.0), ABSTAIN), shares)
 
     def predict(
         self,
@@ -202,9 +197,7 @@ class Router:
         right to 1e-6); else each takes a pass for its queries. Raises InputError as `route`.
         """
         k, x = self._clients_asked(mode), check_queries(x)
-        blocks = [
-            self._predict_block(b, k, self._prior_of(prior), prices) for b in torch.split(x, BLOCK)
-        ]
+        blocks = [self._predict(b, k, self._prior(prior), prices) for b in torch.split(x, BLOCK)]
         return torch.cat(blocks)
 
     def without(self, client: int) -> Router:
@@ -316,7 +309,7 @@ class Router:
     def _answers(self) -> Answers:
         return Answers(self.model, self.shared, self.served)
 
-    def _predict_block(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
+    def _predict(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
         outputs = self._answers.see(x)
         z = self._sight.logits_of(outputs.out)
         if k == 1:
@@ -337,7 +330,7 @@ class Router:
             return score
         return score.masked_fill(posterior(z, self.sizes, rule) == 0.0, -torch.inf)
 
-    def _prior_of(self, prior: Prior | None) -> Prior:
+    def _prior(self, prior: Prior | None) -> Prior:
         return self.prior if prior is None else prior
 
     def _clients_asked(self, mode: Mode) -> int:

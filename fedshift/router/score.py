@@ -141,6 +141,7 @@ def estimate_prior(
     # r_i / w_i up to a factor per query, which cancels in every step and avoids overflow.
     log_ratio = scores(logits, sizes, "density").cpu()[:, present]
     ratio = (log_ratio - log_ratio.amax(1, keepdim=True)).exp()
+    # Expectation-maximisation; each step cannot lower the likelihood.
     q = own_shares[present]
     for _ in range(steps):
         joint = ratio * q

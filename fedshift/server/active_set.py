@@ -184,6 +184,7 @@ def error_bound(problem: Problem, lam: float, weights: Floats, w: Floats, theta:
 def _candidate(problem: Problem, lam: float, face: Face, status: Codes) -> Solution:
     """The face's minimiser made feasible, with its error bound."""
     weights = np.clip(face.weights, 0.0, problem.upper)
+    # Clipping changes the sum; re-allocate only if it does so by more than rounding.
     short = 1.0 - weights.sum()
     if abs(short) > 1e-15:
         weights = allocate(face.weights / problem.sizes, problem.sizes, problem.upper)

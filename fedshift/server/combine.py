@@ -101,7 +101,7 @@ def check_weights(weights: Tensor, count: int) -> None:
             f"a cohort of {count} clients was given weights of shape {tuple(weights.shape)}; a "
             f"weight rule returns one number for each, of shape ({count},)"
         )
-    total = float(weights.sum())  # not finite where one of them is not
+    total = float(weights.sum())  # not finite if any weight is not
     if not math.isfinite(total):
         raise InputError(_not_finite(weights))
     if abs(total - 1.0) > 1e-9 or float(weights.min()) < 0:

@@ -63,6 +63,7 @@ def guidance(rows: Floats, rng: np.random.Generator, normalise: bool = True) -> 
     n = len(rows)
     gram = rows @ rows.T
     square = np.diag(gram)
+    # Work on coefficients alone: row i of `mixes` times `rows` is v_i.
     mixes = np.eye(n)
     for i in range(n):
         for j in rng.permutation(n):
@@ -151,6 +152,7 @@ class ConFree:
         return Uniform()(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        # Sorted names: the result must not depend on the order of the parameters.
         groups = [[name] for name in sorted(stacked)]
         if self.scope == "model":
             groups = [sorted(stacked)]

@@ -64,6 +64,7 @@ def project(problem: Problem) -> Floats:
     if too_large(problem):
         return accelerated_gradient(problem, SMALL_LAM * problem.total).weights
     if (problem.upper >= 1.0).all():
+        # Non-negative least squares cannot express upper bounds.
         try:
             near = _project_by_columns(problem.rows)
             # Small differences between clients drown beside the added row of ones (sum a = 1).
@@ -109,6 +110,7 @@ def _project_by_columns(rows: Floats) -> Floats:
     clients, classes = rows.shape
     lifted = np.vstack([rows.T, np.ones(clients)])
     goal = np.append(np.zeros(classes), 1.0)
+    # A solution has at most `classes` + 1 positive weights; a larger pool saves iterations.
     batch = 2 * classes + 100
     pool = np.argsort(np.einsum("ij,ij->i", rows, rows), kind="stable")[:batch]
     while True:
@@ -117,7 +119,7 @@ def _project_by_columns(rows: Floats) -> Floats:
         weights[pool] = x / x.sum()
         slopes = rows @ (weights @ rows)
         slopes -= slopes[weights > 0.0].min() - 1e-15
-        slopes[pool] = 0.0
+        slopes[pool] = 0.0  # optimal already, up to rounding that must not add them again
         better = np.argsort(slopes, kind="stable")[:batch]
         better = better[slopes[better] < 0.0]
         if better.size == 0:

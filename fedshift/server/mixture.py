@@ -77,6 +77,7 @@ def mixture(
     are equal at the (unique) optimum, and the group's cap is the sum of theirs. `counts`, of
     which the shares are the rounding, separate exact ties between clients from near ties.
     """
+    # Without a cap clients of equal shares merge whatever their sizes; see the docstring.
     capped = bound < 1.0
     keys = np.column_stack([shares, sizes]) if capped else shares
     first, group = _equal_rows(keys)
@@ -99,6 +100,7 @@ def _equal_rows(keys: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     Division is correctly rounded, so proportional integer counts give bitwise equal shares. The
     sorted order makes the solve independent of the order of the clients, bit for bit.
     """
+    # + 0.0 turns -0.0 into 0.0, whose bytes differ.
     rows = np.ascontiguousarray(keys + 0.0)
     as_bytes = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel()
     _, first, group = np.unique(as_bytes, return_index=True, return_inverse=True)
@@ -165,6 +167,7 @@ def root(
 
     Each solve starts from the one before; below 1e-12 N from `limit`, the solution at lam -> 0+.
     """
+    # Solutions at neighbouring lam share most of their active set: each starts the next.
     latest = minimise(problem, high)
 
     def score_at(log_lam: float) -> float:
@@ -202,6 +205,7 @@ def at_ess(clients: Mixture, fraction: float) -> tuple[float, Solution]:
     if goal >= highest * (1.0 - 2.0 * ESS_TOLERANCE):
         return (math.inf if goal <= highest else math.nan), top
 
+    # The logarithm is nearly linear in log lam, which suits Brent's method.
     def log_excess(lam: float, solution: Solution) -> float:
         return math.log(ess_fraction(problem, solution.weights) / fraction)
 

@@ -47,6 +47,7 @@ def at_lam_norm(clients: Mixture, lam: float) -> tuple[float, Solution]:
     small_mu = SMALL_LAM * problem.total
     if distance > ON_TARGET:
         return _binding(clients, lam, low, high)
+    # T is in the hull up to rounding: decide between the two cases at a small mu.
     small = minimise(problem, small_mu)
     if 2.0 * lam * _length(small) > 1.0:
         return _binding(clients, lam, small_mu, high)

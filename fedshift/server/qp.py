@@ -109,6 +109,7 @@ class _Newton:
 def _start(problem: Problem, lam: float) -> _Iterate:
     a = problem.upper / problem.upper.sum()
     g = gradient(problem, lam, a)
+    # Multipliers must start well above 0, or the first steps are cut short.
     push = max(1e-2 * float(np.abs(g).max()), 1e-12)
     z, v = g - g.min() + push, np.full_like(a, push)
     return _Iterate(a, problem.upper - a, z, v, float(g.min()))
@@ -116,6 +117,7 @@ def _start(problem: Problem, lam: float) -> _Iterate:
 
 def _longest(x: Floats, dx: Floats) -> float:
     falling = dx < 0.0
+    # Stop just short of the bound: the next Newton system divides by the distance to it.
     return min(1.0, 0.9995 * float(np.min(-x[falling] / dx[falling]))) if falling.any() else 1.0
 
 
@@ -186,6 +188,7 @@ def _guess(problem: Problem, lam: float, point: _Iterate) -> Codes:
 
 def minimise(problem: Problem, lam: float, start: Codes | None = None) -> Solution:
     """argmin f for lam > 0, with its proven L1 error; `start` is a neighbour's status [M]."""
+    # A large lam pulls all weights to n / N, so that all are free.
     if start is None and lam >= problem.total:
         start = np.full(problem.sizes.shape, FREE)
     if start is not None:

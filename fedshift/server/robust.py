@@ -151,6 +151,7 @@ class Geometric:
         return self.weights(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        # Not the mean: one huge change moves it far away, and leaving from there takes many steps.
         v = Median()(weights, stacked, seed)
         before = torch.zeros_like(weights)
         for _ in range(self.steps):

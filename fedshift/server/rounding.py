@@ -119,6 +119,7 @@ def rounding_error(
     missed = float(np.linalg.norm(residual(problem, solution.weights)))
     length = missed if distance is None else max(distance, missed)
     if lam > 0.0:
+        # First the bound that holds for any face; it costs no singular values.
         ridge = lam / problem.total
         moved = shifted + ROUNDING * _spread(problem, solution)
         anywhere = ROUNDING * length / ridge + moved / math.sqrt(ridge)

@@ -50,35 +50,36 @@ def _check_layers(params: Params, names: tuple[str, ...]) -> None:
                 )
 
 
-def slot_table(held: Tensor, slots: int | None, seed: int) -> Tensor:
-    """The label in each slot of each client, -1 in an empty one: held [N, K] bool -> [N, L] int64.
+def slot_table(label_sets: Tensor, slots: int | None, seed: int) -> Tensor:
+    """The label in each slot of each client, -1 if empty: label_sets [N, K] bool -> [N, L] int64.
 
     L is `slots`, or the size of the largest label set. A client's labels, and the empty slots
     between them, are in an order drawn from (seed, client). The order reveals nothing about the
     numbers that labels have on the server. Raises InputError where L is too small.
     """
-    largest = int(held.sum(1).max())
+    largest = int(label_sets.sum(1).max())
     width = max(largest, 1) if slots is None else slots
     if width < max(largest, 1):
-        client = int(held.sum(1).argmax())
+        client = int(label_sets.sum(1).argmax())
         raise InputError(
             f"client {client} holds {largest} labels and slots = {width}; give at least {largest}, "
             "or leave slots out"
         )
-    table = torch.full((len(held), width), -1)
-    for i, row in enumerate(held):
+    table = torch.full((len(label_sets), width), -1)
+    for i, row in enumerate(label_sets):
         labels = row.nonzero().flatten()
+        # A generator per client: its order does not depend on how many other clients there are.
         order = torch.randperm(width, generator=generator(seed, "slots", i))
         table[i, order[: len(labels)]] = labels
     return table
 
 
-def local_numbers(labels: Tensor, held: Tensor) -> Tensor:
-    """The client's own number of the label in each slot: its rank among those held, -1 if empty.
+def local_numbers(labels: Tensor, label_set: Tensor) -> Tensor:
+    """The client's own number of the label in each slot: its rank in the label set, -1 if empty.
 
-    labels [L] as in a row of the table, held [K] bool.
+    labels [L] as in a row of the table, label_set [K] bool.
     """
-    rank = held.long().cumsum(0) - 1
+    rank = label_set.long().cumsum(0) - 1
     return torch.where(labels < 0, labels, rank[labels.clamp(min=0)])
 
 
@@ -94,21 +95,24 @@ def by_label(v: Tensor, labels: Tensor, classes: int) -> Tensor:
     The contents of empty slots are dropped.
     """
     index = torch.where(labels < 0, classes, labels).reshape(*labels.shape, *[1] * (v.ndim - 2))
+    # One more row, `classes`, collects what lies in empty slots; it is cut off below.
     out = v.new_zeros(len(v), classes + 1, *v.shape[2:])
     return out.scatter(1, index.expand_as(v), v)[:, :classes]
 
 
-def holder_shares(weights: Tensor, held: Tensor) -> Tensor:
-    """a_iy = a_i 1{y in Y_i} / sum_j a_j 1{y in Y_j}: weights [C], held [C, K] -> [C, K] float64.
+def holder_shares(weights: Tensor, label_sets: Tensor) -> Tensor:
+    """a_iy = a_i 1{y in Y_i} / sum_j a_j 1{y in Y_j}, [C, K] float64.
+
+    weights [C], label_sets [C, K] bool.
 
     A label that no client of positive weight holds has share 0 everywhere. A label that all of them
     hold gets the weights as they are: dividing by a sum of 1 up to rounding would change bits where
     every client has every label.
     """
-    masses = weights.double()[:, None] * held
+    masses = weights.double()[:, None] * label_sets
     total = masses.sum(0)
     share = masses / torch.where(total > 0, total, 1.0)
-    by_all = (held | (weights == 0)[:, None]).all(0)
+    by_all = (label_sets | (weights == 0)[:, None]).all(0)
     return torch.where(by_all, weights.double()[:, None], share)
 
 
@@ -140,11 +144,11 @@ def keep_rows(old: Params, new: Params, rows: Tensor, names: Collection[str]) ->
     return {k: kept(k, v) for k, v in new.items()}
 
 
-def only_own(params: Params, names: Collection[str], held: Tensor) -> Params:
-    """A model of all K labels that gives those not held probability 0; held [K] bool.
+def only_own(params: Params, names: Collection[str], label_set: Tensor) -> Params:
+    """A model of all K labels that gives labels outside `label_set` [K] bool probability 0.
 
-    The head of `params` has K rows, or only those held, in ascending order. In the others weights
-    are 0 and biases minus infinity. Raises InputError for a head without a bias.
+    The head of `params` has K rows, or only those of the set, in ascending order. In the others
+    weights are 0 and biases minus infinity. Raises InputError for a head without a bias.
     """
     if not any(params[k].ndim == 1 for k in names):
         raise InputError(
@@ -153,8 +157,9 @@ def only_own(params: Params, names: Collection[str], held: Tensor) -> Params:
         )
 
     def whole(v: Tensor) -> Tensor:
-        out = v.new_full((len(held), *v.shape[1:]), -torch.inf if v.ndim == 1 else 0.0)
-        out[held] = v if len(v) != len(held) else v[held]
+        # -inf in the bias, not a large negative number: the softmax is then exactly 0.
+        out = v.new_full((len(label_set), *v.shape[1:]), -torch.inf if v.ndim == 1 else 0.0)
+        out[label_set] = v if len(v) != len(label_set) else v[label_set]
         return out
 
     return {k: whole(v) if k in names else v for k, v in params.items()}

@@ -71,6 +71,7 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
     linear and increasing in theta, so theta follows from its 2M sorted breakpoints.
     """
     breaks = np.concatenate([-scores, upper / sizes - scores])
+    # Between two breakpoints the sum is linear, with the total size of free clients as its slope.
     order = np.argsort(breaks, kind="stable")
     sorted_breaks = breaks[order]
     slope = np.cumsum(np.concatenate([sizes, -sizes])[order])

@@ -98,6 +98,7 @@ class Pals:
     def solved(self, table: Params) -> PalsWeights:
         """The weights [C] with their lambda, their ESS and whether they are proved optimal."""
         labels = np.ascontiguousarray(table["labels"].numpy(), dtype=np.float64)
+        # Plain floats and tuples: the cache below needs hashable arguments.
         lam, ess, cap = (
             None if value is None else number(value) for value in (self.lam, self.ess, self.cap)
         )

@@ -230,6 +230,7 @@ def _repair(up: Ints, open_: NDArray[np.bool_], missing: Ints, room: Ints) -> In
 
 def split_by_owner(order: Ints, owner: Ints, clients: int) -> Partition:
     """Sample `order[j]` goes to client `owner[j]`; owners outside 0..M-1 are M: in no part."""
+    # By owner, then by index, so that each part is ascending.
     by_owner = order[np.lexsort((order, owner))]
     sizes = np.bincount(owner, minlength=clients)[:clients]
     return tuple(np.split(by_owner, np.cumsum(sizes))[:clients])

@@ -166,6 +166,7 @@ class DirichletPerClient:
         return deal(labels, round_within(size * p, supply), rng)
 
     def _draw(self, supply: Ints, clients: int, rng: np.random.Generator) -> Floats:
+        # All K entries are drawn even where labels are absent: the stream is then the same.
         p = dirichlet(self.beta, supply.size, clients, rng) * (supply > 0)
         return _normalised(p, (supply > 0).astype(np.float64))
 

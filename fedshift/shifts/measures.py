@@ -155,6 +155,7 @@ def _pair_auc(
     for k in range(folds):
         training = fold != k
         mean, scale = x[training].mean(0), x[training].std(0)
+        # Standardised by the training folds alone: the scored fold must not leak into the fit.
         z = (x - mean) / np.where(scale > 0, scale, 1.0)
         w, _ = logistic(z[training], first[training], ridge)
         areas.append(auc(z[~training & first] @ w, z[~training & ~first] @ w))

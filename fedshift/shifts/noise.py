@@ -51,6 +51,7 @@ class GaussianNoise:
         return (images + self.deviation * noise).clamp(0.0, 1.0)
 
     def _drawn(self, image: Tensor) -> Tensor:
+        # Keyed by the pixels, so that an image has the same noise in every batch and split.
         digest = hashlib.blake2b(image.contiguous().numpy().data, digest_size=8).hexdigest()
         rng = generator(self.seed, "noise", self.client, digest)
         return torch.randn(image.shape, generator=rng, dtype=image.dtype)

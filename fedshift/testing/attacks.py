@@ -1,7 +1,7 @@
-"""What a client can answer in place of its update, by name: a corpus that is data, not code.
+"""Bad answers that a client can send in place of its update, by name: a corpus of data, not code.
 
-An attack is a row: what is changed, where, and into what. `spoil` makes of one honest reply those
-that arrive in its place: one, none (drop) or two (duplicate).
+An attack is a row: what is changed, where, and into what. `spoil` turns one honest reply into the
+replies that arrive in its place: one, none (drop) or two (duplicate).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Attack:
     """One row of the corpus.
 
     kind   value: one entry of a tensor is `to`; all: every entry; shape, type: of a tensor; name,
-           part: names of tensors and parts; round, id, client: who and when it says it is; copies:
-           how often it arrives
+           part: names of tensors and parts; round, id, client: the round and client that it claims;
+           copies: how often it arrives
     part   of the update; the tensor in it is drawn
     """
 
@@ -118,17 +118,17 @@ def attack(name: str) -> Attack:
 
 
 def spoil(name: str, reply: Reply, seed: int = 0) -> tuple[Reply, ...]:
-    """What arrives in place of `reply`; which tensor and entry it hits is drawn from the seed.
+    """The replies that arrive in place of `reply`; the tensor and entry are drawn from the seed.
 
     Raises InputError for an unknown name, and where the update has no such part (counters, where
     the model has none).
     """
-    row, source = attack(name), generator(seed, "attack", name, reply.t, reply.client)
+    row, rng = attack(name), generator(seed, "attack", name, reply.t, reply.client)
     if row.kind == "copies":
         return _copies(row.to, reply)
     if row.kind == "round":
         return (reply._replace(t=0 if row.to is None else reply.t + row.to),)
-    return (reply._replace(update=CHANGES[row.kind](reply.update, row, source)),)
+    return (reply._replace(update=CHANGES[row.kind](reply.update, row, rng)),)
 
 
 def _copies(count: int, reply: Reply) -> tuple[Reply, ...]:
@@ -138,31 +138,31 @@ def _copies(count: int, reply: Reply) -> tuple[Reply, ...]:
     return reply, reply._replace(update={**reply.update, "delta": halved})
 
 
-def _drawn(update: Parts, row: Attack, source: torch.Generator) -> str:
+def _draw_tensor(update: Parts, row: Attack, rng: torch.Generator) -> str:
     """A tensor of the attacked part that has something to spoil."""
     tree = update.get(row.part, {})
     names = [k for k, v in tree.items() if v.numel() and (row.part != "report" or k == "loss")]
     if not names:
         raise InputError(f'an update without "{row.part}" cannot be attacked there')
-    return names[int(torch.randint(len(names), (), generator=source))]
+    return names[int(torch.randint(len(names), (), generator=rng))]
 
 
 def _with(update: Parts, part: str, name: str, v: Tensor) -> Parts:
     return {**update, part: {**update.get(part, {}), name: v}}
 
 
-def _value(update: Parts, row: Attack, source: torch.Generator) -> Parts:
-    name = _drawn(update, row, source)
+def _value(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    name = _draw_tensor(update, row, rng)
     v = update[row.part][name].clone()
     to = row.to if isinstance(row.to, tuple) else (row.to,)
-    places = torch.randperm(v.numel(), generator=source)[: len(to)]
+    places = torch.randperm(v.numel(), generator=rng)[: len(to)]
     for place, number in zip(places.tolist(), to, strict=False):
         v.view(-1)[place] = number
     return _with(update, row.part, name, v)
 
 
-def _all(update: Parts, row: Attack, source: torch.Generator) -> Parts:
-    name = _drawn(update, row, source)
+def _all(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    name = _draw_tensor(update, row, rng)
     return _with(update, row.part, name, torch.full_like(update[row.part][name], row.to))
 
 
@@ -181,18 +181,18 @@ SHAPES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _shape(update: Parts, row: Attack, source: torch.Generator) -> Parts:
-    name = _drawn(update, row, source)
+def _shape(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    name = _draw_tensor(update, row, rng)
     return _with(update, row.part, name, SHAPES[row.to](update[row.part][name]))
 
 
-def _type(update: Parts, row: Attack, source: torch.Generator) -> Parts:
-    name = _drawn(update, row, source)
+def _type(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    name = _draw_tensor(update, row, rng)
     return _with(update, row.part, name, update[row.part][name].to(row.to))
 
 
-def _name(update: Parts, row: Attack, source: torch.Generator) -> Parts:
-    name = _drawn(update, row, source)
+def _name(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+    name = _draw_tensor(update, row, rng)
     tree = dict(update[row.part])
     v = tree.pop(name)
     if row.to == "extra":
@@ -206,7 +206,7 @@ def _name(update: Parts, row: Attack, source: torch.Generator) -> Parts:
     return {**update, row.part: tree}
 
 
-def _part(update: Parts, row: Attack, source: torch.Generator) -> Parts:
+def _part(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
     if row.to == "missing":
         return {k: v for k, v in update.items() if k != row.part}
     if row.to == "none":
@@ -224,7 +224,7 @@ def _part(update: Parts, row: Attack, source: torch.Generator) -> Parts:
     return _with(update, "report", "n", size)
 
 
-def _id(update: Parts, row: Attack, source: torch.Generator) -> Parts:
+def _id(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
     return _with(update, "report", "id", torch.tensor(row.to))
 
 

@@ -1,4 +1,4 @@
-"""Clients that misbehave by a plan: try on your own federation what a round does then.
+"""Clients that misbehave by a plan: see what a round of your own federation does then.
 
     plan = seeded(0.1, ("drop", "nan", "delay"), seed=0)
     for played in run(algorithm, federation, 50, backend=Faulty(plan)):
@@ -42,9 +42,9 @@ def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) ->
         attack(name)
 
     def plan(t: int, client: int) -> str | None:
-        source = generator(seed, "faults", t, client)
-        hit = float(torch.rand((), generator=source)) < rate
-        return names[int(torch.randint(len(names), (), generator=source))] if hit else None
+        rng = generator(seed, "faults", t, client)
+        hit = float(torch.rand((), generator=rng)) < rate
+        return names[int(torch.randint(len(names), (), generator=rng))] if hit else None
 
     return plan
 
@@ -52,7 +52,7 @@ def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) ->
 class Faulty:
     """A backend whose clients misbehave as `plan` says; `done` lists (round, client, fault).
 
-    A delayed reply arrives in the next round, beside the one that its client sends then, if any.
+    A delayed reply arrives in the next round, in addition to the one that its client sends then.
     """
 
     def __init__(self, plan: FaultPlan, backend: Backend = loop, seed: int = 0) -> None:

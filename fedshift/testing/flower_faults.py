@@ -1,4 +1,4 @@
-"""A Flower client app that misbehaves by a plan; for messages, not only for their tensors."""
+"""A Flower client app that misbehaves by a plan, in whole messages and not only in tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedshift.flower.records import parts_of, to_records
 from fedshift.testing.attacks import ATTACKS, spoil
 from fedshift.testing.faults import FaultPlan
 
-# What the bytes of an array become.
+# Changes of an array's bytes, by name.
 BYTES: Mapping[str, Callable[[bytes], bytes]] = {
     "bytes cut in half": lambda data: data[: len(data) // 2],
     "bytes but the last": lambda data: data[:-1],
@@ -70,8 +70,8 @@ def spoilt(name: str, content: RecordDict, client: int, t: int, seed: int = 0) -
     replies = spoil(name, Reply(client, parts_of(content), {}, t), seed)
     if not replies or name == "delay":
         raise RuntimeError("no answer")
-    told = ConfigRecord({"round": replies[0].t})
-    return RecordDict({**to_records(replies[0].update), "run": told})
+    run = ConfigRecord({"round": replies[0].t})
+    return RecordDict({**to_records(replies[0].update), "run": run})
 
 
 def _bytes(change: Callable[[bytes], bytes], content: RecordDict) -> RecordDict:
@@ -81,5 +81,5 @@ def _bytes(change: Callable[[bytes], bytes], content: RecordDict) -> RecordDict:
     data = change(array.data)
     forged = Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)
     delta = ArrayRecord({**dict(record.items()), name: forged})
-    kept = {k: v for k, v in content.items() if k != "delta"}
-    return RecordDict({**kept, "delta": delta})
+    others = {k: v for k, v in content.items() if k != "delta"}
+    return RecordDict({**others, "delta": delta})

@@ -1,4 +1,4 @@
-"""Replies changed at random, a round at a time: what the gate lets through and what it makes."""
+"""Rounds with randomly changed replies: what the gate accepts, and what the server becomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.seeds import numpy_generator
 from fedshift.testing.attacks import ATTACKS, spoil
 from fedshift.tree import Parts, flatten
 
-# What decoders, sums and comparisons trip over.
+# Numbers on which decoders, sums and comparisons often fail.
 ODD = (
     np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, -1e-45, 1e-310, 3.4028234e38, -3.4028234e38, 1e300,
     1.0, -1.0, 2.0**31, 2.0**63, 255.0,
@@ -29,7 +29,7 @@ ODD = (
 
 @dataclass(frozen=True, eq=False)
 class Arena:
-    """One round of a federation, with every client's honest reply, to be settled again and again.
+    """One round of a federation with every client's honest reply, to be settled repeatedly.
 
     Raises InputError for a gate that stops at the first bad reply.
     """
@@ -69,7 +69,7 @@ def arena(algorithm: Algorithm, federation: Federation, gate: Gate) -> Arena:
 
 @dataclass(frozen=True)
 class Tally:
-    """Fuzzed replies, how many of them were let through, and what went wrong (nothing, we hope)."""
+    """The number of fuzzed replies, how many were accepted, and what went wrong."""
 
     replies: int
     used: int
@@ -77,56 +77,60 @@ class Tally:
 
 
 def fuzz(place: Arena, replies: int, seed: int) -> Tally:
-    """At least so many fuzzed replies, from one to half of a round's clients at a time.
+    """Try at least `replies` fuzzed replies, from one to half of a round's clients at a time.
 
-    Broken is a round that raises, that is skipped though honest clients are left, whose server has
-    other names, shapes or types or numbers that are not finite, that drops an honest client, and
-    one whose server is not, bit for bit, that of the round without the clients that were dropped.
+    A round counts as broken if it raises an error, is skipped although honest clients are left, or
+    drops an honest client; if its server has other names, shapes or types, or numbers that are not
+    finite; or if the server differs in any bit from that of the round without the dropped clients.
     """
-    source, known = numpy_generator(seed, "fuzz"), dict[frozenset[int], Parts]()
+    rng, references = numpy_generator(seed, "fuzz"), dict[frozenset[int], Parts]()
     done, used, broken = 0, 0, list[str]()
     while done < replies:
-        count = 1 + int(source.integers(max(1, (len(place.honest) - 1) // 2)))
-        touched = {int(i) for i in source.choice(len(place.honest), count, replace=False)}
+        count = 1 + int(rng.integers(max(1, (len(place.honest) - 1) // 2)))
+        touched = {int(i) for i in rng.choice(len(place.honest), count, replace=False)}
         arriving: list[Reply] = []
         for i, reply in enumerate(place.honest):
-            arriving += fuzzed(reply, source) if i in touched else [reply]
-        order = source.permutation(len(arriving)).tolist()
+            arriving += fuzzed(reply, rng) if i in touched else [reply]
+        # Any order of arrival must give the same result.
+        order = rng.permutation(len(arriving)).tolist()
         clients = {place.honest[i].client for i in touched}
-        through, wrong = _judged(place, [arriving[i] for i in order], clients, known)
+        accepted, wrong = _judge(place, [arriving[i] for i in order], clients, references)
         broken += wrong
-        done, used = done + count, used + through
+        done, used = done + count, used + accepted
     return Tally(done, used, tuple(broken))
 
 
-def _judged(
-    place: Arena, arriving: Sequence[Reply], touched: set[int], known: dict[frozenset[int], Parts]
+def _judge(
+    place: Arena,
+    arriving: Sequence[Reply],
+    touched: set[int],
+    references: dict[frozenset[int], Parts],
 ) -> tuple[int, list[str]]:
-    """(how many of the touched were let through, what is wrong with the round)."""
+    """(number of touched clients that were accepted, list of what is wrong with the round)."""
     try:
         played = place.settled(arriving)
     except Exception as e:
         return 0, [f"{type(e).__name__}: {e}"]
-    dropped = frozenset(one.client for one in played.dropped)
-    through = touched - dropped
+    dropped = frozenset(drop.client for drop in played.dropped)
+    accepted = touched - dropped
     wrong = [f"honest client {i} dropped" for i in sorted(dropped - touched)]
     wrong += [f"skipped: {played.skipped}"] if played.skipped else []
     wrong += list(_odd(played.server, place.server))
-    if not through and not wrong:
-        if dropped not in known:
+    if not accepted and not wrong:
+        if dropped not in references:
             rest = [reply for reply in place.honest if reply.client not in dropped]
-            known[dropped] = place.settled(rest).server
-        wrong += [f"{name} differs" for name in different(played.server, known[dropped])]
-    return len(through), wrong
+            references[dropped] = place.settled(rest).server
+        wrong += [f"{name} differs" for name in different(played.server, references[dropped])]
+    return len(accepted), wrong
 
 
 def different(a: Parts, b: Parts) -> list[str]:
     """The names of tensors in which two servers differ, in type, shape or any bit."""
     x, y = flatten(a), flatten(b)
-    odd = [
+    changed = [
         k for k in x.keys() & y.keys() if x[k].dtype != y[k].dtype or not torch.equal(x[k], y[k])
     ]
-    return sorted([*(x.keys() ^ y.keys()), *odd])
+    return sorted([*(x.keys() ^ y.keys()), *changed])
 
 
 def _odd(after: Parts, before: Parts) -> Iterator[str]:
@@ -139,83 +143,83 @@ def _odd(after: Parts, before: Parts) -> Iterator[str]:
             yield f"{k} is not finite"
 
 
-def fuzzed(reply: Reply, source: np.random.Generator) -> list[Reply]:
-    """What arrives in place of a reply after one to three changes; an attack of the corpus or own.
+def fuzzed(reply: Reply, rng: np.random.Generator) -> list[Reply]:
+    """The replies in place of one: an attack of the corpus, or one to three random changes.
 
-    A reply may come out as it was: the gate must let that one through.
+    A reply may come out unchanged; the gate must then accept it.
     """
-    if source.random() < 0.2:
-        name = _of(source, list(ATTACKS))
+    if rng.random() < 0.2:
+        name = _pick(rng, list(ATTACKS))
         try:
-            return list(spoil(name, reply, int(source.integers(2**62))))
+            return list(spoil(name, reply, int(rng.integers(2**62))))
         except InputError:  # an update without that part
             return [reply]
-    for _ in range(1 + int(source.integers(3))):
-        reply = reply._replace(update=_mutated(reply.update, source))
-    if source.random() < 0.1:
-        reply = reply._replace(t=reply.t + int(source.integers(-3, 4)))
-    return [reply] * (2 if source.random() < 0.05 else 1)
+    for _ in range(1 + int(rng.integers(3))):
+        reply = reply._replace(update=_mutate(reply.update, rng))
+    if rng.random() < 0.1:
+        reply = reply._replace(t=reply.t + int(rng.integers(-3, 4)))
+    return [reply] * (2 if rng.random() < 0.05 else 1)
 
 
-def _of(source: np.random.Generator, many: Sequence[Any]) -> Any:
-    return many[int(source.integers(len(many)))]
+def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
+    return options[int(rng.integers(len(options)))]
 
 
-def _mutated(update: Parts, source: np.random.Generator) -> Parts:
+def _mutate(update: Parts, rng: np.random.Generator) -> Parts:
     """One tensor changed: its numbers, its form, its name, or its place."""
     places = [(part, name) for part, tree in update.items() for name in tree]
     if not places:
         return {"delta": {"x": torch.zeros(1)}}
-    part, name = _of(source, places)
-    kind = int(source.integers(8))
+    part, name = _pick(rng, places)
+    kind = int(rng.integers(8))
     if kind < 5:
-        v = (_numbers, _bits, _scaled, _reshaped, _retyped)[kind](update[part][name], source)
+        v = (_numbers, _bits, _scaled, _reshaped, _retyped)[kind](update[part][name], rng)
         return {**update, part: {**update[part], name: v}}
     tree = {k: v for k, v in update[part].items() if k != name}
     if kind == 5:
         return {**update, part: tree}
-    other = _of(source, places)[source.integers(2)]
-    moved = {**tree, str(other) * int(source.integers(3)): update[part][name]}
-    target = part if kind == 6 else _of(source, ["delta", "buffers", "report", "control", "table"])
+    other = _pick(rng, places)[rng.integers(2)]
+    moved = {**tree, str(other) * int(rng.integers(3)): update[part][name]}
+    target = part if kind == 6 else _pick(rng, ["delta", "buffers", "report", "control", "table"])
     return {**update, part: tree, target: {**update.get(target, {}), **moved}}
 
 
-def _numbers(v: Tensor, source: np.random.Generator) -> Tensor:
+def _numbers(v: Tensor, rng: np.random.Generator) -> Tensor:
     if not v.numel():
         return v
-    v, number = v.contiguous().clone(), _of(source, ODD)
+    v, number = v.contiguous().clone(), _pick(rng, ODD)
     if not v.is_floating_point():
         number = float(np.clip(np.nan_to_num(number), -(2.0**30), 2.0**30))
-    # By way of float64: a tensor of float32 takes no number that it cannot hold.
-    v.view(-1)[int(source.integers(v.numel()))] = torch.tensor(number, dtype=torch.float64)
+    # Through float64: assigning a number too large for float32 would raise an error.
+    v.view(-1)[int(rng.integers(v.numel()))] = torch.tensor(number, dtype=torch.float64)
     return v
 
 
-def _bits(v: Tensor, source: np.random.Generator) -> Tensor:
+def _bits(v: Tensor, rng: np.random.Generator) -> Tensor:
     """One bit flipped."""
     if not v.numel() or v.dtype == torch.bool:
         return v
     v = v.contiguous().clone()
-    seen = v.view(-1).view(torch.uint8)
-    seen[int(source.integers(seen.numel()))] ^= 1 << int(source.integers(8))
+    raw = v.view(-1).view(torch.uint8)
+    raw[int(rng.integers(raw.numel()))] ^= 1 << int(rng.integers(8))
     return v
 
 
-def _scaled(v: Tensor, source: np.random.Generator) -> Tensor:
-    return v * 10.0 ** float(source.uniform(-50, 50)) if v.is_floating_point() else v
+def _scaled(v: Tensor, rng: np.random.Generator) -> Tensor:
+    return v * 10.0 ** float(rng.uniform(-50, 50)) if v.is_floating_point() else v
 
 
-def _reshaped(v: Tensor, source: np.random.Generator) -> Tensor:
+def _reshaped(v: Tensor, rng: np.random.Generator) -> Tensor:
     changes: Sequence[Callable[[Tensor], Tensor]] = (
         lambda v: v.flatten(), lambda v: v[None], lambda v: v[..., None], lambda v: v.flatten()[:1],
         lambda v: v.flatten()[:0], lambda v: torch.cat([v.flatten(), v.flatten()]),
         lambda v: v.movedim(0, -1) if v.dim() else v, lambda v: v.sum(),
     )  # fmt: skip
-    found: Tensor = _of(source, changes)(v)
-    return found
+    changed: Tensor = _pick(rng, changes)(v)
+    return changed
 
 
-def _retyped(v: Tensor, source: np.random.Generator) -> Tensor:
+def _retyped(v: Tensor, rng: np.random.Generator) -> Tensor:
     kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool,
              torch.uint8, torch.complex64)  # fmt: skip
-    return (v.real if v.is_complex() else v).to(_of(source, kinds))
+    return (v.real if v.is_complex() else v).to(_pick(rng, kinds))

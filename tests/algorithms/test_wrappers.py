@@ -80,6 +80,7 @@ def inner(kind: str, setting: Setting, objective: Term = ROUTES) -> Any:
     return make[kind](setting.model, objective=objective, local=setting.local)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["FedAvg", "Scaffold"])
 @pytest.mark.parametrize("name", WRAP)
 def test_a_router_inside_is_trained_and_said(name: str, kind: str, setting: Setting) -> None:
@@ -93,6 +94,7 @@ def test_a_router_inside_is_trained_and_said(name: str, kind: str, setting: Sett
     assert len(routed(method, played)) == sum(SIZES)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WRAP)
 def test_no_router_is_said_where_none_is_trained(name: str, setting: Setting) -> None:
     """The control of the test above."""
@@ -123,6 +125,7 @@ METHODS: dict[str, Make] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_train_a_router(name: str, setting: Setting) -> None:
     """Its clients hear who is in the cohort, and the router knows more than it did at first."""
@@ -231,6 +234,7 @@ AROUND = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", PERSONAL)
 def test_personal_models_inside_are_served(name: str, around: str, setting: Setting) -> None:
@@ -240,6 +244,7 @@ def test_personal_models_inside_are_served(name: str, around: str, setting: Sett
     assert not torch.equal(served[0][0]["head.weight"], served[1][0]["head.weight"])
 
 
+@pytest.mark.slow
 def test_label_sets_serve_the_personal_models_of_ditto(setting: Setting) -> None:
     method = Ditto(recipes.fedavg(setting), 1.0, setting.local)
     for wrapped in (LabelSets(method, "holders"), tuned(method, setting)):

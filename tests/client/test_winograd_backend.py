@@ -67,6 +67,7 @@ def deep(dtype: torch.dtype) -> tuple[Federation, Setting]:
     return federation, Setting(model, TARGET, Local(lr=0.1, batch=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
 def test_a_round_is_the_loops_but_for_rounding(dtype: torch.dtype, most: float) -> None:
     """And on workers that of one process bit for bit."""
@@ -98,6 +99,7 @@ def test_networks_without_convolutions_are_refused(setting: Setting) -> None:
         last(run(algorithm, federation, 1, backend=winograd(loop)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "size", "some"),
     [("lenet", 28, False), ("lenet", 32, False), ("lenet-moon", 32, False), ("lenet-gn", 28, True),

@@ -27,7 +27,7 @@ from fedshift.deploy.federation import Link, _follow
 from fedshift.deploy.joining import Ended, join
 from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
-from fedshift.deploy.processes import asked, check_port, free_port, running, wait_for
+from fedshift.deploy.processes import check_port, free_port, run_flower, running, wait_for
 from fedshift.errors import DataError, FedshiftError, InputError, TrainingError
 from support.tls import tls_server
 
@@ -181,7 +181,7 @@ def test_super_nodes_that_end(
 ) -> None:
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["127.0.0.1"])
-    monkeypatch.setattr("fedshift.deploy.joining._worked", lambda node, place: ended)
+    monkeypatch.setattr("fedshift.deploy.joining._run_node", lambda node, place: ended)
     with tls_server(folder) as here, pytest.raises(FedshiftError, match=told) as error:
         join(folder / "clients" / "client-0", here, patience=0.0)
     assert error.value.exit_code == (2 if ended.code > 0 else 4)
@@ -194,7 +194,7 @@ def test_a_client_stays_for_the_next_server(
     folder, said = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
     ends = [Ended(0, True, ""), Ended(1, True, "oh"), Ended(1, False, "no")]
-    monkeypatch.setattr("fedshift.deploy.joining._worked", lambda node, place: ends.pop(0))
+    monkeypatch.setattr("fedshift.deploy.joining._run_node", lambda node, place: ends.pop(0))
     monkeypatch.setattr("fedshift.deploy.joining.PAUSE", 0.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)
@@ -207,9 +207,9 @@ def test_a_client_stays_for_the_next_server(
 def test_flowers_refusals_are_told_in_one_line() -> None:
     told = '{"success": false, "error-message": "\\nno such\\napp\\n"}'
     with pytest.raises(InputError, match="^`flwr -c print.* failed: no such app$"):
-        asked([sys.executable, "-c", f"print({told!r})"], os.environ)
+        run_flower([sys.executable, "-c", f"print({told!r})"], os.environ)
     with pytest.raises(FedshiftError, match="failed: 7"):
-        asked([sys.executable, "-c", "print(7)"], os.environ)
+        run_flower([sys.executable, "-c", "print(7)"], os.environ)
 
 
 def call(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -115,7 +115,7 @@ def test_flower_may_be_silent_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "summary.json").write_text("{}")
         return {"runs": [{"status": "finished:completed"}]}
 
-    monkeypatch.setattr(f"{here}asked", busy)
+    monkeypatch.setattr(f"{here}run_flower", busy)
     _follow("1", tmp_path, link, lambda event: None)
     (tmp_path / "summary.json").unlink()
     answers_in_turn += [InputError("gone")] * 4
@@ -130,7 +130,7 @@ def test_events_of_before_are_not_told_again(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
     (tmp_path / "summary.json").write_text("{}")
     heard: list[Any] = []
-    _follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, known=2)
+    _follow("1", tmp_path, Link(tmp_path, {}, tmp_path / "log"), heard.append, seen=2)
     assert heard == lines[2:]
 
 

@@ -235,6 +235,7 @@ def with_more(report: Params) -> Params:
     return {**report, "more": report["loss"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [2, 3, 4, 6])
 @pytest.mark.parametrize("change", [in_float64, with_more])
 def test_reports_of_two_shares_are_alike(change: Any, members: int, setting: Setting) -> None:

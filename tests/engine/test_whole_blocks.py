@@ -54,6 +54,7 @@ def let(monkeypatch: pytest.MonkeyPatch) -> list[Admitted]:
     return seen
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("together", [Stacked(), Together(), Together(turned=True, apart=True)])
 @pytest.mark.parametrize("processes", PROCESSES)
 def test_all_as_one(
@@ -85,6 +86,7 @@ def test_clients_that_keep_something_come_one_by_one(
     assert len(let[0].good) == 8
 
 
+@pytest.mark.few(1)
 @linux
 @pytest.mark.parametrize("change", ["double", "more", "less", "other", "wide"])
 def test_reports_of_two_processes_are_alike(
@@ -102,6 +104,7 @@ def test_reports_of_two_processes_are_alike(
         assert said(team.blocks(odd)) == said(odd.__call__)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("processes", PROCESSES)
 def test_bytes_are_counted_as_if_updates_had_come(
     processes: int, setting: Setting, federation: Federation

@@ -56,6 +56,7 @@ def test_another_seed_gives_another_result(setting: Setting) -> None:
         assert different(one, last(run(algorithm, other, 2, cohort=4, backend=backend)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_any_number_of_workers(count: int, setting: Setting, normed: Model) -> None:
     """9 are more than the clients; buffers and counters travel as well."""
@@ -95,6 +96,7 @@ def jobs(setting: Setting) -> Any:
     return federation.clients, [Job(i, {}, {}, c, {}) for i, c in enumerate(federation.clients)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
@@ -188,6 +190,7 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_main_process(how: signal.Signals) -> None:
     script = textwrap.dedent(ORPHANS)
@@ -230,6 +233,7 @@ def test_much_may_be_on_its_way_between_processes(
         assert room(team) < large
 
 
+@pytest.mark.slow
 def test_tensors_lie_in_memory_that_both_see(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.cli.ending import _scarce
+from fedshift.cli.ending import _out_of_resources
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import processes
@@ -177,11 +177,11 @@ def test_an_emptied_configuration_does_not_begin_another_run(tmp_path: Path) -> 
     ],
 )
 def test_what_the_machine_lacks_is_no_defect(error: Exception, message: str) -> None:
-    told = _scarce(error)
+    told = _out_of_resources(error)
     assert isinstance(told, InputError)
     assert message in str(told)
 
 
 def test_other_failures_are_defects() -> None:
-    assert _scarce(RuntimeError("shapes differ")) is None
-    assert _scarce(OSError(errno.EISDIR, "Is a directory")) is None
+    assert _out_of_resources(RuntimeError("shapes differ")) is None
+    assert _out_of_resources(OSError(errno.EISDIR, "Is a directory")) is None

@@ -120,7 +120,7 @@ def test_absences_are_told_where_clients_test_on_their_own_data(tmp_path: Path) 
     assert any("nobody of the cohort held a label" in s for s in found["why"])
     html = re.sub(r"(<[^>]*>\s*)+", "|", page([read_run(tmp_path)]))
     assert "|private|none|" in html
-    assert "averaged over nobody and stays as it was." in html
+    assert "averaged over no client and stays as it was." in html
     # Folders of versions that said neither mode nor bytes.
     for key in ("mode", "tune", "tune_over"):
         del found["label_sets"][key]

@@ -110,11 +110,11 @@ def test_more_clients_than_looks_names_the_keys(refused: Any) -> None:
 def test_looks_and_noise_need_images() -> None:
     rows = Samples(torch.zeros(3, 13), torch.tensor([0, 1, 1]))
     data = Dataset("heart-disease", rows, rows, ("no", "yes"), "", "", "")
-    check_images(validate(HEART), data)
+    check_images(validate(HEART).shift, data)
     for key, value in (("transform", "fashion"), ("noise", 0.5)):
         changed = HEART | {"shift": HEART["shift"] | {key: value}}
         with pytest.raises(InputError) as caught:
-            check_images(validate(changed), data)
+            check_images(validate(changed).shift, data)
         assert str(caught.value) == (
             f"shift.{key} changes images, and heart-disease has none; leave shift.{key} out"
         )
@@ -133,7 +133,7 @@ def test_colours_on_grey_images_are_told() -> None:
 
     def note(transform: str, clients: int = 8, channels: int = 1) -> str | None:
         changed = shift | {"transform": transform, "clients": clients}
-        return grey_note(validate({"shift": changed}), torch.zeros(2, channels, 4, 4))
+        return grey_note(validate({"shift": changed}).shift, torch.zeros(2, channels, 4, 4), 0)
 
     assert note("bits") == (
         'shift.transform = "bits" differs in hue and saturation, which grey images do not have: of '

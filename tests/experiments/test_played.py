@@ -29,6 +29,11 @@ from support.small_runs import CLIENTS, config_of, record_until, recorded
 
 MOST = {"method": {"name": "fedpals", "ess": 0.8}}
 
+METRICS = Metrics(
+    **dict.fromkeys(Metrics.__dataclass_fields__, 0.5)  # type: ignore[arg-type]
+    | {"round": 1, "clients_trained": 3, "ess": 17.0, "ess_fraction": 0.9, "gap": 0.1}
+)
+
 
 def by_hand(said: dict[str, Any], ids: list[int]) -> dict[str, float]:
     """ESS, its share and both gaps of FedPALS' weights over some of a run's clients."""
@@ -187,7 +192,7 @@ def test_what_a_checkpoint_keeps_is_all_of_it() -> None:
     assert back.facts() == known.facts()
     assert back.weights == known.weights
     assert back.reached[1:] == reached[1:]
-    facts = Progress(metrics=[Metrics(1, *[0.5] * 9, 3, 17.0, 0.9, 0.1)], played=known).facts()
+    facts = Progress(metrics=[METRICS], played=known).facts()
     assert progress_of(None, facts).metrics[0].gap == 0.1  # type: ignore[arg-type]
     del facts["played"], facts["metrics"][0]["gap"]
     older = progress_of(None, facts)  # type: ignore[arg-type]

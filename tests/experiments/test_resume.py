@@ -130,7 +130,11 @@ def test_a_run_goes_on_when_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_facts_come_back() -> None:
     nan, inf = float("nan"), float("inf")
-    metrics = Metrics(1, 0.1, 0.2, inf, 0.3, 0.4, nan, nan, nan, 0.1 + 0.2, 3, 17.0)
+    metrics = Metrics(
+        round=1, train_loss=0.1, target_accuracy=0.2, target_loss=inf, target_macro_f1=0.3,
+        estimated_accuracy=0.4, estimated_se=nan, validation_accuracy=nan, validation_loss=nan,
+        source_accuracy=0.1 + 0.2, clients_trained=3, ess=17.0,
+    )  # fmt: skip
     sets, missed = [SetRound(1, 2, None, 0.5)], Missed(4, 5, 2, 1)
     done = Progress(None, [metrics], [], sets, Traffic(1, 2, 3), missed)
     facts = json.loads(json.dumps(done.facts(), allow_nan=False))

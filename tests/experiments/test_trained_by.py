@@ -68,6 +68,7 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
     return perform(app, ["run", str(file), "--out", str(place / "a"), "--backend", backend])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "method", "backend", "told"),
     [
@@ -97,6 +98,7 @@ def test_a_run_is_announced_once_its_backend_fits(tmp_path: Path, capsys: Printe
     assert "run: 1 round" in capsys.readouterr().err
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["dense", "stacked", "channels-last"])
 def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
     """One step of two clients of the next round, whoever they are; numbers stay the same."""
@@ -117,6 +119,7 @@ def test_a_backend_is_tried_without_a_trace(backend: str) -> None:
     assert different(found[0], plain[-1]) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_what_was_begun_stays_when_another_backend_refuses(
     checkpoints: bool, tmp_path: Path
@@ -130,6 +133,7 @@ def test_what_was_begun_stays_when_another_backend_refuses(
     assert (folder / "checkpoints").is_dir() == checkpoints
 
 
+@pytest.mark.slow
 def test_a_run_says_what_auto_chose(tmp_path: Path, capsys: Printed) -> None:
     assert typed(tmp_path, "linear", "fedavg", "auto") == 0
     chosen = lock(tmp_path / "a")["backend"]
@@ -143,6 +147,7 @@ def only(out: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_table_by_another_backend(tmp_path: Path) -> None:
     done = reproduce(replace(ONE, out=tmp_path / "dense", backend="dense"))
     plain = reproduce(replace(ONE, out=tmp_path / "loop"))
@@ -189,6 +194,7 @@ def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
     return heard, execute(runs, store, jobs=jobs, backend=backend, listen=listen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: Path) -> None:
     folder = interrupted(tmp_path, "dense")
@@ -204,6 +210,7 @@ def test_a_run_goes_on_by_the_backend_that_began_it_alone(jobs: int, tmp_path: P
     assert lock(folder)["backend"] == "dense"
 
 
+@pytest.mark.slow
 def test_a_lock_of_before_backends_were_noted_is_the_loops(tmp_path: Path) -> None:
     folder = interrupted(tmp_path, "loop")
     old = {k: v for k, v in lock(folder).items() if k != "backend"}
@@ -211,6 +218,7 @@ def test_a_lock_of_before_backends_were_noted_is_the_loops(tmp_path: Path) -> No
     assert played(tmp_path, "loop")[0] == [3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [True, False], ids=["gone", "damaged"])
 def test_a_folder_without_a_readable_lock(lost: bool, tmp_path: Path) -> None:
     path = interrupted(tmp_path, "loop") / "lock.json"
@@ -224,6 +232,7 @@ def test_a_folder_without_a_readable_lock(lost: bool, tmp_path: Path) -> None:
     assert len(report.failures) == (not lost)
 
 
+@pytest.mark.slow
 def test_a_refused_backend_leaves_no_run_of_a_table(tmp_path: Path) -> None:
     convolutions = replace(ONE, out=tmp_path, overrides=("model.name=lenet",), backend="dense")
     for jobs in (1, 2):
@@ -232,6 +241,7 @@ def test_a_refused_backend_leaves_no_run_of_a_table(tmp_path: Path) -> None:
         assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     """Also of a run that is stopped again: here by a failure in its fourth round."""
     folder = interrupted(tmp_path, "loop")
@@ -262,6 +272,7 @@ def test_the_lock_follows_who_goes_on(tmp_path: Path, capsys: Printed) -> None:
     assert "--backend" not in drawn.command
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("known", [True, False])
 def test_a_run_goes_on_by_its_own_backend(known: bool, tmp_path: Path, capsys: Printed) -> None:
     folder = interrupted(tmp_path, "dense")

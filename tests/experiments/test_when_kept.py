@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedshift.experiments.experiment import record
+from fedshift.engine.run import start
+from fedshift.errors import DataError
+from fedshift.experiments.config import Config, Training
+from fedshift.experiments.experiment import federation_of, method_of, record
+from fedshift.experiments.folder import kept_in
+from fedshift.experiments.load import validate
 from fedshift.experiments.progress import SECONDS, Keeper, Progress, Saver
 from fedshift.experiments.task import prepare
 from fedshift.experiments.training import silent
@@ -69,3 +75,44 @@ def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert done[-1] == "summary.json"
     assert done.count("summary.json") == 1
     assert set(done) > {"model.safetensors", "metrics.csv", "clients.csv"}
+
+
+class LaterTraining(Training):
+    patience: int = 3
+
+
+class Later(Config):
+    """The configuration of a version to come: one key more."""
+
+    training: LaterTraining = LaterTraining()
+
+
+def test_a_new_key_makes_no_other_run_while_it_has_its_default() -> None:
+    config = config_of("fedavg", training={"rounds": 4, "steps": 1})
+    later = Later.model_validate(config.model_dump())
+    assert later.identity == config.identity
+    more = later.training.model_copy(update={"patience": 4})
+    assert later.model_copy(update={"training": more}).identity != config.identity
+    assert config.model_copy(update={"name": "other"}).identity == config.identity
+    assert config_of("fedavg", training={"rounds": 5, "steps": 1}).identity != config.identity
+
+
+def test_checkpoints_of_the_version_before_are_accepted(tmp_path: Path) -> None:
+    """What that version called this run, the data that ship with the package included."""
+    config = validate(
+        {
+            "data": {"name": "fashion-mnist-mini"},
+            "shift": {"kind": "iid", "clients": 4},
+            "model": {"name": "linear"},
+            "training": {"rounds": 4, "steps": 1},
+        }
+    )
+    keeper = kept_in(tmp_path, config, prepare(config), 1)
+    assert keeper.former == "7f2e77af17bd6ee9227d66e6b2808814dff2337d3ad4b2bf2b7982b8374897a8"
+    ready = prepare(config)
+    after = start(method_of(config, ready)(), federation_of(config, ready))
+    replace(keeper, identity=keeper.former).keep("run", Progress(after))
+    assert keeper.progress("run").after is not None
+    other = config.model_copy(update={"training": Training(rounds=5, steps=1)})
+    with pytest.raises(DataError, match="checkpoints of another configuration"):
+        kept_in(tmp_path, other, prepare(config), 1).progress("run")

@@ -151,7 +151,7 @@ def test_arrays_arrive_as_they_were() -> None:
             assert found[name].is_contiguous()
             assert np.array_equal(found[name].numpy(), v)
             assert found[name].numpy().dtype == v.dtype
-    assert len(headers.known) == len(sent)
+    assert len(headers.cache) == len(sent)
     with pytest.raises(InputError, match="5 arrays of .* bytes; allowed: 100000 and 99"):
         read_arrays({"part": record}, 99, headers)
     array = Array(sent["row"])

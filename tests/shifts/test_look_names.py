@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedshift.experiments.load import validate
 from fedshift.experiments.own_looks import look_names
 from fedshift.shifts import covariate
@@ -22,9 +24,15 @@ def test_looks_are_named_by_their_steps() -> None:
 
 def test_a_configuration_names_looks_or_sites() -> None:
     shift = {"kind": "iid", "clients": 2, "target": "clients"}
-    plain = validate({"shift": shift})
-    assert look_names(plain, 2) is None
-    fashion = validate({"shift": shift | {"transform": "fashion"}})
-    assert look_names(fashion, 2) == ("brightness 0.5", "brightness 1.5")
+
+    def names(tables: dict[str, Any]) -> tuple[str, ...] | None:
+        config = validate(tables)
+        return look_names(config.shift, config.data.name, config.shift.clients, 0)
+
+    assert names({"shift": shift}) is None
+    assert names({"shift": shift | {"transform": "fashion"}}) == (
+        "brightness 0.5",
+        "brightness 1.5",
+    )
     heart = {"data": {"name": "heart-disease"}, "shift": shift | {"kind": "natural", "clients": 4}}
-    assert look_names(validate(heart), 4) == ("cleveland", "hungarian", "switzerland", "va")
+    assert names(heart) == ("cleveland", "hungarian", "switzerland", "va")

@@ -81,7 +81,7 @@ class Plan:
         except InputError as e:
             return f"cannot be configured in this version: {' '.join(str(e).splitlines())}"
         try:
-            check_extras(config)
+            check_extras(config.data, config.model)
         except InputError as e:
             return str(e)
         return None

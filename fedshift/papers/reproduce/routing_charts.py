@@ -135,7 +135,9 @@ def _map(
 
 def _names(one: Routed) -> list[str]:
     clients = len(one.details[0].class_accuracy)
-    looks = look_names(one.runs[0].config, clients) or ("",) * clients
+    config = one.runs[0].config
+    seed = config.seeds.resolved().split
+    looks = look_names(config.shift, config.data.name, clients, seed) or ("",) * clients
     return [f"client {i}" + (f": {look}" if look else "") for i, look in enumerate(looks)]
 
 

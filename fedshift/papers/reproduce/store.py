@@ -56,12 +56,10 @@ class Finished:
 def run_of(config: Config) -> Run:
     """The run of a configuration. Its own `name` does not count; it is set to the folder's name.
 
-    The hash is that of the keys that differ from their defaults, so that runs outlive new keys;
-    `Store.read` refuses runs whose other keys have changed since.
+    Runs outlive new keys (`Config.identity`); `Store.read` refuses runs whose other keys have
+    changed since.
     """
-    given = config.model_dump(exclude_defaults=True, exclude={"name"})
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:HASH]
-    name = f"{_readable(config)}-{digest}"
+    name = f"{_readable(config)}-{config.identity[:HASH]}"
     return Run(name, config.model_copy(update={"name": name}))
 
 
