@@ -15,23 +15,10 @@ from fedshift.data import ClientData, Surveyed, count
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.federation import TABLE, Federation
 from fedshift.engine.round import Round
+from fedshift.engine.ways import IN_PYTHON
 from fedshift.errors import InputError, nearest, shown
 from fedshift.model import Model
 from fedshift.randomness import one_at_a_time
-
-# How a backend that is known by name is made.
-MADE = {
-    "loop": "leave backend out",
-    "workers": "write `with workers(federation.clients, 2) as team:` "
-    "(fedshift.engine.processes.pool) and give backend=team",
-    "stacked": "give backend=Stacked() (fedshift.engine.stacked)",
-    "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacked)",
-    "channels-last": "give backend=channels_last(loop) (fedshift.engine.levers)",
-    "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.levers)",
-    "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
-    "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
-    "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
-}
 
 
 def check_sizes(federation: Federation) -> None:
@@ -101,7 +88,7 @@ def check_gate(gate: Gate, size: int) -> None:
 def check_backend(backend: object) -> None:
     """Raise InputError for a backend's name or class, and for workers outside of their block."""
     if isinstance(backend, str):
-        cure = MADE.get(backend, f"leave it out, or give one.{nearest(backend, MADE)}")
+        cure = IN_PYTHON.get(backend, f"leave it out, or give one.{nearest(backend, IN_PYTHON)}")
         raise InputError(f'backend is the text "{shown(backend)}"; {cure}')
     if isinstance(backend, type):
         raise InputError(
@@ -113,7 +100,7 @@ def check_backend(backend: object) -> None:
             "`with workers(federation.clients, 2) as team:` and give backend=team"
         )
     if isinstance(backend, FunctionType) and backend.__name__ == "workers":
-        raise InputError(f"backend is the function workers; {MADE['workers']}")
+        raise InputError(f"backend is the function workers; {IN_PYTHON['workers']}")
     if not callable(backend):
         raise InputError(
             f"backend is {called(backend)}; give a backend, such as Stacked(), or leave it out"

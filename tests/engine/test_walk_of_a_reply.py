@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -31,10 +30,8 @@ WORKER = (
 MAIN = ("call", "receive", "processes/pipe.py"), ("return", "accumulate", "tree.py")
 # These do not see the reply: what the method had sent, the next job, and the check that training
 # drew no unforeseen random numbers.
-ASIDE = {
-    ("message", "engine/round.py"), ("jobs_of", "engine/round.py"),
-    ("moved", "repeating.py"), ("_begun", "repeating.py"),
-}  # fmt: skip
+ASIDE = {("message", "engine/round.py"), ("jobs_of", "engine/round.py")}
+ASIDE_FILES = {"repeating.py", "randomness.py"}
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked")
 
@@ -45,15 +42,15 @@ class Walk:
     def __init__(self, first: Event, last: Event, out: Path) -> None:
         self.first, self.last, self.out = first, last, out
         self.files: list[str] = []
-        self.aside, self.began, self.process = 0, False, os.getpid()
+        self.aside, self.began = set[int](), False
 
     def __call__(self, frame: Any, event: str, _: object) -> None:
         path = Path(frame.f_code.co_filename)
         if event not in ("call", "return") or not path.is_relative_to(ROOT):
             return
         function, file = frame.f_code.co_name, str(path.relative_to(ROOT))
-        if (function, file) in ASIDE:
-            self.aside += 1 if event == "call" else -1
+        if self.began and ((function, file) in ASIDE or file in ASIDE_FILES):
+            (self.aside.add if event == "call" else self.aside.discard)(id(frame))
         here = event, function, file.removeprefix("engine/")
         self.began = self.began or here == self.first
         if self.began and event == "call" and not self.aside and file not in self.files:

@@ -14,10 +14,9 @@ import torch
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.engine.inputs import MADE
 from fedshift.engine.probe import check_fit
 from fedshift.engine.run import run
-from fedshift.engine.ways import ALONE, NAMES, SPREAD
+from fedshift.engine.ways import ALONE, IN_PYTHON, NAMES, SPREAD
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import InProcess, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record
@@ -38,7 +37,7 @@ ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
 
 
 def test_every_name_makes_an_engine_and_has_its_words_for_python() -> None:
-    assert set(NAMES) <= set(MADE)
+    assert set(NAMES) <= set(IN_PYTHON)
     for name in NAMES:
         if not name.startswith("cuda"):
             assert backend_of(name, 2 if name in SPREAD else None).backend

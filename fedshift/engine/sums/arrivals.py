@@ -57,13 +57,9 @@ def _once_each(replies: Iterable[Reply], asked: Asked) -> Iterator[Reply]:
 
 
 def in_turn(
-    gate: Gate,
-    came: Iterable[Reply | Block],
-    asked: Asked,
-    fold: Fold,
-    keep: Keep | None = None,
-    some: int = SOME,
-) -> Admitted:
+    gate: Gate, came: Iterable[Reply | Block], asked: Asked, fold: Fold,
+    keep: Keep | None = None, some: int = SOME,
+) -> Admitted:  # fmt: skip
     """Check replies in ascending client id, `some` at a time, whatever the order they arrive in.
 
     Good ones are added to `fold`, and what their clients keep is given to `keep`; without it, that
