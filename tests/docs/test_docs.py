@@ -87,7 +87,9 @@ def test_the_readme_is_short() -> None:
 
 FIRST_PAGES = (
     "README",
+    "docs/extending",
     "docs/flower",
+    "docs/routing",
     "docs/selection",
     "docs/shifts",
     "docs/what_happens_when",

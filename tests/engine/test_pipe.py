@@ -73,6 +73,18 @@ def test_one_tree_stays_one() -> None:
     assert one["p"] is not other["p"]
 
 
+def test_generators_travel() -> None:
+    """Each goes on from where it stands; the control: they stand apart."""
+    sent = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    torch.rand(3, generator=sent[0])
+    ahead = torch.ones(5)  # the states are not the first in the block
+    _, *back = there_and_back([ahead, *sent])
+    one, two = (torch.rand(4, generator=g) for g in sent)
+    assert torch.equal(torch.rand(4, generator=back[0]), one)
+    assert torch.equal(torch.rand(4, generator=back[1]), two)
+    assert not torch.equal(one, two)
+
+
 def test_modules_travel() -> None:
     """Parameters with their gradients' flag, ties, and buffers of whole numbers without a sign."""
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

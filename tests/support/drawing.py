@@ -27,6 +27,7 @@ class Drawing(nn.Module):
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, CLASSES)
         self.between = between
         self.source = torch.Generator().manual_seed(3)
+        self.kept = {"by name": [(torch.Generator().manual_seed(4), 1.0)]}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.between(self, torch.relu(self.first(x))))

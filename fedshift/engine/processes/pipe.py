@@ -103,6 +103,8 @@ class _Pickler(pickle.Pickler):
         self.size, self.views = 0, list[memoryview]()
 
     def reducer_override(self, given: Any) -> Any:
+        if isinstance(given, torch.Generator):
+            return _generator, (given.device, given.get_state().numpy().tobytes())
         if type(given) is not Tensor or given.requires_grad or given.layout != torch.strided:
             return NotImplemented
         plain = given.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -129,6 +131,13 @@ def _tensor(start: int, dtype: torch.dtype, shape: tuple[int, ...], block: Tenso
     """A tensor of the block. Torch refuses a view of no bytes as another type."""
     data = block[start : start + prod(shape) * dtype.itemsize]
     return (data.view(dtype) if len(data) else data.new_empty(0, dtype=dtype)).view(shape)
+
+
+def _generator(device: torch.device, state: bytes) -> torch.Generator:
+    """A generator in that state. Torch would read a state that is a view from its block's start."""
+    made = torch.Generator(device)
+    made.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return made
 
 
 def _pickled(thing: Any) -> tuple[bytes, int, list[memoryview]]:
