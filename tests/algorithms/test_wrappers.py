@@ -204,7 +204,9 @@ def test_a_wrapper_says_everything_itself() -> None:
     assert {"Ditto", "LabelSets", "CentralTuning", "FedDisk", "FineTune", "Before"} == {
         k.__name__ for k in wrappers
     }
-    assert [(k.__name__, name) for k in wrappers for name in ALL if not hasattr(k, name)] == []
+    # `is_elementwise` is of a class's own `client_update`, not of the inner method's.
+    names = set(ALL) - {"is_elementwise"}
+    assert [(k.__name__, name) for k in wrappers for name in names if not hasattr(k, name)] == []
 
 
 def personal(method: Any, setting: Setting) -> list[tuple[Params, Params]]:

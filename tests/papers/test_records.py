@@ -125,7 +125,7 @@ def without(name: str, key: str = "") -> Callable[[bytes], bytes]:
         (lambda data: gzip.compress(b"\xff\n"), r": a line is no record of a run \('utf-8'"),
         (
             without("summary.json", "final"),
-            r": \S+/summary\.json: final: Field required\. Train it again under another --out",
+            r': \S+/summary\.json: "final": Field required\. Train it again under another --out',
         ),
         (without("config.resolved.toml"), r"/config\.resolved\.toml: the record does not hold it"),
     ],
