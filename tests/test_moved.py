@@ -11,6 +11,8 @@ MOVED = [
     ("fedshift.engine.rounds", "fedshift.engine.run", ("Federation", "Round", "run")),
     ("fedshift.engine.gate", "fedshift.engine.checks.gate", ("Gate",)),
     ("fedshift.engine.workers", "fedshift.engine.processes.pool", ("workers",)),
+    ("fedshift.engine.stacked", "fedshift.engine.stacking.stacked", ("Stacked",)),
+    ("fedshift.engine.levers", "fedshift.engine.trainers", ("dense", "channels_last")),
     ("fedshift.engine.shelf", "fedshift.engine.storage.client_states", ("Shelf",)),
 ]
 

@@ -20,7 +20,7 @@ from fedshift.engine.checks.gate import Admitted
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.profile import Stopwatch
 from fedshift.engine.run import Federation, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.sums.arrivals import in_turn
 from fedshift.engine.sums.partial import Books
 from fedshift.engine.traffic import Meter
