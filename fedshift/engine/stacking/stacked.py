@@ -33,7 +33,7 @@ from fedshift.engine.backends import (
     work,
 )
 from fedshift.engine.stacking.forms import Form, Forms
-from fedshift.engine.sums.partial import Books
+from fedshift.engine.sums.summing import Books
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.tree import Parts, size_in_bytes
 
