@@ -18,7 +18,7 @@ from fedshift.data import ClientData
 from fedshift.engine.backends import loop
 from fedshift.engine.device import on
 from fedshift.engine.run import draw_cohort, play_round, start
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import UnfitError
 
 ROUNDS = 5

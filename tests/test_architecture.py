@@ -34,7 +34,7 @@ MAY = {
     "files": {"errors"},
     "client": CORE | {"data", "model", "kernels"},
     "server": CORE,
-    "algorithms": CORE | {"data", "model", "outputs", "client", "server"},
+    "algorithms": CORE | {"data", "model", "outputs", "client", "server", "moved"},
     "recipes": CORE | {"data", "model", "client", "server", "algorithms", "models.made"},
     "router": CORE | {"data", "model", "client.origin", "algorithms.base"},
     "models": CORE,

@@ -20,7 +20,7 @@ from fedshift.client.sharing import Share
 from fedshift.engine.backends import loop
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.storage.checkpoint import read_checkpoint, write_checkpoint
 from fedshift.errors import DivergedError, InputError
 from fedshift.model import Model, build

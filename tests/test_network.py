@@ -20,7 +20,7 @@ from fedshift.data import Examples
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.evaluation.scores import score
 from fedshift.model import Model, build

@@ -11,7 +11,7 @@ from fedshift import recipes
 from fedshift.data import register
 from fedshift.engine.backends import loop
 from fedshift.engine.run import Federation, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.pooled import Pooled
 from fedshift.recipes import Setting

@@ -16,7 +16,7 @@ from fedshift.client.objectives import CrossEntropy
 from fedshift.data import Examples
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, UnfitError
 from fedshift.evaluation.scores import score
 from fedshift.first_look import look

@@ -15,7 +15,7 @@ from fedshift import FedAvg, Federation, Local, Model, run
 from fedshift.client.objectives import CrossEntropy
 from fedshift.data import client_data, register
 from fedshift.engine.processes.pool import workers
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import FedshiftError
 from fedshift.model import build
 from fedshift.seeds import Seeds

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
-from fedshift.algorithms.steps import context_of, train_phases
 from fedshift.arguments import check_fields
-from fedshift.client.local import Local
+from fedshift.client.local import Local, context_of, train_phases
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import context_of, fold, heard, revealed, train_locally, update_of
+from fedshift.algorithms.steps import fold, heard, revealed, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import gradient_trace
-from fedshift.client.local import Local
+from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.prototypes import (
     ToClassMeans,

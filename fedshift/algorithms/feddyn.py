@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
 from fedshift.arguments import check_fields
-from fedshift.client.local import Local
+from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, heard, revealed, train_locally, update_of
+from fedshift.algorithms.steps import fold, heard, revealed, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import steps_taken
-from fedshift.client.local import Local
+from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import REGISTERED, REVEALED, train_locally
+from fedshift.algorithms.steps import REGISTERED, REVEALED
 from fedshift.arguments import check_fields
-from fedshift.client.local import Local
+from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan

@@ -14,7 +14,6 @@ from typing import Protocol
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
-from fedshift.algorithms.steps import train_locally
 from fedshift.client.importance import (
     NegativeLogDensity,
     Ratio,
@@ -23,7 +22,7 @@ from fedshift.client.importance import (
     filled,
     live,
 )
-from fedshift.client.local import Local
+from fedshift.client.local import Local, train_locally
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError
 from fedshift.model import Model

@@ -9,18 +9,10 @@ from typing import Literal
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import (
-    averaged,
-    context_of,
-    fold,
-    heard,
-    revealed,
-    train_locally,
-    update_of,
-)
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import pass_gradient, travelled_gradient
-from fedshift.client.local import Local
+from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan

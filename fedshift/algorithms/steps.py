@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor
 
-from fedshift.client.local import Local, Oracle, Trained
-from fedshift.client.objectives import Term
-from fedshift.data import ClientData, Plan
+from fedshift.data import ClientData
 from fedshift.model import Model, split_buffers
+from fedshift.moved import moved
 from fedshift.server.combine import combine_counters, total
 from fedshift.server.optimizers import ServerOptimizer
 from fedshift.tree import Params, Parts, sub
+
+__getattr__ = moved(
+    __name__,
+    **dict.fromkeys(("context_of", "train_locally", "train_phases"), "fedshift.client.local"),
+)
 
 REVEALED = {
     "delta": "the change of the shared parameters",
@@ -32,51 +33,9 @@ def revealed(needs: tuple[str, ...]) -> dict[str, str]:
     return REVEALED | {"register": "; ".join(REGISTERED[k] for k in held)}
 
 
-def context_of(start: Params, buffers: Params, state: Parts, data: ClientData) -> Parts:
-    """What terms see besides the model and the batch: the client's state, the anchor and the id."""
-    return {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
-
-
 def heard(message: Parts, state: Parts) -> Parts:
     """What terms know on a client besides the model: its state, and what else it was sent."""
     return state | {k: v for k, v in message.items() if k not in ("params", "buffers")}
-
-
-def train_locally(
-    model: Model,
-    objective: Term,
-    phases: Mapping[str, Local],
-    start: Params,
-    buffers: Params,
-    state: Parts,
-    data: ClientData,
-    plans: Mapping[str, Plan],
-    *extra: Oracle,
-) -> Trained:
-    """All phases in turn from `start`, which is the anchor as well."""
-    context = context_of(start, buffers, state, data)
-    return train_phases(model, objective, phases, start, buffers, context, data, plans, *extra)
-
-
-def train_phases(
-    model: Model,
-    objective: Term,
-    phases: Mapping[str, Local],
-    start: Params,
-    buffers: Params,
-    context: Parts,
-    data: ClientData,
-    plans: Mapping[str, Plan],
-    *extra: Oracle,
-) -> Trained:
-    """All phases in turn from `start`, with an anchor of one's own in the context."""
-    end, after, losses = start, buffers, []
-    for name, phase in phases.items():
-        done = phase(model, objective, end, after, context, data, plans[name], *extra)
-        end, after = done.params, done.buffers
-        losses.append(done.loss)
-    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-    return Trained(end, after, loss)
 
 
 def update_of(

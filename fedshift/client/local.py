@@ -1,4 +1,4 @@
-"""One phase of local training: stochastic gradient descent, or Adam, over planned batches."""
+"""Local training: phases of stochastic gradient descent, or Adam, over planned batches."""
 
 from __future__ import annotations
 
@@ -274,6 +274,48 @@ def _mean_loss(losses: list[Tensor], plan: Plan, params: Params) -> Tensor:
     # A padding step has an empty batch, so its loss is the objective without data: masked.
     live = (plan.weight.sum(-1) > 0).to(losses[0].dtype)
     return (torch.stack(losses) * live).sum() / live.sum().clamp(min=1.0)
+
+
+def context_of(start: Params, buffers: Params, state: Parts, data: ClientData) -> Parts:
+    """What terms see besides the model and the batch: the client's state, the anchor and the id."""
+    return {**state, "anchor": start, "anchor_buffers": buffers, "client": {"id": data.id}}
+
+
+def train_locally(
+    model: Model,
+    objective: Term,
+    phases: Mapping[str, Local],
+    start: Params,
+    buffers: Params,
+    state: Parts,
+    data: ClientData,
+    plans: Mapping[str, Plan],
+    *extra: Oracle,
+) -> Trained:
+    """All phases in turn from `start`, which is the anchor as well."""
+    context = context_of(start, buffers, state, data)
+    return train_phases(model, objective, phases, start, buffers, context, data, plans, *extra)
+
+
+def train_phases(
+    model: Model,
+    objective: Term,
+    phases: Mapping[str, Local],
+    start: Params,
+    buffers: Params,
+    context: Parts,
+    data: ClientData,
+    plans: Mapping[str, Plan],
+    *extra: Oracle,
+) -> Trained:
+    """All phases in turn from `start`, in a context with an anchor of the caller's."""
+    end, after, losses = start, buffers, []
+    for name, phase in phases.items():
+        done = phase(model, objective, end, after, context, data, plans[name], *extra)
+        end, after = done.params, done.buffers
+        losses.append(done.loss)
+    loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    return Trained(end, after, loss)
 
 
 def plan_all(

@@ -7,7 +7,7 @@ from traceback import walk_tb
 
 from fedshift.arguments import called
 from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
-from fedshift.engine.sums.partial import Sums
+from fedshift.engine.sums.summing import Sums
 from fedshift.errors import InputError
 from fedshift.real import is_whole
 

@@ -1,48 +1,5 @@
-"""Faster ways to train one client, for any backend that takes clients one by one.
+"""Moved to `fedshift.engine.trainers`."""
 
-Each says how a job is to be done (`Job.how`), which travels with it to other processes.
-"""
+from fedshift.moved import replaced
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-
-from fedshift.client.dense import train as train_dense
-from fedshift.client.local import Local
-from fedshift.client.objectives import Term
-from fedshift.client.slopes import Oracle
-from fedshift.client.trainer import Trained, Trainer
-from fedshift.data import ClientData, Plan, batches
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
-from fedshift.engine.inputs import check_backend
-from fedshift.kernels.layout import channels_last as laid_out
-from fedshift.model import Model
-from fedshift.tree import Params, Parts
-
-
-def dense(backend: Backend) -> Backend:
-    """Phases are trained by `fedshift.client.dense`; UnfitError for what it cannot train."""
-    return _trained_by(train_dense, backend)
-
-
-def channels_last(backend: Backend) -> Backend:
-    """Batches of images lie in memory as `fedshift.kernels.layout.channels_last` has them."""
-    return _trained_by(with_channels_last, backend)
-
-
-def _trained_by(how: Trainer, backend: Backend) -> Backend:
-    check_backend(backend)
-
-    def trained(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return backend(update, (job._replace(how=how) for job in jobs))
-
-    return trained
-
-
-def with_channels_last(
-    phase: Local, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
-    data: ClientData, plan: Plan, *extra: Oracle,
-) -> Trained:  # fmt: skip
-    """`Local`'s own loop, over batches of another layout."""
-    laid = (batch._replace(x=laid_out(batch.x)) for batch in batches(data, plan))
-    return phase.along(laid, model, objective, params, buffers, context, data, plan, *extra)
+replaced(__name__, "fedshift.engine.trainers")

@@ -29,8 +29,7 @@ from fedshift.engine.round import (
     settle,
     skip,
 )
-from fedshift.engine.sums.arrivals import in_turn
-from fedshift.engine.sums.partial import Books, summing
+from fedshift.engine.sums.summing import Books, in_turn, summing
 from fedshift.engine.traffic import Meter, metered
 from fedshift.engine.trial import (
     check_model,

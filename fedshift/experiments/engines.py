@@ -13,12 +13,12 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
-from fedshift.engine.levers import channels_last
-from fedshift.engine.probe import check_fit, probe
+from fedshift.engine.fastest import check_fit, probe
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, Round, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
+from fedshift.engine.trainers import channels_last
 from fedshift.engine.ways import FIT, GONE, NAMES, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Training

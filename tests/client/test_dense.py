@@ -24,11 +24,11 @@ from fedshift.client.oracles import Clip, Shift
 from fedshift.data import batches, plan_phase
 from fedshift.engine.backends import loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.levers import dense
-from fedshift.engine.probe import probe
+from fedshift.engine.fastest import probe
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
+from fedshift.engine.trainers import dense
 from fedshift.errors import InputError, UnfitError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

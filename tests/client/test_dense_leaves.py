@@ -17,7 +17,7 @@ from fedshift.client.trainer import trained_by
 from fedshift.engine.backends import loop
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.recipes import Setting
@@ -72,7 +72,7 @@ def test_replies_can_be_written_to(setting: Setting) -> None:
 
 
 def test_a_phase_of_one_client_is_for_gradients_too(setting: Setting) -> None:
-    """As `levers.dense` asks for it: parameters and loss are no inference tensors."""
+    """As `trainers.dense` asks for it: parameters and loss are no inference tensors."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     job = one_job(algorithm, federation)
     with trained_by(train):

@@ -12,7 +12,7 @@ from fedshift import recipes
 from fedshift.client.dense import nets as module
 from fedshift.client.dense.nets import Nets
 from fedshift.client.local import Local
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.kernels.products import products
 from fedshift.model import build
 from fedshift.models.dense import Mlp

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.kernels import products as module
 from fedshift.kernels.products import add_products, products
 from fedshift.recipes import Setting

@@ -17,7 +17,7 @@ from fedshift.engine.backends import Backend, Block, ClientUpdate, Job
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, play_round, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.sums.running import Fold
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model

@@ -12,9 +12,9 @@ import torch
 from fedshift import recipes
 from fedshift.data import client_data
 from fedshift.engine.checks.gate import Gate, OnBad
-from fedshift.engine.probe import probe
+from fedshift.engine.fastest import probe
 from fedshift.engine.run import Federation, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.played import ess_of
 from fedshift.model import Model

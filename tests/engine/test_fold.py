@@ -17,8 +17,8 @@ from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.round import close_round, settle
 from fedshift.engine.run import run
-from fedshift.engine.sums.arrivals import in_turn
 from fedshift.engine.sums.running import Fold
+from fedshift.engine.sums.summing import in_turn
 from fedshift.errors import TrainingError
 from fedshift.recipes import Setting
 from fedshift.server.combine import total

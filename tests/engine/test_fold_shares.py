@@ -11,9 +11,8 @@ import torch
 
 from fedshift.engine.backends import Backend, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
-from fedshift.engine.sums.arrivals import in_turn
-from fedshift.engine.sums.partial import Books, Terms, summed, summing
 from fedshift.engine.sums.running import Fold, Share
+from fedshift.engine.sums.summing import Books, Terms, in_turn, summed, summing
 from fedshift.errors import TrainingError
 from fedshift.tree import Parts
 

@@ -9,11 +9,11 @@ import torch
 
 from fedshift import recipes
 from fedshift.client.plans import Drawn, Draws
-from fedshift.engine import forms as module
 from fedshift.engine.backends import Job
-from fedshift.engine.forms import Forms
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import first_state, start
+from fedshift.engine.stacking import forms as module
+from fedshift.engine.stacking.forms import Forms
 from fedshift.recipes import Setting
 from support.federations import make_federation
 

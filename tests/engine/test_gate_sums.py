@@ -14,8 +14,8 @@ from fedshift.data import Plan
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import alike, odd_kind
-from fedshift.engine.sums.arrivals import in_turn
 from fedshift.engine.sums.running import Fold
+from fedshift.engine.sums.summing import in_turn
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.tree import Parts
 from support.federations import make_clients

@@ -17,7 +17,7 @@ from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
 from fedshift.engine.run import Round, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import UnfitError
 from fedshift.randomness import states
 from fedshift.recipes import Setting

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedshift import Model, recipes, run
 from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, loop
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.recipes import Setting
 from support.federations import make_federation

@@ -23,7 +23,7 @@ from fedshift.engine.processes.messages import packed, unpacked
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import Federation, first_state, run, start
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError, TrainingError, UnfitError
 from fedshift.model import Model
 from fedshift.recipes import Setting

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.storage.client_states import Kept, OnDisk, Shelf, in_memory
 from fedshift.engine.storage.tensor_file import map_tensors, write_tensors
 from fedshift.errors import InputError

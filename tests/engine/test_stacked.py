@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import ClientData
-from fedshift.engine import stacked as module
 from fedshift.engine.backends import Forgiving
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import failure
 from fedshift.engine.run import Federation, Round, play_round, run, start
-from fedshift.engine.stacked import Stacked, shortened
+from fedshift.engine.stacking import stacked as module
+from fedshift.engine.stacking.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.engines import backend_of
 from fedshift.model import Model, build

@@ -16,7 +16,7 @@ from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.sums.running import Fold, Share
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, TrainingError

@@ -18,7 +18,7 @@ from fedshift.engine.processes.pool import workers
 from fedshift.engine.processes.waiting import AWAKE, awake, heard
 from fedshift.engine.processes.worker import Task
 from fedshift.engine.run import run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.recipes import Setting
 from support.federations import make_federation
 from support.rounds import different, last

@@ -20,9 +20,8 @@ from fedshift.engine.checks.gate import Admitted
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.profile import Stopwatch
 from fedshift.engine.run import Federation, run
-from fedshift.engine.stacked import Stacked
-from fedshift.engine.sums.arrivals import in_turn
-from fedshift.engine.sums.partial import Books
+from fedshift.engine.stacking.stacked import Stacked
+from fedshift.engine.sums.summing import Books, in_turn
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.model import Model

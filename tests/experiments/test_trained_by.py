@@ -14,7 +14,7 @@ import torch
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from fedshift.engine.probe import check_fit
+from fedshift.engine.fastest import check_fit
 from fedshift.engine.run import run
 from fedshift.engine.ways import ALONE, IN_PYTHON, NAMES, SPREAD
 from fedshift.errors import DataError, InputError

@@ -17,7 +17,7 @@ from fedshift.data import take
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.errors import InputError
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp

@@ -22,11 +22,11 @@ from fedshift.client.precision import Precision
 from fedshift.data import Batch
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.levers import channels_last, dense
-from fedshift.engine.probe import probe
+from fedshift.engine.fastest import probe
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Federation, run
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.stacking.stacked import Stacked
+from fedshift.engine.trainers import channels_last, dense
 from fedshift.errors import InputError, UnfitError
 from fedshift.experiments.config import Config, Training
 from fedshift.experiments.load import load_config

@@ -15,7 +15,7 @@ import torch
 
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
-from fedshift.engine.sums.partial import Books
+from fedshift.engine.sums.summing import Books
 from fedshift.tree import Parts, stack
 
 

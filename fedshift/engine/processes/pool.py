@@ -38,7 +38,7 @@ from fedshift.engine.processes.messages import (
 from fedshift.engine.processes.pipe import UnsentError, receive, send, shared
 from fedshift.engine.processes.waiting import heard
 from fedshift.engine.processes.worker import Task, serve
-from fedshift.engine.sums.partial import Books, apart
+from fedshift.engine.sums.summing import Books, apart
 from fedshift.errors import InputError, TrainingError
 from fedshift.kernels.products import faster
 from fedshift.randomness import one_at_a_time
@@ -96,7 +96,7 @@ class Team:
     def blocks(self, within: Backend) -> Backend:
         """Processes train shares of a round's clients by `within`, which is pickled.
 
-        Each sums what it trains where it may (`engine.sums.partial`), in another order than `loop`.
+        Each sums what it trains where it may (`engine.sums.summing`), in another order than `loop`.
         This process trains the first one's share: with as many others as cores, it would have to
         wait for a core before it could read their answers. It does not where there is a deadline,
         because it cannot kill itself, nor where there is one worker only.

@@ -17,8 +17,8 @@ from fedshift.engine.checks.replies import odd_kind
 from fedshift.engine.processes.messages import unpacked
 from fedshift.engine.processes.pipe import UnsentError, receive, send
 from fedshift.engine.processes.waiting import awake, heard
-from fedshift.engine.sums.partial import Books, Terms, summed
 from fedshift.engine.sums.running import Share
+from fedshift.engine.sums.summing import Books, Terms, summed
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable

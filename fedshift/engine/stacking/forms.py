@@ -1,4 +1,4 @@
-"""Which clients of a round can be stacked: those whose jobs are of one form."""
+"""Which clients of a round can be stacked: those whose jobs have the same form."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Form = tuple[Any, ...]
 
 
 class Forms:
-    """What must be equal for clients to be stacked: names, shapes and types, those of a tree by
-    number: they are asked for again and again.
+    """What must be equal for clients to be stacked: names, shapes and types.
+
+    Each distinct tree gets a number, because trees are compared again and again.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[Form, int] = {}
-        # Of trees that are in use; most of a message is one tree for all clients.
-        self._known: dict[int, int] = {}
+        # Numbers by id of a tree; most of a message is one tree for all clients.
+        self._by_id: dict[int, int] = {}
         self._last: tuple[Job, Form] | None = None
 
     def of(self, job: Job) -> Form:
@@ -34,17 +35,15 @@ class Forms:
         return self._last[1]
 
     def _number(self, tree: Params) -> int:
-        number = self._known.get(id(tree))
+        number = self._by_id.get(id(tree))
         if number is None:
             form = tuple((k, v.shape, v.dtype) for k, v in tree.items())
-            number = self._known[id(tree)] = self._numbers.setdefault(form, len(self._numbers))
+            number = self._by_id[id(tree)] = self._numbers.setdefault(form, len(self._numbers))
         return number
 
 
 def _as_before(one: Job, other: Job) -> bool:
-    """Whether a job is seen to be of another's form at once: it holds the very same, and its client
-    keeps nothing.
-    """
+    """Whether two jobs are of one form at first sight: the same objects, and no client's state."""
     a, b = one.plans, other.plans
     if not (isinstance(a, Drawn) and isinstance(b, Drawn) and a.draws is b.draws):
         return False

@@ -15,7 +15,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.round import has_examples, jobs_of, open_round
 from fedshift.engine.run import Federation, Round, draw_cohort, first_state, start
-from fedshift.engine.stacked import shortened
+from fedshift.engine.stacking.stacked import shortened
 from fedshift.engine.trial import check_model, check_router
 from fedshift.errors import FedshiftError, InputError, TrainingError, UnfitError
 from fedshift.tree import Params, Parts, flatten
@@ -49,7 +49,7 @@ class Probed:
         others = [f"{k} {v:.2g} s" for k, v in self.seconds.items() if k != best]
         reasons = {name: why.partition(". ")[0] for name, why in self.refused.items()}
         for why in dict.fromkeys(reasons.values()):
-            names = [name for name, said in reasons.items() if said == why]
+            names = [name for name, reason in reasons.items() if reason == why]
             verb = "is" if len(names) == 1 else "are"
             others.append(f"{' and '.join(names)} {verb} out: {why}")
         versus = f" ({'; '.join(others)})" if others else ""
@@ -67,12 +67,12 @@ def probe(
     cohort: int | None = None,
     processes: Mapping[str, int] | None = None,
 ) -> Probed:
-    """Play the first steps of round 1 with every contender, and reckon what a round takes.
+    """Play the first steps of round 1 with every contender, and estimate how long a round takes.
 
-    A round is reckoned as a s + b S per client, from trials of 1 and of a few steps; S are the
-    steps that are planned. What a contender refuses or fails in, and what gives other results than
-    `loop`, puts it out; `loop` is always among them. processes: of contenders that have several,
-    how many; each is given as many clients as the others, so that all are tried.
+    The estimate for a client is a + b S seconds, S being its planned steps, from trials of 1 and
+    of a few steps. A contender is out if it refuses the run, fails, or gives other results than
+    `loop`, which always takes part. processes: how many a contender has, if several; each process
+    gets as many clients as the others, so that all are tried.
     """
     update, jobs = _first_round(algorithm, federation, cohort)
     _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
@@ -87,7 +87,7 @@ def probe(
         try:
             if backend is not loop:  # a first call is slow, and so is each process's own
                 _timed(backend, update, [shortened(job, 1) for job in some])
-            taken = _reckoned(backend, update, some, right)
+            taken = _estimated(backend, update, some, right)
         except (InputError, TrainingError) as e:  # what is wrong with clients shows in the run
             refused[name] = str(e)
         else:
@@ -149,7 +149,7 @@ def _round_after(
     return opened.stage.client_update, jobs_of(opened, federation.clients, state_of, seed.batch)
 
 
-def _reckoned(
+def _estimated(
     backend: Backend, update: ClientUpdate, jobs: Sequence[Job], right: Sequence[Reply]
 ) -> float:
     """Seconds that these jobs take with all their steps; right: what the first of them give."""
@@ -186,5 +186,5 @@ def _apart(replies: Sequence[Reply], right: Sequence[Reply]) -> float:
 
 
 def _numbers(reply: Reply) -> Params:
-    said = {part: tree for part, tree in reply.update.items() if part != "report"}
-    return {k: v.double() for k, v in flatten(said).items()}
+    update = {part: tree for part, tree in reply.update.items() if part != "report"}
+    return {k: v.double() for k, v in flatten(update).items()}

@@ -10,10 +10,10 @@ import pytest
 
 from fedshift import recipes
 from fedshift.data import client_data
-from fedshift.engine import probe as module
+from fedshift.engine import fastest as module
 from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
-from fedshift.engine.probe import Probed, probe
-from fedshift.engine.stacked import Stacked
+from fedshift.engine.fastest import Probed, probe
+from fedshift.engine.stacking.stacked import Stacked
 from fedshift.recipes import Setting
 from support.federations import make_clients, make_federation
 

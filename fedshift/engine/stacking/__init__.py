@@ -1,0 +1,1 @@
+"""Clients trained together: which can be, and how."""
