@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-NAMES = ("loop", "workers", "stacked", "dense", "channels-last", "cuda", "cuda-loop", "auto")
+# Other ways to train clients one by one: the function that makes one of `loop`, or of workers.
+ONE_BY_ONE = {"channels-last": "fedshift.engine.trainers:channels_last"}
+NAMES = ("loop", "workers", "stacked", "dense", *ONE_BY_ONE, "cuda", "cuda-loop", "auto")
 # Those that can train several clients at once, in processes.
-SPREAD = ("workers", "dense", "channels-last", "auto")
+SPREAD = ("workers", "dense", *ONE_BY_ONE, "auto")
 # Those of one process whose numbers do not depend on how fast they are.
 ALONE = tuple(name for name in NAMES if name not in ("workers", "auto"))
 # Those that train whatever the loop trains, or find out themselves what they can.
@@ -18,9 +20,11 @@ IN_PYTHON = {
     "(fedshift.engine.processes.pool) and give backend=team",
     "stacked": "give backend=Stacked() (fedshift.engine.stacking.stacked)",
     "dense": "give backend=Stacked(dense=True) (fedshift.engine.stacking.stacked)",
-    "channels-last": "give backend=channels_last(loop) (fedshift.engine.trainers)",
     "winograd": "it is gone: give backend=channels_last(loop) (fedshift.engine.trainers)",
     "cuda": 'give backend=on("cuda", Stacked()) (fedshift.engine.device)',
     "cuda-loop": 'give backend=on("cuda", loop) (fedshift.engine.device)',
     "auto": "that is for the command line; leave it out, or give one, such as Stacked()",
+} | {
+    name: f"give backend={made.partition(':')[2]}(loop) ({made.partition(':')[0]})"
+    for name, made in ONE_BY_ONE.items()
 }

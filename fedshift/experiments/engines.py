@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,8 +19,7 @@ from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.trainers import channels_last
-from fedshift.engine.ways import FIT, GONE, NAMES, SPREAD
+from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Training
 
@@ -49,10 +49,6 @@ class Engine(Protocol):
         """
 
 
-# Faster ways to train one client, by name.
-ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
-    "channels-last": channels_last,
-}
 Say = Callable[[str], None]
 
 
@@ -107,7 +103,7 @@ class Way(NamedTuple):
         return self._each(team)
 
     def _each(self, backend: Backend) -> Backend:
-        return ONE_BY_ONE[self.name](backend) if self.name in ONE_BY_ONE else backend
+        return resolve_name(ONE_BY_ONE[self.name])(backend) if self.name in ONE_BY_ONE else backend
 
 
 def processes(count: int) -> Engine:
