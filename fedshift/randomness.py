@@ -4,8 +4,8 @@ Layers such as dropout draw from generators of the whole process, torch's, numpy
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
 that is known to draw is therefore computed within `seeded`: its generators start at the pass's own
 seed, and are put back afterwards. Two steps find out which passes draw: a network is tried once,
-before round 1 (`fedshift.first_look`), and what is computed is computed again if it drew unforeseen
-(`fedshift.repeating`).
+before round 1 (`fedshift.engine.trial`), and what is computed is computed again if it drew
+unforeseen (`fedshift.repeating`).
 
 Threads share the process's generators, and may share a network. Passes are therefore computed one
 at a time (`one_at_a_time`).

@@ -28,7 +28,6 @@ MAY = {
     "repeating": {"errors", "randomness"},
     "modules": {"errors", "arguments", "kernels.torch_private"},
     "model": CORE | {"modules", "kernels", "randomness", "repeating"},
-    "first_look": CORE | {"model", "kernels.passes", "randomness", "repeating"},
     "outputs": CORE | {"model"},
     "estimate": {"errors", "arguments", "real", "sketch"},
     "files": {"errors"},
@@ -43,7 +42,7 @@ MAY = {
     "holdout": CORE,
     "datasets": CORE | {"holdout", "moved", "plugins"},
     "engine": CORE
-    | {"data", "model", "first_look", "outputs", "randomness", "repeating", "client", "server"}
+    | {"data", "model", "outputs", "randomness", "repeating", "client", "server"}
     | {"algorithms.base", "kernels", "moved"},
     "evaluation": CORE | {"data", "model", "randomness", "repeating"},
     "flower": CORE

@@ -17,9 +17,9 @@ from fedshift.data import Examples
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round
 from fedshift.engine.stacking.stacked import Stacked
+from fedshift.engine.trial import look
 from fedshift.errors import InputError, UnfitError
 from fedshift.evaluation.scores import score
-from fedshift.first_look import look
 from fedshift.model import build
 from fedshift.randomness import states
 from fedshift.seeds import generator

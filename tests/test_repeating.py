@@ -18,9 +18,9 @@ from fedshift.client.objectives import CrossEntropy
 from fedshift.data import Examples
 from fedshift.engine.backends import loop
 from fedshift.engine.processes.pool import workers
+from fedshift.engine.trial import look
 from fedshift.errors import InputError, TrainingError
 from fedshift.evaluation.scores import score
-from fedshift.first_look import look
 from fedshift.randomness import states
 from fedshift.repeating import repeatable
 from fedshift.seeds import generator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,30 @@ from pydantic_core import ErrorDetails
 from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
-from fedshift.experiments.meanings import check_carried, name_in
 from fedshift.experiments.method_fit import Problem, misfits
 from fedshift.experiments.places import Source, keys_set, line_in
 from fedshift.experiments.toml_lines import lines_of
 
 Tables = dict[str, Any]
 MOST, MOST_TOLD = 1_000_000, 20
+
+# Some keys mean something else under another name: their values are never carried over to it.
+# What an option of one key is -> the names under which it is that.
+Meanings = Mapping[str, tuple[str, ...]]
+# The key that names what a section's options belong to.
+NAMES = {"method": "name", "model": "name", "shift": "kind"}
+# Options that are not the same under all names of a section; those of methods stand in recipes.
+OTHERWISE: Mapping[str, Meanings] = {
+    "model.projection": {
+        "the width of a linear layer before the classifier": ("resnet18", "resnet50"),
+        "the width of the projection head": ("lenet-moon", "mlp-moon"),
+    },
+    "shift.beta": {
+        "how evenly a client's examples are shared among the labels": ("dirichlet-per-client",),
+        "how evenly a label's examples are shared among the clients": ("dirichlet-per-class",),
+        "how even the clients' sizes are": ("quantity",),
+    },
+}
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -37,9 +54,9 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
         raise InputError(f"{path}: not valid TOML: {e}") from None
     except (RecursionError, ValueError) as e:  # tables within tables; numbers of 5,000 digits
         raise InputError(f"{path}: no configuration: {e}") from None
-    written = _method_name(tables)
+    written = _name_in(tables, "method")
     apply_overrides(tables, overrides)
-    if _method_name(tables) != written:
+    if _name_in(tables, "method") != written:
         _drop_foreign_options(tables, keys_set(tuple(overrides)))
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
     return config, Source(str(path), text, tuple(overrides))
@@ -85,16 +102,12 @@ def validate(
     return config
 
 
-def _method_name(tables: Tables) -> Any:
-    return name_in(tables, "method")
-
-
 def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
     """After `-c method.name=...`, forget the file's options that the new method does not have.
 
     So one file serves to compare methods. Options given by `-c` stay, and are judged.
     """
-    name = _method_name(tables)
+    name = _name_in(tables, "method")
     if name not in recipes.__all__ or "method" not in tables or "method" in given:
         return
     kept = {"name", *recipes.recipe(name).options}
@@ -110,7 +123,7 @@ def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
     written = {k: dict(v) if isinstance(v, dict) else v for k, v in tables.items()}
     for override in overrides:
         apply_override(tables, override)
-    check_carried(written, tables, keys_set(tuple(overrides)))
+    _check_carried(written, tables, keys_set(tuple(overrides)))
 
 
 def apply_override(tables: Tables, override: str) -> None:
@@ -301,3 +314,52 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
     return str(value) if isinstance(value, datetime.date | datetime.time) else repr(value)
+
+
+def _name_in(tables: Mapping[str, Any], section: str) -> Any:
+    """The name in a section of a parsed file; the default where none is written."""
+    table, key = tables.get(section), NAMES[section]
+    default = getattr(getattr(Config(), section), key)
+    return table.get(key, default) if isinstance(table, dict) else default
+
+
+def _check_carried(
+    written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
+) -> None:
+    """Refuse, with InputError, a file's option that -c has left under a name of another meaning.
+
+    `written` are the file's tables, `tables` those with -c, `given` the keys that -c has set.
+    """
+    problems = [
+        problem
+        for section in NAMES
+        if section not in given
+        for problem in _moved(section, written, tables, given)
+    ]
+    if problems:
+        raise InputError("\n".join(problems))
+
+
+def _moved(
+    section: str, written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
+) -> Iterator[str]:
+    old, new = _name_in(written, section), _name_in(tables, section)
+    options = written.get(section)
+    for option, value in options.items() if isinstance(options, dict) else ():
+        key = f"{section}.{option}"
+        before, after = _meaning(key, old), _meaning(key, new)
+        if key not in given and before and after and before != after:
+            yield (
+                f"-c {section}.{NAMES[section]}={new}: {key} = {shown(str(value))} is {before} in "
+                f"{old}, and {after} in {new}; set it as well with -c {key}=VALUE, or leave it out "
+                f"with -c {key}="
+            )
+
+
+def _meaning(key: str, name: Any) -> str | None:
+    """What the option is under a name; None where it is the same everywhere, or none of it."""
+    section, _, option = key.partition(".")
+    if section == "method":
+        return recipes.recipe(name).meanings.get(option) if name in recipes.__all__ else None
+    meanings = OTHERWISE.get(key, {})
+    return next((what for what, names in meanings.items() if name in names), None)

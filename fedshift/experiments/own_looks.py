@@ -11,8 +11,17 @@ from fedshift.datasets import Dataset, entry
 from fedshift.errors import InputError
 from fedshift.experiments.config_shift import Split
 from fedshift.shifts import covariate
-from fedshift.shifts.look_names import look_name
-from fedshift.shifts.noise import noise_pool
+from fedshift.shifts.covariate import (
+    Brightness,
+    Compose,
+    Gamma,
+    Hue,
+    Invert,
+    Posterise,
+    Saturation,
+    Transform,
+)
+from fedshift.shifts.noise import GaussianNoise, noise_pool
 
 
 def looks(split: Split, clients: int, seed: int) -> tuple[Callable[[Tensor], Tensor], ...]:
@@ -67,3 +76,28 @@ def look_names(split: Split, dataset: str, clients: int, seed: int) -> tuple[str
     if split.kind == "natural":
         return entry(dataset).sites or None
     return tuple(map(look_name, looks(split, clients, seed))) or None
+
+
+def look_name(transform: Transform) -> str:
+    """As in "brightness 0.5, invert": the steps in their order; "unchanged" for none.
+
+    Another transform than those of `fedshift.shifts` is named by its type.
+    """
+    match transform:
+        case Compose(steps):
+            return ", ".join(map(look_name, steps)) or "unchanged"
+        case Brightness(factor):
+            return f"brightness {factor:g}"
+        case Saturation(factor):
+            return f"saturation {factor:g}"
+        case Gamma(gamma):
+            return f"gamma {gamma:g}"
+        case Hue(shift):
+            return f"hue {shift:+g}"
+        case Posterise(bits):
+            return f"{bits} bits"
+        case Invert():
+            return "invert"
+        case GaussianNoise(deviation):
+            return f"noise {deviation:.2g}"
+    return type(transform).__name__

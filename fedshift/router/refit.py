@@ -1,11 +1,14 @@
-"""Refit the client head on frozen features, from sums that the clients send.
+"""Refit the client head on frozen features, from what the clients send: two ways (`Way`).
 
-With frozen features the fit is convex. Local training drifts, because a client sees only its own
-label; sums of gradients do not. Shapes: N clients, n examples of one client, e client features.
+`refit` is the pooled logistic fit, from a loss and a gradient in each round; the other is the
+discriminant of `moments.py`, from moments sent once. With frozen features the logistic fit is
+convex. Local training drifts, because a client sees only its own label; sums of gradients do not.
+Shapes: N clients, n examples of one client, e client features.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,8 +19,18 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError, TrainingError
+from fedshift.router.calibration import (
+    TEMPERATURES,
+    Calibration,
+    Features,
+    Fit,
+    Part,
+    before,
+    choose,
+    tempered,
+)
 from fedshift.router.head import ClientHead
-from fedshift.router.moments import Moments, moments
+from fedshift.router.moments import Moments, moments, pooled
 from fedshift.router.score import shares
 
 # Gradient pairs that L-BFGS remembers, on the server: 100 take half the rounds that 20 take.
@@ -29,6 +42,11 @@ REACHABLE = 1e-6
 BEND = 3.0
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
+LOADINGS = (0.01, 0.1, 1.0)
+LOADING = 0.01
+# At this tolerance answers have long stopped changing; the search for a penalty needs no more.
+ROUGH = 1e-4
 
 
 class OriginSums(NamedTuple):
@@ -202,3 +220,61 @@ class _Units:
         head = self.head(v)
         present = torch.isfinite(self.log_share)
         return ClientHead(head.gamma - head.gamma[present].mean(), head.xi)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to fit: quickly for a trial on some examples, exactly on all, and the grid to try."""
+
+    rough: Fit
+    exact: Fit
+    strengths: Sequence[float]
+    temperatures: Sequence[float]
+
+
+def penalised(penalty: float | None, tolerance: float, rounds: int) -> Way:
+    """`refit.refit` at one penalty, or at the one of least held-out loss."""
+    if not 0.0 <= tolerance < math.inf or rounds < 1:
+        raise InputError(
+            f"tolerance={tolerance}, rounds={rounds}; give a finite tolerance of 0 or more, as "
+            "1e-6, and 1 round or more"
+        )
+
+    def exact(h: Features, penalty: float, tolerance: float = tolerance) -> ClientHead:
+        return refit_locally(h, penalty=penalty, tolerance=tolerance, rounds=rounds).head
+
+    def rough(h: Features, penalty: float) -> ClientHead:
+        return exact(h, penalty, max(tolerance, ROUGH))
+
+    grid = (PENALTIES, TEMPERATURES) if penalty is None else ((penalty,), (1.0,))
+    return Way(rough, exact, *grid)
+
+
+def discriminant(loading: float | None) -> Way:
+    """`Gaussians.head` at one loading, or at the one of least held-out loss."""
+
+    def fit(h: Features, loading: float) -> ClientHead:
+        return pooled([moments(features) for features in h], loading).head()
+
+    grid = (LOADINGS, TEMPERATURES) if loading is None else ((loading,), (1.0,))
+    return Way(fit, fit, *grid)
+
+
+def fit_again(
+    way: Way, features: Features, parts: Sequence[Part]
+) -> tuple[ClientHead, Calibration | None]:
+    """The head of all clients' features h [n, e] at what `parts` chose, and its held-out figures.
+
+    Raises InputError where there is a choice to make and nothing was held out.
+    """
+    if not parts and len(way.strengths) > 1:
+        raise InputError(
+            "no client has two examples, so none can be held out to choose by; give fresh=, "
+            f"inputs of each client, or a strength, as {way.strengths[0]:g}"
+        )
+    sizes = torch.tensor([float(len(h)) for h in features], dtype=torch.float64)
+    if not parts:
+        return way.exact(features, way.strengths[0]), None
+    best = choose(way.rough, way.strengths, way.temperatures, parts)
+    head = tempered(way.exact(features, best.strength), sizes, best.temperature)
+    return head, Calibration(before(parts), best.figures, best.strength, best.temperature)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.preparing import WeighExamples
+from fedshift.algorithms.feddisk import WeighExamples
 from fedshift.client.importance import (
     Classified,
     Direct,

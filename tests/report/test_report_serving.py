@@ -17,7 +17,7 @@ from fedshift.record.rounds import ServedMetrics
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.routing import shown_curve
-from fedshift.report.routing_verdict import verdict
+from fedshift.report.serving import verdict
 from fedshift.report.ways import WAYS, over_rounds
 from support.report_fixtures import HOSTILE, Outline, drawings, made, write_csv, write_run
 

@@ -13,7 +13,7 @@ import scipy.optimize
 
 from fedshift import pals_weights
 from fedshift.server.pals import PalsWeights
-from fedshift.server.rank import rank
+from fedshift.server.rounding import rank
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 exact_weights, drawn = import_module("exact_weights"), import_module("certificates")

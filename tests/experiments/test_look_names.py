@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedshift.experiments.load import validate
-from fedshift.experiments.own_looks import look_names
+from fedshift.experiments.own_looks import look_name, look_names
 from fedshift.shifts import covariate
-from fedshift.shifts.look_names import look_name
 
 
 def test_looks_are_named_by_their_steps() -> None:
