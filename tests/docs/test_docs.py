@@ -90,6 +90,7 @@ FIRST_PAGES = (
     "docs/extending",
     "docs/flower",
     "docs/routing",
+    "docs/running",
     "docs/selection",
     "docs/shifts",
     "docs/what_happens_when",
