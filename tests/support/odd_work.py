@@ -59,7 +59,7 @@ class Together:
             yield Block(clients, sent, kept, some[0].t)
 
     def summing(self, books: Books) -> Backend:
-        return lambda update, jobs: books.own(self, update, tuple(jobs))
+        return lambda update, jobs: books.train_and_sum(self, update, tuple(jobs))
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class _Blocks:
         own = by_themselves(jobs)
         if task.books is None:
             return self.within(task.update, own)
-        return task.books.own(self.within, task.update, own)
+        return task.books.train_and_sum(self.within, task.update, own)
 
 
 @contextlib.contextmanager

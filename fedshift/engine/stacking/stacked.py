@@ -93,7 +93,7 @@ class Stacked:
 
     def summing(self, books: Books) -> Summer:
         """The same, but that updates are summed block by block."""
-        return lambda update, jobs: books.own(self, update, tuple(jobs))
+        return lambda update, jobs: books.train_and_sum(self, update, tuple(jobs))
 
     def _came(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block | list[Reply]]:
         for block in self._blocks(update, list(jobs)):

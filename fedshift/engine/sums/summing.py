@@ -86,7 +86,7 @@ class Books:
         asked, numbers = self.asked, self.fold.numbers(clients)
         return Terms(self.gate, asked.parts, numbers, asked.fixed, asked.infinite)
 
-    def own(
+    def train_and_sum(
         self, backend: Backend, update: ClientUpdate, jobs: Sequence[Job]
     ) -> Iterator[Reply | Block]:
         """Train in this process, enter the sums, and yield what was not summed.
