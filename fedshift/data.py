@@ -171,8 +171,8 @@ def count(data: ClientData) -> Tensor:
 
 def label_counts(data: ClientData, classes: int) -> Tensor:
     """Examples per label, padding left out: [K] float."""
-    held = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
-    return held.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
+    counts = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
+    return counts.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
 
 
 def plan_phase(
@@ -222,9 +222,9 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
         weight = plan.weight[step]
         w, size = weight.to(data.w.dtype) * data.w[rows], weight.sum().clamp(min=1.0)
     else:
-        known = plan.sizes[step]
-        rows = rows[:known] if known < len(rows) else rows
-        w, size = data.w[rows], plan.weight.new_full((), float(known))
+        count = plan.sizes[step]
+        rows = rows[:count] if count < len(rows) else rows
+        w, size = data.w[rows], plan.weight.new_full((), float(count))
     # `index_select` is twice as fast as an index, and slower within vmap.
     x = data.x[rows] if within_vmap(rows) else data.x.index_select(0, rows)
     return Batch(x, data.y[rows], w, rows, size, plan.seed + step, padded=plan.sizes is None)
@@ -252,7 +252,7 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
 @sketched
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and labels that belong to nobody's training: x [n, ...], y [n] int64.
+    """Inputs and labels that no client trains on: x [n, ...], y [n] int64.
 
     Labels of other types of whole numbers become int64. Raises InputError for inputs that are not
     finite: whatever a model answers to them is no answer.

@@ -113,7 +113,7 @@ class Model:
         Raises InputError where tensors of the network are missing: it would use its own.
         """
         if not settled(self):
-            self._meet()
+            self._inspect()
         if len(params) + len(buffers) != len(self._places):
             raise misfit(self._places, params | buffers)
 
@@ -144,18 +144,18 @@ class Model:
             "as run(..., after=played), with a model that fits it"
         )
 
-    def _meet(self) -> None:
+    def _inspect(self) -> None:
         """Look at the network's layers and own generators, once in each round or other computation.
 
         At each pass it would cost as much as a small layer.
         """
-        own = met(self, self.net)
-        if own is None:
+        generators = met(self, self.net)
+        if generators is None:
             return
         if changed(self._modules):
             with one_at_a_time():
                 self.__post_init__()
-        object.__setattr__(self, "_generators", own)
+        object.__setattr__(self, "_generators", generators)
 
     def _renew(self) -> None:
         """Look at the network again if anything is where it was not, or fixed that was not."""
@@ -219,11 +219,11 @@ class Model:
         A network that draws random numbers (dropout, noise) draws them from `seed`.
         """
         after = {k: v.clone() for k, v in buffers.items()}
-        if settled(self):  # the usual case, as short as may be: it is most of the passes
+        if settled(self):  # the usual case, kept short because most passes take it
             return self._outputs(params, after, x, training=True), after
         if not computing():
             return repeatable(partial(self.train, params, buffers, x, seed))
-        self._meet()  # who takes gradients without a phase of `Local` has not refreshed it
+        self._inspect()  # gradients taken outside a phase of `Local` come without a refresh
         if self._is_quiet(training=True):
             settle(self)
         elif not self._stays_unseeded(seed):
@@ -239,9 +239,9 @@ class Model:
         return not (self._draws.get(True) or self._generators)
 
     def _stays_unseeded(self, seed: int) -> bool:
-        """Whether stacked clients, who have no seed, need none as far as is known.
+        """Whether stacked clients, which have no seed, need none as far as is known.
 
-        A first pass of theirs is not watched: their round is compared as a whole.
+        Their first pass is not watched: their round is compared as a whole.
         """
         return not (isinstance(seed, int) or watching() or self._draws.get(True))
 
@@ -250,7 +250,7 @@ class Model:
     ) -> Params:
         watch = watching() or training not in self._draws
         draws = self._draws.setdefault(training, set())
-        if watch:  # it may have made some, or others, meanwhile
+        if watch:  # the network may have made new generators meanwhile
             object.__setattr__(self, "_generators", own_generators(self.net))
         sources = SOURCES if watch else draws
         with (
@@ -261,7 +261,7 @@ class Model:
 
     def _outputs(self, params: Params, buffers: Params, x: Tensor, *, training: bool) -> Params:
         given, written = params | buffers, buffers if training else None
-        # Where there is nothing to turn, entering a block would cost as much as a small layer.
+        # With nothing to swap, entering the block would cost as much as a small layer.
         with one_at_a_time(), pooled(self._pools) if self._pools else NOTHING:
             if self.net.training != training:
                 self.net.train(training)
@@ -269,17 +269,19 @@ class Model:
             if training and self.freeze_norm:
                 for module in filter(is_batch_norm, self.net.modules()):
                     module.eval()
-            if training and self._writes.get(True) is False:  # x is a batch, and nobody else's
+            if (
+                training and self._writes.get(True) is False
+            ):  # x is a batch that no other code holds
                 out = call(self.net, self._places, given, x, written=written)
             else:
                 run = partial(call, self.net, self._places, given, written=written)
-                out = self._kept(x, training, run)
+                out = self._run_on_copy(x, training, run)
         return out if isinstance(out, dict) else {"logits": out}
 
-    def _kept(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
+    def _run_on_copy(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
         """run(x), x being as before whatever the network does to it: it gets a copy if it writes.
 
-        That is seen in its first pass. One that writes only now and then is refused when it does.
+        Its first pass shows whether it writes. One that writes only in later passes is refused.
         """
         writes = self._writes.get(training)
         if writes is False and (before := version(x)) is not None:
@@ -290,15 +292,15 @@ class Model:
                     "its forward begin with x = x.clone()"
                 )
             return out
-        own = x.clone()
-        before = version(own)
-        out = run(own)
-        # Within vmap neither versions nor values can be looked at. Where there are no versions, it
-        # always gets a copy.
-        if writes is None and supported("version") and not within_vmap(own):
-            written = before != version(own)
+        copy = x.clone()
+        before = version(copy)
+        out = run(copy)
+        # Within vmap neither versions nor values can be read. Without versions the network always
+        # gets a copy.
+        if writes is None and supported("version") and not within_vmap(copy):
+            written = before != version(copy)
             # A tensor of the device "meta" has no values at all.
-            self._writes[training] = written or not (own.is_meta or torch.equal(own, x))
+            self._writes[training] = written or not (copy.is_meta or torch.equal(copy, x))
         return out
 
 

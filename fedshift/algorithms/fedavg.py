@@ -1,4 +1,4 @@
-"""FedAvg and all that its fields can say."""
+"""FedAvg and the methods that its fields describe."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class FedAvg:
         end, after, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, context, data, plans
         )
-        shared, kept = self.share.shared, self.share.kept
+        shared, private = self.share.shared, self.share.kept
         return update_of(self.model, shared(start), shared(end), shared(after), loss, data), {
-            "private": kept(end),
-            "private_buffers": kept(after),
+            "private": private(end),
+            "private_buffers": private(after),
             **self.objective.remember(end, after, data),
         }
 

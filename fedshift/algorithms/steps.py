@@ -29,8 +29,8 @@ REGISTERED = {"n": "number of training examples, once", "labels": "examples per 
 
 def revealed(needs: tuple[str, ...]) -> dict[str, str]:
     """What leaves a client of a method that registers `needs` and sends a plain update."""
-    held = dict.fromkeys(("n", *needs))
-    return REVEALED | {"register": "; ".join(REGISTERED[k] for k in held)}
+    columns = dict.fromkeys(("n", *needs))
+    return REVEALED | {"register": "; ".join(REGISTERED[k] for k in columns)}
 
 
 def heard(message: Parts, state: Parts) -> Parts:
@@ -62,7 +62,7 @@ def averaged(cohort: Params) -> dict[str, Tensor]:
 def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimizer) -> Parts:
     """The server's step along `delta`, with the buffers combined by the cohort's weights.
 
-    Parameters that nobody sends (`Model.fixed`) stay as they are.
+    Parameters that are never sent (`Model.fixed`) stay as they are.
     """
     weights, old = updates["cohort"]["weight"], server["params"]
     moved, state = optimizer(

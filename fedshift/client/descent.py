@@ -25,7 +25,7 @@ class Descent(Protocol):
     ) -> tuple[Params, Parts]:
         """(parameters, state) after one step along `grad` with learning rate lr [].
 
-        own: `params` are nobody else's, so that they may be written to. The bits are the same.
+        own: the caller alone holds `params`, so they may be overwritten. The bits are the same.
         """
 
 
@@ -51,7 +51,7 @@ class HeavyBall:
         # One kernel, with lr as a tensor: a Python number would have to leave the graph of vmap.
         # In place, a model's memory stays in the processor's cache from step to step.
         step = Tensor.addcmul_ if own else Tensor.addcmul
-        moved = map_(lambda p, u: step(p, u, _as(lr, p), value=-1.0), params, v)
+        moved = map_(lambda p, u: step(p, u, _scalar(lr, p), value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
 
@@ -95,5 +95,5 @@ class Adam:
         return map_(moved, params, first, second), after
 
 
-def _as(lr: Tensor, p: Tensor) -> Tensor:
+def _scalar(lr: Tensor, p: Tensor) -> Tensor:
     return lr if lr.dtype == p.dtype else lr.to(p.dtype)

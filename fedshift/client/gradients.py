@@ -1,4 +1,4 @@
-"""What a client knows of its own gradient: by passes over its data, or by how far it came."""
+"""A client's own gradient: by passes over its data, or from the distance that training moved."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def travelled_gradient(start: Params, end: Params, shift: Params, plan: Plan) ->
     scale = plan.lr * steps.clamp(min=1.0)
 
     def mean(theta: Tensor, y: Tensor, by: Tensor) -> Tensor:
-        found = (theta - y) / scale.to(y.dtype) - by
-        return torch.where(steps > 0, found, torch.zeros_like(found))
+        average = (theta - y) / scale.to(y.dtype) - by
+        return torch.where(steps > 0, average, torch.zeros_like(average))
 
     return map_(mean, start, end, shift)
 

@@ -1,4 +1,4 @@
-"""Importance weights of a client's examples, from a density of everybody's and one of its own."""
+"""Importance weights of a client's examples, from a common density and the client's own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PairEntropy(Term):
 
 
 class Ratio(Protocol):
-    """An estimate of log p(x) - log q(x) up to a constant; p is everybody's, q one's own."""
+    """An estimate of log p(x) - log q(x) up to a constant; p is common, q the client's own."""
 
     def phases(self) -> Mapping[str, Local]:
         """The local phases that the estimate trains with, by name."""
@@ -87,8 +87,8 @@ class Direct:
         plans: Mapping[str, Plan],
     ) -> tuple[Tensor, Tensor]:
         p, q = (scored(density, params, data.x)["log_density"] for params in (everybody, own))
-        held = live(data).to(q.dtype)
-        loss = -total(q * held) / total(held)
+        mask = live(data).to(q.dtype)
+        loss = -total(q * mask) / total(mask)
         return self.temper * (p.double() - q.double()), loss
 
 
@@ -145,10 +145,10 @@ class Classified:
         return done.params, done.loss
 
 
-def bounded(log_ratio: Tensor, held: Tensor, low: Tensor, high: float) -> Tensor:
-    """a [n] = clip(c r, low, high) with the c that makes their mean 1; 0 where not held. float64.
+def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor:
+    """a [n] = clip(c r, low, high) with the c that makes their mean 1; 0 outside the mask. float64.
 
-    r = e^log_ratio, log_ratio [n]; held [n] bool, one at least; 0 < low [] <= 1 <= high. The mean
+    r = e^log_ratio, log_ratio [n]; mask [n] bool, one at least; 0 < low [] <= 1 <= high. The mean
     is continuous in c and grows from low to high, so there is such a c, and a constant in log_ratio
     cancels. Equal ratios give exactly 1, and so does low = 1.
 
@@ -156,23 +156,24 @@ def bounded(log_ratio: Tensor, held: Tensor, low: Tensor, high: float) -> Tensor
     q_i. Chosen: one c that meets both; clipped ratios divided by their mean can leave the bounds.
     """
     floor, ceiling = low.double().log(), torch.tensor(high).double().log().to(low.device)
-    top = log_ratio.double().masked_fill(~held, -torch.inf).max()
+    top = log_ratio.double().masked_fill(~mask, -torch.inf).max()
     # In logarithms throughout: images' ratios are beyond the largest float. Padding counts as 0.
-    d = torch.where(held, log_ratio.double() - top, 0.0)
-    left, right, many = floor, ceiling - d.min(), total(held.double())
+    d = torch.where(mask, log_ratio.double() - top, 0.0)
+    left, right, many = floor, ceiling - d.min(), total(mask.double())
     for _ in range(HALVINGS):
         middle = (left + right) / 2
-        small = total((d + middle).clamp(floor, ceiling).exp() * held) <= many
+        small = total((d + middle).clamp(floor, ceiling).exp() * mask) <= many
         left, right = torch.where(small, middle, left), torch.where(small, right, middle)
-    # Who is at a bound is known now; c of the others has a closed form, free of bisection's error.
-    lowest, highest = held & (d + left <= floor), held & (d + left >= ceiling)
-    free = held & ~lowest & ~highest
+    # Entries at a bound are known now; c of the others has a closed form, without bisection's
+    # error.
+    lowest, highest = mask & (d + left <= floor), mask & (d + left >= ceiling)
+    free = mask & ~lowest & ~highest
     # Masked before exp, which may overflow for those at the ceiling.
     r = (d - d.masked_fill(~free, -torch.inf).max()).masked_fill(~free, -torch.inf).exp()
     rest = many - floor.exp() * lowest.sum() - ceiling.exp() * highest.sum()
     inner = (rest * r / total(r)).clamp(floor.exp(), ceiling.exp())
     bound = torch.where(highest, ceiling.exp(), floor.exp())
-    return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * held
+    return torch.where(floor < 0.0, torch.where(free, inner, bound), torch.ones_like(d)) * mask
 
 
 def total(v: Tensor) -> Tensor:

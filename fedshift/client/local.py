@@ -99,7 +99,7 @@ class Local:
         check_tuple("frozen", self.frozen)
         check_fields(self)
         if self.epochs is None and self.steps is None:
-            # Said once made, so that equal phases are equal however they were written.
+            # Normalise here, so that equivalent phases compare equal.
             object.__setattr__(self, "epochs", 1)
         if self.epochs is not None and self.steps is not None:
             raise InputError(
@@ -197,8 +197,8 @@ class Local:
         plan: Plan,
         *extra: Oracle,
     ) -> Trained:
-        """Train from `params` on these batches, which are those of the plan, however they lie."""
-        moving, frozen = self._begun(model, params, buffers)
+        """Train from `params` on these batches of the plan, in any memory layout."""
+        moving, frozen = self._split_params(model, params, buffers)
         descent = self._descent()
         moments, lr = descent.start(moving), descent.rate(moving, plan.lr)
         losses: list[Tensor] = []
@@ -206,12 +206,12 @@ class Local:
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
-            step = _taken(oracle, moving, batch, data, plan)
+            step = _take_step(oracle, moving, batch, data, plan)
             live = None if plan.sizes is not None else plan.weight[s].sum() > 0
             # From the second step on, the parameters are this phase's own.
-            own = s > 0 and live is None
-            grad = self._decayed(moving, step.grad)
-            moved, after = descent(moving, grad, moments, lr, own=own)
+            writable = s > 0 and live is None
+            grad = self._decay(moving, step.grad)
+            moved, after = descent(moving, grad, moments, lr, own=writable)
             moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
             moments = {part: _keep(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)
@@ -222,13 +222,14 @@ class Local:
         check_prefixes("only", self.only, params)
         check_prefixes("frozen", self.frozen, params)
         if not self.parts(model, params)[0]:
-            asked = [f"{k}={v}" for k, v in (("only", self.only), ("frozen", self.frozen)) if v]
-            asked += ["requires_grad=False"] * bool(model.fixed)
+            settings = [f"{k}={v}" for k, v in (("only", self.only), ("frozen", self.frozen)) if v]
+            settings += ["requires_grad=False"] * bool(model.fixed)
             raise InputError(
-                f"{' and '.join(asked)} leave no parameter of the model; there is nothing to train"
+                f"{' and '.join(settings)} leave no parameter of the model; there is nothing to "
+                "train"
             )
 
-    def _begun(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
+    def _split_params(self, model: Model, params: Params, buffers: Params) -> tuple[Params, Params]:
         model.refresh(params, buffers)
         moving, frozen = self.parts(model, params)
         if not moving:
@@ -238,14 +239,14 @@ class Local:
     def _descent(self) -> Descent:
         return Adam() if self.optimizer == "adam" else HeavyBall(self.momentum)
 
-    def _decayed(self, params: Params, grad: Params) -> Params:
+    def _decay(self, params: Params, grad: Params) -> Params:
         if not self.decay:
             return grad
         return map_(lambda g, p: g + self.decay * p, grad, params)
 
 
-def _taken(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:
-    """The gradient at a point; BatchNorm's refusal of a single example says what to do."""
+def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan: Plan) -> Gradient:
+    """The gradient at a point; adds advice if BatchNorm refuses a single example."""
     try:
         return oracle(at)
     except ValueError as e:
@@ -323,8 +324,8 @@ def plan_all(
 ) -> dict[str, Plan]:
     """The plans of all phases of client `client` in round t, each from its own stream.
 
-    A stream is named by (seed, round, client, phase), so a client's batches depend neither on who
-    else takes part nor on where it runs.
+    A stream is named by (seed, round, client, phase), so a client's batches depend neither on the
+    other clients of the round nor on where it runs.
     """
     return plan_many(phases, [(client, data)], t, seed)[0]
 

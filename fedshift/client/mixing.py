@@ -27,17 +27,21 @@ def top(model: Model, layers: Layers, head: tuple[str, ...]) -> tuple[str, ...]:
     the network declares after its classifier is no part of what classifies. Without such names it
     is the last of all. Raises InputError for more layers than there are.
     """
-    own = [
+    names_by_layer = [
         tuple(f"{path}.{name}" if path else name for name, _ in module.named_parameters("", False))
         for path, module in model.net.named_modules()
     ]
-    held = [names for names in own if names]
-    ends = [i for i, names in enumerate(held) if any(name.startswith(head) for name in names)]
-    held = held[: ends[-1] + 1] if ends else held
-    count = len(held) if layers == "all" else layers
-    if count > len(held):
-        raise InputError(f"layers={layers}; the model has {len(held)} layers with parameters")
-    return tuple(name for names in held[len(held) - count :] for name in names)
+    layer_names = [names for names in names_by_layer if names]
+    ends = [
+        i for i, names in enumerate(layer_names) if any(name.startswith(head) for name in names)
+    ]
+    layer_names = layer_names[: ends[-1] + 1] if ends else layer_names
+    count = len(layer_names) if layers == "all" else layers
+    if count > len(layer_names):
+        raise InputError(
+            f"layers={layers}; the model has {len(layer_names)} layers with parameters"
+        )
+    return tuple(name for names in layer_names[len(layer_names) - count :] for name in names)
 
 
 def mixed(old: Params, new: Params, mixing: Params) -> Params:
@@ -52,12 +56,12 @@ def leading(plan: Plan, share: float) -> Plan:
     weight = plan.weight * (before < wanted)
     if plan.sizes is None:
         return plan._replace(weight=weight)
-    left = max(1, math.floor(share * sum(plan.sizes)))
+    remaining = max(1, math.floor(share * sum(plan.sizes)))
     sizes: tuple[int, ...] = ()
     for size in plan.sizes:
-        if left > 0:
-            sizes = (*sizes, min(size, left))
-            left -= size
+        if remaining > 0:
+            sizes = (*sizes, min(size, remaining))
+            remaining -= size
     steps = len(sizes)
     return plan._replace(rows=plan.rows[:steps], weight=weight[:steps], sizes=sizes)
 
@@ -128,10 +132,10 @@ class Mix:
             for s in range(plan.steps):
                 batch = take(data, plan, s)
                 gradient = gradient_of(model, objective, below, buffers, batch, context)
-                found = gradient(mixed(old, new, mixing))
+                result = gradient(mixed(old, new, mixing))
                 live = plan.weight[s].sum() > 0
-                mixing = self._stepped(mixing, found.grad, old, new, live)
-                last = torch.where(live, found.loss, last.to(found.loss.dtype))
+                mixing = self._step_mixing(mixing, result.grad, old, new, live)
+                last = torch.where(live, result.loss, last.to(result.loss.dtype))
             losses.append(last)
             if self.settled(losses):
                 break
@@ -144,7 +148,7 @@ class Mix:
         latest = torch.stack(losses[-self.window :]).double()
         return float(latest.std(correction=0)) < self.threshold
 
-    def _stepped(
+    def _step_mixing(
         self, mixing: Params, grad: Params, old: Params, new: Params, live: Tensor
     ) -> Params:
         """W after one batch; W itself where the batch is padding."""

@@ -116,8 +116,8 @@ class Sum(Term):
         return torch.stack([term(view) for term in self.terms]).sum()
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        kept = (term.remember(params, buffers, data) for term in self.terms)
-        return {name: part for parts in kept for name, part in parts.items()}
+        memories = (term.remember(params, buffers, data) for term in self.terms)
+        return {name: part for parts in memories for name, part in parts.items()}
 
     def hear(self, server: Parts) -> Parts:
         heard = (term.hear(server) for term in self.terms)
@@ -192,8 +192,8 @@ class Proximal(Term):
         return False
 
     def __call__(self, view: View) -> Tensor:
-        held = split(view.params, self.free)[1] if self.free else view.params
-        return self.mu / 2 * sq_norm(sub(held, {k: view.context["anchor"][k] for k in held}))
+        params = split(view.params, self.free)[1] if self.free else view.params
+        return self.mu / 2 * sq_norm(sub(params, {k: view.context["anchor"][k] for k in params}))
 
 
 Restriction = Literal["indicator", "frequency"]

@@ -27,8 +27,8 @@ class Shift:
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def shifted(params: Params) -> Gradient:
-            found = gradient(params)
-            return found._replace(grad=add(found.grad, {k: self.by[k] for k in found.grad}))
+            result = gradient(params)
+            return result._replace(grad=add(result.grad, {k: self.by[k] for k in result.grad}))
 
         return shifted
 
@@ -81,9 +81,9 @@ class Clip:
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def clipped(params: Params) -> Gradient:
-            found = gradient(params)
-            factor = (self.norm / _norm(found.grad)).clamp(max=1.0)
-            return found._replace(grad=map_(lambda g: torch.mul(g, factor), found.grad))
+            result = gradient(params)
+            factor = (self.norm / _norm(result.grad)).clamp(max=1.0)
+            return result._replace(grad=map_(lambda g: torch.mul(g, factor), result.grad))
 
         return clipped
 

@@ -28,14 +28,14 @@ class ClientEntropy(Term):
     rows alone, so that this is an exact likelihood; over all N, absent rows would only be pushed
     down. Rows outside S have gradient 0. With everybody taking part S = all, bit for bit.
 
-    Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3, where everybody takes part; paper and
+    Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3, where all clients take part; paper and
     authors' code are silent on smaller cohorts. At logits that are all equal the value is log |S|.
     Raises InputError for a model without "client_logits", one of another number of clients, and in
     phases that train no shared model.
     """
 
     def hear(self, server: Parts) -> Parts:
-        # The server alone knows who takes part; every client of the cohort is told.
+        # Only the server knows the cohort, and it sends it to every client in it.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[server["cohort"]["id"]] = True
         return {"cohort": {"present": present}}
@@ -49,8 +49,8 @@ class ClientEntropy(Term):
         present = view.context["cohort"]["present"]
         logits = client_logits(view.out, len(present))
         absent = ~present.to(logits.device)
-        own = view.context["client"]["id"].to(logits.device).expand(len(logits))
-        loss = F.cross_entropy(logits.masked_fill(absent, -torch.inf), own, reduction="none")
+        labels = view.context["client"]["id"].to(logits.device).expand(len(logits))
+        loss = F.cross_entropy(logits.masked_fill(absent, -torch.inf), labels, reduction="none")
         return batch_mean(loss, view.batch)
 
 

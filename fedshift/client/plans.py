@@ -1,4 +1,4 @@
-"""Plans that are drawn when they are first asked for, in the process that asks for them."""
+"""Plans drawn at first use, in the process that uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Draws:
     """The plans of some clients in round t, drawn together.
 
     In turns with training, drawing and training would push each other's code and data out of the
-    processor's cache. A client's plans are those of `plan_all`, whoever else is drawn with it.
+    processor's cache. A client's plans are those of `plan_all`, whatever else is drawn.
     """
 
     phases: Mapping[str, Local]

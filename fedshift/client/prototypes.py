@@ -1,4 +1,4 @@
-"""What a client knows of its classes' features, and terms that pull features towards it."""
+"""Statistics of a client's features by class, and terms that pull features towards means."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def head_shape(model: Model, head: tuple[str, ...]) -> tuple[int, int]:
     them. Raises InputError where none of them is a matrix.
     """
     named = model.net.named_parameters()
-    found = [p for name, p in named if name.startswith(head) and p.ndim == 2]
-    if not found:
+    matrices = [p for name, p in named if name.startswith(head) and p.ndim == 2]
+    if not matrices:
         raise InputError(
             f"no parameter that starts with {list(head)} is a matrix, so the width of the features "
             "is unknown; name the last linear layer's parameters by Setting(head=...)"
         )
-    return int(found[-1].shape[0]), int(found[0].shape[1])
+    return int(matrices[-1].shape[0]), int(matrices[0].shape[1])
 
 
 def check_features(
@@ -64,11 +64,11 @@ def check_features(
     if not len(data.y):
         return
     with torch.no_grad():
-        found = features_of(model(params, buffers, data.x[:1])).shape[1]
+        returned = features_of(model(params, buffers, data.x[:1])).shape[1]
     width = head_shape(model, head)[1]
-    if found != width:
+    if returned != width:
         raise InputError(
-            f'the model returns {found} "features" for an input, and its head takes {width}; '
+            f'the model returns {returned} "features" for an input, and its head takes {width}; '
             "return what the head is given"
         )
 
@@ -93,13 +93,13 @@ def class_moments(
     with torch.no_grad():
         for s in range(plan.steps):
             batch = take(data, plan, s)
-            held = (batch.w != 0).double()
+            counts = (batch.w != 0).double()
             f = features_of(model(params, buffers, batch.x)).double()
-            n = n.index_add(0, batch.y, held)
-            total = total.index_add(0, batch.y, f * held[:, None])
-            square = square.index_add(0, batch.y, (f * f).sum(1) * held)
-    held = n.clamp(min=1.0)
-    return Moments(n, total / held[:, None], square / held)
+            n = n.index_add(0, batch.y, counts)
+            total = total.index_add(0, batch.y, f * counts[:, None])
+            square = square.index_add(0, batch.y, (f * f).sum(1) * counts)
+    counts = n.clamp(min=1.0)
+    return Moments(n, total / counts[:, None], square / counts)
 
 
 def statistics(moments: Moments) -> tuple[Tensor, Tensor]:
@@ -117,14 +117,14 @@ def statistics(moments: Moments) -> tuple[Tensor, Tensor]:
 
 
 def to_prototypes(view: View) -> Tensor:
-    """(1/d) ||f(x_b) - c_{y_b}||^2 for each example whose class is held, else 0, [B].
+    """(1/d) ||f(x_b) - c_{y_b}||^2 for each example whose class has a prototype, else 0, [B].
 
     `context["prototypes"]` has c as "mean" [K, d] and "held" [K].
     """
-    held = view.context["prototypes"]["held"][view.batch.y] > 0
+    has_prototype = view.context["prototypes"]["held"][view.batch.y] > 0
     goal = view.context["prototypes"]["mean"][view.batch.y]
     distance = (features_of(view.out) - goal).square().mean(1)
-    return torch.where(held, distance, torch.zeros_like(distance))
+    return torch.where(has_prototype, distance, torch.zeros_like(distance))
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,11 @@ class ToClassMeans(Term):
 
     def __call__(self, view: View) -> Tensor:
         batch = view.batch
-        held = view.context["prototypes"]["held"]
+        has_prototype = view.context["prototypes"]["held"]
         # Not F.one_hot, which looks at the labels' values.
-        present = (batch.y[:, None] == torch.arange(len(held), device=held.device)).to(held.dtype)
+        present = (
+            batch.y[:, None] == torch.arange(len(has_prototype), device=has_prototype.device)
+        ).to(has_prototype.dtype)
         rows = (present * (batch.w != 0)[:, None]).sum(0)
         return (batch.w * to_prototypes(view) / rows[batch.y].clamp(min=1.0)).sum()
 

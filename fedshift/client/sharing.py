@@ -1,4 +1,4 @@
-"""Which parts of a model travel and which stay on the client."""
+"""Which parts of a model are sent and which stay on the client."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check_tuple(what: str, prefixes: object) -> None:
 
 def check_prefixes(what: str, prefixes: Iterable[str], names: Iterable[str]) -> None:
     """Raise InputError for a prefix that matches none of a model's names."""
-    known = list(names)
-    # A part's prefix is nearer to what was meant than one of its parameters.
-    parts = dict.fromkeys(f"{name.partition('.')[0]}." for name in known)
+    all_names = list(names)
+    # The prefix of a module is a better suggestion than one of its parameters.
+    parts = dict.fromkeys(f"{name.partition('.')[0]}." for name in all_names)
     for prefix in prefixes:
-        if not any(name.startswith(prefix) for name in known):
+        if not any(name.startswith(prefix) for name in all_names):
             raise InputError(
                 f'{what} prefix "{prefix}" matches no parameter; '
-                f"the model has {', '.join(known[:8])}.{nearest(prefix, [*parts, *known])}"
+                f"the model has {', '.join(all_names[:8])}.{nearest(prefix, [*parts, *all_names])}"
             )
 
 
@@ -44,16 +44,16 @@ class Share:
 
     def check(self, names: Iterable[str]) -> None:
         """Raise InputError for a prefix that matches no name, or when nothing is left to share."""
-        known = list(names)
-        check_prefixes("private", self.private, known)
-        if self.private and all(name.startswith(self.private) for name in known):
+        all_names = list(names)
+        check_prefixes("private", self.private, all_names)
+        if self.private and all(name.startswith(self.private) for name in all_names):
             raise InputError(
                 f"private prefixes {list(self.private)} cover every parameter: nothing is "
                 "shared. Use local-only training instead"
             )
 
     def shared(self, params: Params) -> Params:
-        """The entries that travel."""
+        """The entries that are sent."""
         return split(params, self.private)[1] if self.private else params
 
     def kept(self, params: Params) -> Params:

@@ -47,7 +47,7 @@ def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, rows: Te
     zero.
     """
     if within_vmap(rows):
-        # autograd.grad knows nothing of vmap. This does, and costs twice as much per call.
+        # autograd.grad does not work within vmap. This does, at twice the cost per call.
         grad, (loss, rest) = torch.func.grad_and_value(value, has_aux=True)(at)
         return Slope(grad, loss, rest)
     leaves = {k: v.detach().requires_grad_() for k, v in at.items()}

@@ -23,12 +23,12 @@ def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
     A local label is the rank of the label among those held, 0, 1, ...; padding has 0. By sorting,
     so that shapes do not depend on values.
     """
-    held = data.w != 0
-    ordered, index = torch.where(held, data.y, PADDING).sort(stable=True)
+    present = data.w != 0
+    ordered, index = torch.where(present, data.y, PADDING).sort(stable=True)
     first = ordered.new_ones(min(1, len(ordered)))
     new = torch.cat([first, (ordered[1:] != ordered[:-1]).long()])
     rank = torch.zeros_like(index).scatter(0, index, new.cumsum(0) - 1)
-    return torch.where(held, rank, 0), (new * (ordered != PADDING)).sum()
+    return torch.where(present, rank, 0), (new * (ordered != PADDING)).sum()
 
 
 def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
@@ -38,16 +38,16 @@ def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
     labels than the server's would train the wrong rows without a sign. Other labels of the same
     number cannot be told from these: names of labels do not travel.
     """
-    sent = int((local >= 0).sum())
-    if sent != int(labels):
+    count = int((local >= 0).sum())
+    if count != int(labels):
         raise InputError(
             f"client {int(data.id)} has examples of {int(labels)} labels and is registered with "
-            f"{sent}; make the table from these clients, fedshift.data.register(clients, classes)"
+            f"{count}; make the table from these clients, fedshift.data.register(clients, classes)"
         )
 
 
 def own_rows(params: Params, names: Collection[str], data: ClientData) -> Params:
-    """The first model as this client is to know it: of the head, the rows of its labels."""
+    """The first model as this client receives it: of the head, only the rows of its labels."""
     labels = torch.bincount(data.y[data.w != 0]).nonzero().flatten()
     return {k: v[labels] if k in names else v for k, v in params.items()}
 

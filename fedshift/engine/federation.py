@@ -1,4 +1,4 @@
-"""Clients, first model and seeds, looked at when they are put together."""
+"""Clients, first model and seeds, checked on construction."""
 
 from __future__ import annotations
 

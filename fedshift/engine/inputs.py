@@ -1,4 +1,4 @@
-"""What `run` and `workers` are given, looked at before anything is trained."""
+"""Checks of the arguments of `run` and `workers`, before anything is trained."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_sizes(federation: Federation) -> None:
 def check_run(
     algorithm: object, rounds: object, cohort: object, backend: object, after: object, kind: type
 ) -> None:
-    """Raise InputError for what a run cannot be made of; `kind` is that of `after`."""
+    """Raise InputError for invalid arguments of a run; `kind` is the type of `after`."""
     check_method(algorithm)
     check_whole("rounds", rounds)
     if isinstance(rounds, int) and rounds < 0:
@@ -55,25 +55,27 @@ def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
     The parts of the server's state are the same in all rounds, and so are the model's names and
     shapes.
     """
-    own = "give a Round of a run of this method on this federation, or leave after out"
+    advice = "give a Round of a run of this method on this federation, or leave after out"
     for name, kind in (("server", after.server), ("states", after.states)):
         if not hasattr(kind, "keys"):
-            raise InputError(f"after.{name} is {called(kind)}, no dictionary; {own}")
+            raise InputError(f"after.{name} is {called(kind)}, no dictionary; {advice}")
     if after.t > rounds:
         raise InputError(
             f"after is round {after.t}, and rounds={rounds} counts from round 1 on; give more than "
             f"{after.t} to go on"
         )
     if lacking := sorted(first.server.keys() - after.server.keys()):
-        raise InputError(f'after has no "{lacking[0]}", which this method keeps; {own}')
+        raise InputError(f'after has no "{lacking[0]}", which this method keeps; {advice}')
     for part in ("params", "buffers"):
         due, given = first.server.get(part, {}), after.server.get(part, {})
         odd = list(due.keys() ^ given.keys())
         odd += [k for k in due.keys() & given.keys() if due[k].shape != given[k].shape]
         if odd:
-            raise InputError(f'after has other {part} than this network, as "{min(odd)}"; {own}')
+            raise InputError(f'after has other {part} than this network, as "{min(odd)}"; {advice}')
     if others := [client for client in after.states if not 0 <= client < clients]:
-        raise InputError(f"after has the state of client {others[0]} of {clients} clients; {own}")
+        raise InputError(
+            f"after has the state of client {others[0]} of {clients} clients; {advice}"
+        )
 
 
 def check_gate(gate: Gate, size: int) -> None:
@@ -117,10 +119,13 @@ def check_fit(model: Model, federation: Federation) -> None:
     with one_at_a_time():
         own_params = dict[str, Tensor](model.net.named_parameters())
         own_buffers = dict[str, Tensor](model.net.named_buffers())
-    for what, given, own in (("params", params, own_params), ("buffers", buffers, own_buffers)):
-        _check_names(what, given, own)
+    for what, given, network_tree in (
+        ("params", params, own_params),
+        ("buffers", buffers, own_buffers),
+    ):
+        _check_names(what, given, network_tree)
         for name, v in given.items():
-            _check_like(f'{what}["{name}"]', v, own[name])
+            _check_like(f'{what}["{name}"]', v, network_tree[name])
     tensors = (federation.clients[0].x, *params.values(), *buffers.values())
     places = sorted({str(v.device) for v in tensors})
     if len(places) > 1:
@@ -130,13 +135,14 @@ def check_fit(model: Model, federation: Federation) -> None:
         )
 
 
-def _check_names(what: str, given: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> None:
-    unknown = [name for name in given if name not in known]
-    missing = [name for name in known if name not in given]
+def _check_names(what: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    unknown = [name for name in given if name not in expected]
+    missing = [name for name in expected if name not in given]
     if unknown:
         raise InputError(
             f'{what} has "{shown(unknown[0])}", which the network has not.'
-            f"{nearest(unknown[0], known)} Give *model.init(), or a model trained with this network"
+            f"{nearest(unknown[0], expected)} Give *model.init(), or a model trained with this "
+            "network"
         )
     if missing:
         names = ", ".join(f'"{name}"' for name in missing[:3])
@@ -147,23 +153,23 @@ def _check_names(what: str, given: Mapping[str, Tensor], known: Mapping[str, Ten
         )
 
 
-def _check_like(what: str, given: Tensor, own: Tensor) -> None:
-    if given.shape != own.shape:
+def _check_like(what: str, given: Tensor, base: Tensor) -> None:
+    if given.shape != base.shape:
         raise InputError(
-            f"{what} has the shape {tuple(given.shape)}, the network's has {tuple(own.shape)}; "
+            f"{what} has the shape {tuple(given.shape)}, the network's has {tuple(base.shape)}; "
             "give *model.init(), or a model trained with this network"
         )
     if (given.is_floating_point(), given.is_complex()) != (
-        own.is_floating_point(),
-        own.is_complex(),
+        base.is_floating_point(),
+        base.is_complex(),
     ):
         raise InputError(
-            f"{what} is {given.dtype}, the network's is {own.dtype}; give {what}.to({own.dtype})"
+            f"{what} is {given.dtype}, the network's is {base.dtype}; give {what}.to({base.dtype})"
         )
 
 
 def check_workers(clients: object, count: int, deadline: float | None, retries: int) -> None:
-    """Raise InputError for what no processes can be made of, and where none can be made."""
+    """Raise InputError for invalid arguments of `workers`, and where processes cannot fork."""
     check_whole("the number of workers", count)
     check_whole("retries", retries)
     if deadline is not None:
@@ -177,7 +183,7 @@ def check_workers(clients: object, count: int, deadline: float | None, retries: 
         )
     if "fork" not in multiprocessing.get_all_start_methods():
         raise InputError("workers need a system that can fork processes; leave them out")
-    # Asked here, since Python itself asks in an assertion alone.
+    # Checked here, because Python itself only asserts it.
     if multiprocessing.current_process().daemon:
         raise InputError(
             "workers cannot be made in a daemonic process, as those of multiprocessing.Pool are; "

@@ -1,4 +1,4 @@
-"""One round, the same on every engine: opened before anybody trains, settled with the replies."""
+"""One round, the same on every engine: opened before training, settled with the replies."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ AHEAD = 16
 
 @sketched
 class Round(NamedTuple):
-    """The state after round t (1-based), and who was drawn, who trained, with which weights.
+    """The state after round t (1-based), the clients drawn, those that trained, and the weights.
 
-    dropped: those of the draw that are not in `cohort`, since a message or an answer went lost or
-    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`): what one
-    client gets wrong ends the run.
+    dropped: clients that were drawn but are not in `cohort`, because a message was lost or a reply
+    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`): one
+    bad reply ends the run.
     skipped: why the round left everything as it was; empty if it did not. Of a cohort without an
     example all weights are 0. skips: how many rounds in a row, with this one.
     """
@@ -50,10 +50,10 @@ class Round(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A round before anybody trains: who is drawn, with which weights, who is asked for work.
+    """A round before training: the clients drawn, their weights, and those that get work.
 
     stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
-    parts with the cohort's, which messages are made from. skipped: why nobody is asked; else empty.
+    parts with the cohort's, which messages are made from. skipped: why no client is asked, or "".
     """
 
     t: int
@@ -78,13 +78,13 @@ def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Open
     """
     stage = algorithm.at(t)
     if not has_examples(server, ids):
-        nobody = torch.zeros(len(ids), dtype=torch.float64)
+        no_weights = torch.zeros(len(ids), dtype=torch.float64)
         why = f"round {t}: no client of its cohort has an example"
-        return Opened(t, stage, ids, nobody, nobody > 0, server, why)
+        return Opened(t, stage, ids, no_weights, no_weights > 0, server, why)
     weights = stage.weigh(server, ids)
     check_weights(weights, len(ids))
-    told = server | {"cohort": {"id": ids, "weight": weights}}
-    return Opened(t, stage, ids, weights, stage.trains(weights), told)
+    parts = server | {"cohort": {"id": ids, "weight": weights}}
+    return Opened(t, stage, ids, weights, stage.trains(weights), parts)
 
 
 def has_examples(server: Parts, ids: Tensor) -> bool:
@@ -104,9 +104,9 @@ def has_examples(server: Parts, ids: Tensor) -> bool:
 
 
 def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
-    """The round as one of those clients alone who did their work (ascending), weighed anew.
+    """The round over only the clients that did their work (ascending), with new weights.
 
-    What they were told stays as it was sent, and all of them count as asked. Raises TrainingError
+    Their messages stay as they were sent, and all of them count as asked. Raises TrainingError
     where there are no weights over them.
     """
     ids = torch.tensor(present, dtype=torch.int64)
@@ -122,7 +122,7 @@ def among(opened: Opened, server: Parts, present: Sequence[int]) -> Opened:
 
 
 def question(opened: Opened, infinite: Params | None = None) -> Asked:
-    """What the gate must know of a round: who was asked, what, and what may come back.
+    """What the gate needs of a round: the clients asked, their messages, and the expected parts.
 
     infinite: as in `Asked`.
     """
@@ -143,13 +143,13 @@ def job_of(
 def jobs_of(
     opened: Opened, clients: Sequence[ClientData], state_of: Callable[[int], Parts], seed: int
 ) -> Iterator[Job]:
-    """The work of those who are asked, in ascending client id, each with its state when it comes.
+    """Jobs of the clients asked, in ascending id; a state is read when its job is next.
 
-    Batches are drawn when they are asked for, for `AHEAD` clients at a time. They are `job_of`'s.
+    Batches are drawn at first use, for `AHEAD` clients at a time. They are `job_of`'s.
     """
     asked, phases = opened.ids[opened.asked].tolist(), opened.stage.phases()
     for phase in phases.values():
-        phase.rate(opened.t)  # what is wrong with a schedule is no client's failure
+        phase.rate(opened.t)  # here, because a bad schedule is no client's failure
     for start in range(0, len(asked), AHEAD):
         group = {i: clients[i] for i in asked[start : start + AHEAD]}
         draws = Draws(phases, opened.t, seed, group)
@@ -158,7 +158,7 @@ def jobs_of(
 
 
 def fold_of(opened: Opened, server: Parts) -> Fold:
-    """The sums that the method's server asks for over those who were asked."""
+    """The sums that the method's server needs, over the clients asked."""
     return Fold.of(opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked])
 
 
@@ -192,8 +192,8 @@ def close_round(
 
 def before_rounds(server: Parts) -> Round:
     """Round 0 of a server in this state."""
-    nobody = torch.zeros(0)
-    return Round(0, server, {}, nobody.long(), nobody.double(), (), float("nan"))
+    empty = torch.zeros(0)
+    return Round(0, server, {}, empty.long(), empty.double(), (), float("nan"))
 
 
 def settle(
@@ -206,26 +206,26 @@ def settle(
     seed: int,
     fold: Fold | None = None,
 ) -> Round:
-    """The round over those whose replies can be used, weighed anew where others are missing.
+    """The round over the clients with usable replies, with new weights where others are missing.
 
-    It has no states; `dropped` are all who were drawn and are missing. A round that was opened to
-    be skipped is skipped, whatever the gate says. Where nobody is left, no
-    weights exist, a limit of the gate is passed, or the server's step fails or leaves numbers that
-    are not finite or tensors of another form, the round is skipped and the server's parts stay;
-    with `on_bad` "stop" TrainingError (or what the step raised) ends the run instead. fold: as in
-    `close_round`, for a gate that stops, so that nobody is missing.
+    It has no states; `dropped` are all clients that were drawn and are missing. A round that was
+    opened to be skipped is skipped, whatever the gate finds. The round is also skipped, and the
+    server's parts stay, if no client is left, no weights exist, a limit of the gate is passed, or
+    the server's step fails or leaves numbers that are not finite or tensors of another form. With
+    `on_bad` "stop" TrainingError (or the error of the step) ends the run instead. fold: as in
+    `close_round`, for a gate that stops, so that no client is missing.
     """
-    told = tuple(sorted(dropped))
+    missing = tuple(sorted(dropped))
     if opened.skipped:
-        return skip(opened, server, opened.skipped, told)
-    left = opened
+        return skip(opened, server, opened.skipped, missing)
+    remaining = opened
     try:
         if not admitted.clients:
-            raise _nobody(opened, told)
+            raise _no_update(opened, missing)
         if admitted.bad:
-            left = among(opened, server, admitted.clients)
-        _check_limits(left, gate, table, len(admitted.clients))
-        after, loss = close_round(left, server, admitted.whole or admitted.good, seed, fold)
+            remaining = among(opened, server, admitted.clients)
+        _check_limits(remaining, gate, table, len(admitted.clients))
+        after, loss = close_round(remaining, server, admitted.whole or admitted.good, seed, fold)
         if odd := astray(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
@@ -234,12 +234,12 @@ def settle(
         if odd := reshaped(after, server):
             raise TrainingError(f'round {opened.t}: the server\'s step gave "{odd}" another form')
     except (RuntimeError, ValueError, LookupError) as e:
-        # An InputError with everybody present is the configuration's, not a client's.
-        if gate.on_bad == "stop" or (isinstance(e, InputError) and not told):
+        # With all clients present, an InputError comes from the configuration.
+        if gate.on_bad == "stop" or (isinstance(e, InputError) and not missing):
             raise
-        return skip(left, server, str(e) or type(e).__name__, told)
+        return skip(remaining, server, str(e) or type(e).__name__, missing)
     trained = admitted.clients
-    return Round(opened.t, after, {}, left.ids, left.weights, trained, loss, told)
+    return Round(opened.t, after, {}, remaining.ids, remaining.weights, trained, loss, missing)
 
 
 def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:
@@ -258,19 +258,19 @@ def count_skips(played: Round, before: Round, gate: Gate, rounds: int | None = N
         return played
     skips, drawn_empty = before.skips + 1, not played.weights.any()
     if (skips >= gate.max_skips and not drawn_empty) or skips == rounds:
-        told = f"{skips} rounds in a row were" if skips > 1 else "the only round was"
-        raise TrainingError(f"{told} skipped; the last one: {played.skipped}")
+        subject = f"{skips} rounds in a row were" if skips > 1 else "the only round was"
+        raise TrainingError(f"{subject} skipped; the last one: {played.skipped}")
     return played._replace(skips=skips)
 
 
-def _nobody(opened: Opened, dropped: Sequence[Dropped]) -> TrainingError:
+def _no_update(opened: Opened, dropped: Sequence[Dropped]) -> TrainingError:
     return TrainingError(
         f"round {opened.t}: none of {len(dropped)} clients sent an update that can be used; client "
         f"{dropped[0].client}: {dropped[0].reason}"
     )
 
 
-def _check_limits(left: Opened, gate: Gate, table: Params, used: int) -> None:
-    rows = {name: column[left.ids] for name, column in table.items()}
-    if why := gate.lacking(used, gate.gap(rows, left.weights)):
-        raise TrainingError(f"round {left.t}: {why}")
+def _check_limits(opened: Opened, gate: Gate, table: Params, used: int) -> None:
+    rows = {name: column[opened.ids] for name, column in table.items()}
+    if why := gate.lacking(used, gate.gap(rows, opened.weights)):
+        raise TrainingError(f"round {opened.t}: {why}")

@@ -111,19 +111,19 @@ def _play_round(
     if opened.skipped:
         return skip(opened, server, opened.skipped)._replace(states=states)
     stage, seed = opened.stage, federation.seeds.batch
-    own = partial(state_of, algorithm, federation, states)
+    state = partial(state_of, algorithm, federation, states)
 
     def keep(client: int, changed: Parts) -> None:
-        draft.put(client, own(client) | changed)
+        draft.put(client, state(client) | changed)
 
-    jobs = jobs_of(opened, federation.clients, own, seed)
+    jobs = jobs_of(opened, federation.clients, state, seed)
     asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
         trained = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
-        came = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
-        admitted = in_turn(gate, came, asked, fold, keep)
+        replies = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
+        admitted = in_turn(gate, replies, asked, fold, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
     single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)

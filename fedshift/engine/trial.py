@@ -1,4 +1,4 @@
-"""A method and its network, tried on a federation before anything is trained."""
+"""Tries a method and its network on a federation before anything is trained."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
         model = ask(stage, Capabilities.trained_model)
         if model is None:
             continue
-        own = params if model is algorithm.model else model.init()[0]
+        initial = params if model is algorithm.model else model.init()[0]
         for phase in stage.phases().values():
-            phase.check(model, own)
+            phase.check(model, initial)
 
 
 def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> None:
@@ -148,13 +148,13 @@ def _first_with_examples(federation: Federation) -> ClientData | None:
 
 
 def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
-    """A schedule of rates that ends too early, or falls below 0, says so now, not after days."""
-    known: Algorithm | None = None
+    """Raise now, not after days, the error of a schedule that ends early or falls below 0."""
+    previous: Algorithm | None = None
     # The last round first: a schedule that knows its end says what it was made for.
     for t in range(last, first - 1, -1):
         stage = algorithm.at(t)
-        if stage is not known:  # a million rounds of one stage ask for its phases once
-            known, phases = stage, [p for p in stage.phases().values() if callable(p.lr)]
+        if stage is not previous:  # a million rounds of one stage ask for its phases once
+            previous, phases = stage, [p for p in stage.phases().values() if callable(p.lr)]
         for phase in phases:
             phase.rate(t)
 

@@ -76,8 +76,8 @@ class Score:
         Source: WILDS (Koh et al. 2021), "F1-macro_all": scikit-learn's f1_score with
         average="macro" and labels=unique(truth).
         """
-        held = self.total > 0
-        f1 = 2.0 * self.correct[held].double() / (self.total + self.predicted)[held]
+        present = self.total > 0
+        f1 = 2.0 * self.correct[present].double() / (self.total + self.predicted)[present]
         return float(f1.mean())
 
 

@@ -1,4 +1,4 @@
-"""How local models serve: each client its own queries, or all of them anybody's.
+"""How local models serve: each client its own queries, or all clients the queries of all.
 
 Shapes: M clients, n pooled test examples, K classes.
 """
@@ -28,7 +28,7 @@ Ties = Literal["smallest", "probability"]
 @sketched
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What every client's model says about everybody's test examples.
+    """The outputs of every client's model on the test examples of all clients.
 
     probabilities [M, n, K], labels y [n], origin [n] (whose test example it is, 0..M-1),
     client_logits [n, M] of the router, or None for a network without one.
@@ -104,15 +104,15 @@ def _all_outputs(
     "features" into its "logits": that is tried on the first block, not assumed.
     """
     bodies = {_tensors(*pair, but=HEAD): pair for pair in served}
-    found = {body: _outputs(model, *pair, x, batch) for body, pair in bodies.items()}
+    by_body = {body: _outputs(model, *pair, x, batch) for body, pair in bodies.items()}
     split = len(bodies) < len({_tensors(*pair) for pair in served})
-    if split and not all(_head_alone(model, pair, x[:2]) for pair in bodies.values()):
+    if split and not all(_only_head_differs(model, pair, x[:2]) for pair in bodies.values()):
         return [_outputs(model, *pair, x, batch) for pair in served]
     outs = []
     for params, buffers in served:
-        out = found[_tensors(params, buffers, but=HEAD)]
+        out = by_body[_tensors(params, buffers, but=HEAD)]
         if split:
-            out = out | {"logits": _headed(model, (params, buffers), out["features"])}
+            out = out | {"logits": _apply_head(model, (params, buffers), out["features"])}
         outs.append(out)
     return outs
 
@@ -122,26 +122,26 @@ def _tensors(params: Params, buffers: Params, but: str = " ") -> tuple[int, ...]
     return tuple(id(v) for k, v in named if not k.startswith(but))
 
 
-def _head_alone(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
+def _only_head_differs(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:
     out = _outputs(model, *pair, x, len(x))
     if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:
         return False
-    return torch.equal(_headed(model, pair, out["features"]), out["logits"])
+    return torch.equal(_apply_head(model, pair, out["features"]), out["logits"])
 
 
-def _headed(model: Model, pair: tuple[Params, Params], features: Tensor) -> Tensor:
+def _apply_head(model: Model, pair: tuple[Params, Params], features: Tensor) -> Tensor:
     named = (*pair[0].items(), *pair[1].items())  # a head may have running statistics
     head = {k.removeprefix(HEAD): v for k, v in named if k.startswith(HEAD)}
     with torch.no_grad(), one_at_a_time():
-        found: Tensor = functional_call(cast(nn.Module, model.net.head), head, (features,))
-    return found
+        logits: Tensor = functional_call(cast(nn.Module, model.net.head), head, (features,))
+    return logits
 
 
 def _outputs(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Params:
     with torch.no_grad():
         parts = [model(params, buffers, block) for block in torch.split(x, batch)]
-    kept = [k for k in ("logits", "features", "client_logits") if k in parts[0]]
-    return {k: torch.cat([part[k] for part in parts]) for k in kept}
+    names = [k for k in ("logits", "features", "client_logits") if k in parts[0]]
+    return {k: torch.cat([part[k] for part in parts]) for k in names}
 
 
 def accuracy(given: Tensor, truth: Tensor) -> float:
@@ -157,16 +157,16 @@ def own_accuracy(served: Served) -> Tensor:
     return hits / torch.bincount(served.origin, minlength=clients)
 
 
-def average_accuracy(own: Tensor, sizes: Tensor) -> float:
+def average_accuracy(accuracies: Tensor, sizes: Tensor) -> float:
     """sum_i w_i acc_i, w_i = n_i / N over the clients that have test examples.
 
-    own [M] as from `own_accuracy`, sizes n [M] the clients' training examples. Wang et al. 2026
-    (FedDRM), arXiv 2509.23049, Section 4: weights are training sizes. With test sets in proportion
-    to n it equals the accuracy of sending every query to where it comes from.
+    accuracies [M] as from `own_accuracy`, sizes n [M] the clients' training examples. Wang et al.
+    2026 (FedDRM), arXiv 2509.23049, Section 4: weights are training sizes. With test sets in
+    proportion to n it equals the accuracy of sending every query to where it comes from.
     """
-    known = ~own.isnan()
-    weights = sizes.double()[known]
-    return float((own[known] * weights).sum() / weights.sum())
+    defined = ~accuracies.isnan()
+    weights = sizes.double()[defined]
+    return float((accuracies[defined] * weights).sum() / weights.sum())
 
 
 def by_client_and_class(served: Served, classes: int) -> tuple[Tensor, Tensor]:

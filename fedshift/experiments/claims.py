@@ -52,13 +52,13 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
     params, buffers = prepared.model.init()
     if path is None:
         return params, buffers
-    held = read_parts(path)
-    if odd := misfit((held["params"], held["buffers"]), prepared.model):
+    parts = read_parts(path)
+    if odd := misfit((parts["params"], parts["buffers"]), prepared.model):
         raise DataError(
             f"{path}: not the configured network's model: {odd} (some of it may stay on the "
             "clients); audit the configuration file instead, which is done on the first model"
         )
-    return held["params"], held["buffers"]
+    return parts["params"], parts["buffers"]
 
 
 def claimed(path: Path, classes: Sequence[str]) -> Floats:
@@ -67,19 +67,19 @@ def claimed(path: Path, classes: Sequence[str]) -> Floats:
     Clients are 0 to M-1, or as they come where they have other names. Raises DataError for a file
     that is no table and for other labels than `classes`.
     """
-    told = read_counts(path)
-    if sorted(told.classes) != sorted(classes):
-        odd = [c for c in told.classes if c not in classes] or sorted(
-            set(classes) - set(told.classes)
+    claims = read_counts(path)
+    if sorted(claims.classes) != sorted(classes):
+        odd = [c for c in claims.classes if c not in classes] or sorted(
+            set(classes) - set(claims.classes)
         )
         raise DataError(
             f'{path}: label "{shown(odd[0])}" is not in both, header and task; the task\'s '
             f"labels are {', '.join(map(shown, classes))}, in any order"
         )
-    numbers = [str(i) for i in range(len(told.clients))]
-    rows = numbers if sorted(told.clients) == sorted(numbers) else told.clients
-    columns = [told.classes.index(c) for c in classes]
-    return told.counts[[told.clients.index(r) for r in rows]][:, columns]
+    numbers = [str(i) for i in range(len(claims.clients))]
+    rows = numbers if sorted(claims.clients) == sorted(numbers) else claims.clients
+    columns = [claims.classes.index(c) for c in classes]
+    return claims.counts[[claims.clients.index(r) for r in rows]][:, columns]
 
 
 def audit_task(
@@ -96,17 +96,19 @@ def audit_task(
     taken would pass for noise, and one such claim hide all the others.
     """
     counts = prepared.federation().table["labels"].numpy()
-    told = counts if claims is None else claims
-    if told.shape != counts.shape:
-        raise InputError(f"claims of shape {told.shape}; the task has {counts.shape}")
+    claimed_counts = counts if claims is None else claims
+    if claimed_counts.shape != counts.shape:
+        raise InputError(f"claims of shape {claimed_counts.shape}; the task has {counts.shape}")
     with np.errstate(invalid="ignore", over="ignore"):
-        told = told / told.sum(1, keepdims=True) * counts.sum(1, keepdims=True)
+        claimed_counts = (
+            claimed_counts / claimed_counts.sum(1, keepdims=True) * counts.sum(1, keepdims=True)
+        )
     halves = [
         half_gradients(prepared.model, params, buffers, client, i)
         for i, client in enumerate(prepared.task.clients)
     ]
     first, second = (np.stack([pair[k] for pair in halves]) for k in (0, 1))
-    return audit_marginals(first, second, told, level=level)
+    return audit_marginals(first, second, claimed_counts, level=level)
 
 
 def half_gradients(
@@ -144,6 +146,6 @@ def _gradient(
 
 
 def _flat(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> Floats:
-    held = [torch.zeros_like(v) if g is None else g for g, v in zip(grads, like, strict=True)]
-    found: Floats = torch.cat([g.double().flatten() for g in held]).numpy()
-    return found
+    filled = [torch.zeros_like(v) if g is None else g for g, v in zip(grads, like, strict=True)]
+    flat: Floats = torch.cat([g.double().flatten() for g in filled]).numpy()
+    return flat

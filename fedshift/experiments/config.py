@@ -238,15 +238,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _servers_share(self) -> Config:
-        held, shift = self.server, self.shift
-        if (held.unlabeled or held.validation) and (
+        server, shift = self.server, self.shift
+        if (server.unlabeled or server.validation) and (
             shift.kind == "natural" or shift.target == "clients"
         ):
             raise ValueError(
                 "[server] takes its examples from a training file that is dealt to clients: not "
                 'with shift.kind = "natural" or shift.target = "clients"'
             )
-        if held.validation and shift.target == "drawn":
+        if server.validation and shift.target == "drawn":
             raise ValueError(
                 'server.validation: with shift.target = "drawn" the part that is drawn for the '
                 "target validates; leave it out"

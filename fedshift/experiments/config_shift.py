@@ -64,7 +64,7 @@ class Split(Section):
 
     @model_validator(mode="after")
     def _options_of_kind(self) -> Split:
-        options = self._given()
+        options = self._arguments()
         if self.kind == "writers":
             if self.target == "drawn":
                 raise ValueError(
@@ -99,13 +99,13 @@ class Split(Section):
         """The shift by labels that `kind` names. Raises ValueError for "natural" and "writers"."""
         if self.kind in ("natural", "writers"):
             raise ValueError(f'kind "{self.kind}" deals nothing by labels')
-        return _KINDS[self.kind][0](**self._given())  # type: ignore[no-any-return]
+        return _KINDS[self.kind][0](**self._arguments())  # type: ignore[no-any-return]
 
     def arguments(self) -> dict[str, str]:
         """What the shift's arguments are called here: argument -> key of [shift]."""
         return {"clients": "clients"} | {v: k for k, v in _KINDS[self.kind][1].items()}
 
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """The options of `kind` under their names there. Raises ValueError for a foreign one."""
         names = _KINDS[self.kind][1]
         given = {k: getattr(self, k) for k in _OPTIONS if getattr(self, k) is not None}

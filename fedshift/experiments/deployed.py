@@ -113,7 +113,7 @@ class Deployed:
         self, algorithm: Algorithm, federation: Federation, training: Training,
         after: Round | None, meter: Meter,
     ) -> Iterator[Round]:  # fmt: skip
-        # The name is not there before a round is asked for: then the first event is on disk.
+        # The name exists only once a round is requested: then the first event is on disk.
         yield from on_grid(
             self.grid, algorithm, federation, training, meter=meter, after=after,
             name=name_of(self.folder), patience=self.waits["patience"],
@@ -125,15 +125,15 @@ def site_of(context: Context) -> Site:
     """What this node's client has, from the function that the run's configuration names."""
     module, _, name = str(context.run_config["site"]).partition(":")
     text = str(context.run_config["experiment"])
-    found: Site = getattr(import_module(module), name)(text, partition(context))
+    site: Site = getattr(import_module(module), name)(text, partition(context))
     torch.set_num_threads(configured(text).training.threads)
-    return found
+    return site
 
 
 def own_folder() -> Path | None:
-    """Where this node keeps what its client has between rounds, if it was told."""
-    told = os.environ.get(KEEP)
-    return Path(told) if told else None
+    """The configured folder for this node's client state between rounds, or None."""
+    path = os.environ.get(KEEP)
+    return Path(path) if path else None
 
 
 client_app = app_of(site_of, threads=1, open_states=False, keep=own_folder())

@@ -38,7 +38,7 @@ def gradient_drift(
     weights = federation.table["n"].double()
     weights = weights / weights.sum()
     taken = {
-        name: _stacked(model, term, served, federation, shared)
+        name: _stack_gradients(model, term, served, federation, shared)
         for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy()))
     }
     both = [k for k in taken["drift_class"] if all(bool(g[k].any()) for g in taken.values())]
@@ -54,7 +54,7 @@ def _spread(weights: Tensor, gradients: Params) -> float:
     return float(weights @ apart)
 
 
-def _stacked(
+def _stack_gradients(
     model: Model,
     term: Term,
     served: tuple[tuple[Params, Params], ...],
@@ -62,11 +62,11 @@ def _stacked(
     shared: tuple[str, ...],
 ) -> Params:
     """Every client's gradient, leaves [M, ...]."""
-    found = [
+    gradients = [
         _gradient(model, term, pair, data, shared, len(served))
         for pair, data in zip(served, federation.clients, strict=True)
     ]
-    return {k: torch.stack([g[k] for g in found]) for k in found[0]}
+    return {k: torch.stack([g[k] for g in gradients]) for k in gradients[0]}
 
 
 def _gradient(

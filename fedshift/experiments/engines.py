@@ -77,7 +77,7 @@ class Way(NamedTuple):
 
     @property
     def numbers(self) -> str:
-        """The name of what gives the same numbers bit for bit in as few processes as may be."""
+        """Name of the backend with the same numbers bit for bit in the fewest processes."""
         if self.name == "workers":
             return "loop"
         return str(self) if self.name == "dense" else self.name
@@ -97,7 +97,7 @@ class Way(NamedTuple):
         return self._each(loop)
 
     def over(self, team: Team) -> Backend:
-        """In processes: whoever is idle gets the next client; "dense" gets its share at once."""
+        """In processes: an idle one gets the next client; "dense" gives each its share at once."""
         if self.name == "dense":
             return team.blocks(Stacked(dense=True))
         return self._each(team)
@@ -126,7 +126,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
     there is no such device, and for workers where the configuration has more threads than one;
     "auto" then leaves them out.
     """
-    Way(check_name(name)).alone()  # a device that is not there says so before anything is trained
+    Way(check_name(name)).alone()  # a missing device is refused before training
     if count is not None and count < 1:
         raise InputError(f"--workers {count}: give 1 or more")
     if count is not None and name not in SPREAD:
@@ -182,9 +182,9 @@ class InProcess:
         self, algorithm: Algorithm, federation: Federation, training: Training,
         after: Round | None, meter: Meter | None,
     ) -> Iterator[Round]:  # fmt: skip
-        """Rounds whose clients have processes of their own, unless "auto" finds others faster."""
+        """Rounds trained in worker processes, unless "auto" finds another way faster."""
         cohort = training.cohort
-        # A process more than there are clients in a round would never have one.
+        # More processes than clients in a round would stay idle.
         most = len(federation.clients) if cohort is None else cohort
         if self.way.name == "auto":
             # "auto" trains in this process first, and forks then: see `check_forked`.
@@ -214,7 +214,7 @@ def _check_limits(way: Way, training: Training) -> None:
             f"training.threads = {training.threads}, and workers have one thread each; set it to "
             "1, or leave out --workers"
         )
-    # Nothing can end a client that is at work in this process, and none can die alone.
+    # A client in this process can neither be ended nor die alone.
     if training.deadline is not None and not spread:
         raise InputError(
             "training.deadline needs clients in processes of their own, which can be ended: "
@@ -232,7 +232,7 @@ def _fastest(
     algorithm: Algorithm, federation: Federation, cohort: int | None, count: int, say: Say
 ) -> Way:
     """The backend that takes least for the first steps of round 1; count: processes, at most."""
-    with _opened(federation, count) as contenders:
+    with _open_contenders(federation, count) as contenders:
         named = {str(way): contender for way, contender in contenders.items()}
         spread = {str(way): way.processes for way in contenders if way.processes}
         probed = probe(named, algorithm, federation, cohort, spread)
@@ -241,19 +241,19 @@ def _fastest(
 
 
 @contextlib.contextmanager
-def _opened(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend]]:
-    """All that may be faster than the loop; workers only if there are two or more."""
+def _open_contenders(federation: Federation, count: int) -> Iterator[Mapping[Way, Backend]]:
+    """Backends that may be faster than the loop; workers only with two or more processes."""
     ways = [Way("stacked"), Way("dense")]
     if federation.clients[0].x.dim() == 4:
         ways += [Way(name) for name in ONE_BY_ONE]
     if torch.cuda.is_available():
         ways += [Way("cuda"), Way("cuda-loop")]
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         contenders: dict[Way, Backend] = {way: way.alone() for way in ways}
-        # Where processes cannot be forked there are none to choose.
+        # No workers where processes cannot be forked.
         with contextlib.suppress(InputError):
             if count > 1:
-                team = held.enter_context(workers(federation.clients, count))
+                team = stack.enter_context(workers(federation.clients, count))
                 spread = [Way(name, count) for name in SPREAD if name != "auto"]
                 contenders |= {way: way.over(team) for way in spread}
         yield contenders

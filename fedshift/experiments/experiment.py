@@ -88,12 +88,12 @@ def record(
             before.extend([trained_before(folder)] if "after" in event else [])
             if not (folder / CONFIG).exists():
                 write_start(folder, config, prepared, engine.backend)
-        if kind == "round" and not by:  # by now "auto" has chosen
+        if kind == "round" and not by:  # "auto" has chosen by the first round
             by.append(in_turn(*before, engine.backend))
             write_lock(folder, config, prepared, by[0])
 
     heard = listeners(begin, EventLog(folder), listen)
-    with clock.of(OTHER), _leaving_nothing(folder, lambda: new and not by):
+    with clock.of(OTHER), _clean_up_if_unfit(folder, lambda: new and not by):
         experiment = run_experiment(
             config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
         )
@@ -105,7 +105,7 @@ def record(
 
 
 @contextlib.contextmanager
-def _leaving_nothing(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
+def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None]:
     """A backend that cannot train a run at all says so before the first round of a fresh one."""
     try:
         yield
@@ -195,37 +195,44 @@ def train(
     checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
     code, where the keeper is asked to stop. clock: told what the time goes to.
     """
-    saver, meter, seen = Saver(keeper, label, training.rounds), Meter(clock), None
+    saver, meter, evaluation = Saver(keeper, label, training.rounds), Meter(clock), None
     done = saver.start()
-    # First: a backend that cannot train this says so before anybody hears of rounds.
+    # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
         rounds = engine.rounds(
             algorithm, federation, training, options, after=done.after, meter=meter
         )
-    listen(_begun(label, done, training.rounds))
+    listen(_start_event(label, done, training.rounds))
     began = time.perf_counter()
-    for current in clock.each(PLANNING, _noting(rounds, done)):
+    for current in clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds = time.perf_counter() - began
         weights = describe_weights(current, federation.table, task.target)
-        listen(_played(label, current, training.rounds, seconds) | weights)
+        listen(_round_event(label, current, training.rounds, seconds) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
         if training.draws(len(federation.clients)):
             done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
-                seen = evaluate(algorithm, current, federation, task)
-            done.metrics.append(measured_round(current, seen, federation, task))
-            done.served += [] if seen.served is None else [seen.served.metrics]
+                evaluation = evaluate(algorithm, current, federation, task)
+            done.metrics.append(measured_round(current, evaluation, federation, task))
+            done.served += [] if evaluation.served is None else [evaluation.served.metrics]
             done.sets += set_round(current)
-            listen({"event": "evaluation", "run": label, **vars(done.metrics[-1]), **_own(seen)})
+            listen(
+                {
+                    "event": "evaluation",
+                    "run": label,
+                    **vars(done.metrics[-1]),
+                    **_served_accuracies(evaluation),
+                }
+            )
         with clock.of(CHECKPOINTING):
             saver.played(done)
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, seen)
+    return _outcome(algorithm, federation, task, label, done, evaluation)
 
 
-def _noting(played: Iterator[Round], done: Progress) -> Iterator[Round]:
+def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
     """The rounds played; the error of training that diverges says what was measured before."""
     try:
         yield from played
@@ -234,12 +241,12 @@ def _noting(played: Iterator[Round], done: Progress) -> Iterator[Round]:
         raise
 
 
-def _begun(label: str, done: Progress, rounds: int) -> dict[str, Any]:
-    said = {"event": "start", "run": label, "rounds": rounds}
-    return said if done.after is None else said | {"after": done.after.t}
+def _start_event(label: str, done: Progress, rounds: int) -> dict[str, Any]:
+    event = {"event": "start", "run": label, "rounds": rounds}
+    return event if done.after is None else event | {"after": done.after.t}
 
 
-def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
+def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dict[str, Any]:
     return {
         "event": "round",
         "run": label,
@@ -251,23 +258,26 @@ def _played(label: str, current: Round, rounds: int, seconds: float) -> dict[str
     }
 
 
-def _own(seen: Evaluation) -> dict[str, float]:
-    """Where clients test on their own data: what all models together, and each alone, get right."""
-    if seen.served is None:
+def _served_accuracies(evaluation: Evaluation) -> dict[str, float]:
+    """Accuracy of all models as a system and the mean of each alone, with client test sets."""
+    if evaluation.served is None:
         return {}
-    found = seen.served.metrics
-    return {"system_accuracy": found.system_accuracy, "average_accuracy": found.average_accuracy}
+    metrics = evaluation.served.metrics
+    return {
+        "system_accuracy": metrics.system_accuracy,
+        "average_accuracy": metrics.average_accuracy,
+    }
 
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    seen: Evaluation | None,
+    evaluation: Evaluation | None,
 ) -> Outcome:  # fmt: skip
-    """What a complete run leaves; `seen` is None where its last round was played before."""
+    """Outcome of a complete run; evaluation is None if its last round came from a checkpoint."""
     last = done.after
     assert last is not None  # a run has at least one round
-    seen = evaluate(algorithm, last, federation, task) if seen is None else seen
-    # None are known of rounds that a version without `Played` has played.
+    evaluation = evaluate(algorithm, last, federation, task) if evaluation is None else evaluation
+    # Rounds of a version without `Played` have none.
     played = done.played if done.played.rounds else None
     everybody = torch.arange(len(federation.clients))
     weights = algorithm.weigh(last.server, everybody).tolist() if played is None else played.weights
@@ -277,13 +287,13 @@ def _outcome(
         last.server.get("buffers", {}),
         tuple(weights),
         tuple(done.metrics),
-        seen.test,
-        seen.clients,
-        seen.estimate,
+        evaluation.test,
+        evaluation.clients,
+        evaluation.estimate,
         replace(federation, table=registered(last, federation.table)),
         last,
         tuple(done.served),
-        _at_end(algorithm, last, federation, task, seen),
+        _measure_at_end(algorithm, last, federation, task, evaluation),
         tuple(done.sets),
         done.traffic,
         done.missed,
@@ -291,10 +301,10 @@ def _outcome(
     )
 
 
-def _at_end(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, seen: Evaluation
+def _measure_at_end(
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, evaluation: Evaluation
 ) -> LastRound | None:
-    """What is measured after the last round alone, where clients serve models of their own."""
-    if seen.served is None:
+    """Measurements of the last round only, where clients serve their own models."""
+    if evaluation.served is None:
         return None
-    return last_round(algorithm, current, federation, task, seen.served.answers)
+    return last_round(algorithm, current, federation, task, evaluation.served.answers)

@@ -1,4 +1,4 @@
-"""Optional packages that an experiment needs, looked for before any data are read."""
+"""Checks for optional packages that an experiment needs, before any data are read."""
 
 from __future__ import annotations
 

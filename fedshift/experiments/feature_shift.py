@@ -1,4 +1,4 @@
-"""Tasks whose clients' inputs differ: dealt by who wrote them, or seen through noise."""
+"""Tasks whose clients' inputs differ: split by writer, or with noise added."""
 
 from __future__ import annotations
 

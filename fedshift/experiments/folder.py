@@ -47,17 +47,17 @@ from fedshift.tree import Parts, flatten
 def reserved(out: Path | None, name: str) -> Iterator[Path]:
     """A new folder for results: `out`, which must be empty, or runs/NAME, runs/NAME-2, ...
 
-    If nothing was written when the work fails, the folder is removed; otherwise what is there is
-    kept and the failure is the last event. An interruption gets a note on what was left.
+    If the work fails before anything is written, the folder is removed. Otherwise its files stay
+    and the failure is the last event; after an interruption a note says what is left.
     """
-    folder = _numbered(Path("runs"), name) if out is None else _empty(out)
+    folder = _new_folder(Path("runs"), name) if out is None else _make_empty(out)
     try:
         with alone_in(folder):
-            check_unused(folder)  # by nobody in the meantime
+            check_unused(folder)  # another process may have used it meanwhile
             with closing(folder):
                 yield folder
     finally:
-        with contextlib.suppress(OSError):  # it holds something
+        with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
 
 
@@ -77,18 +77,18 @@ def _close(folder: Path, error: BaseException) -> None:
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
-            kept = (place / CHECKPOINTS).is_dir()
-            how = "goes on from here" if kept else "starts it again from round 1"
+            has_checkpoint = (place / CHECKPOINTS).is_dir()
+            how = "goes on from here" if has_checkpoint else "starts it again from round 1"
             error.add_note(f"`fedshift run --resume {place}` {how}")
-        said = "interrupted" if interrupted else str(error) or type(error).__name__
+        reason = "interrupted" if interrupted else str(error) or type(error).__name__
         code = {"exit_code": error.exit_code} if isinstance(error, FedshiftError) else {}
-        EventLog(place)({"event": "failed", "error": said, **code})
+        EventLog(place)({"event": "failed", "error": reason, **code})
 
 
 def check_unused(out: Path | None) -> None:
-    """Refuse, with InputError, a folder for results that holds something, or is a file.
+    """Raise InputError for a file, or a results folder that is not empty.
 
-    What a process that was killed before it began has left is nothing.
+    Files of a process that was killed before it began do not count.
     """
     try:
         used = (
@@ -102,7 +102,7 @@ def check_unused(out: Path | None) -> None:
         raise InputError(f"{out}: exists and is not an empty folder; give another --out")
 
 
-def _numbered(parent: Path, name: str) -> Path:
+def _new_folder(parent: Path, name: str) -> Path:
     for number in range(1, 10_000):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
@@ -115,7 +115,7 @@ def _numbered(parent: Path, name: str) -> Path:
     raise InputError(f"{parent / name}: ten thousand runs of this name exist; give --out")
 
 
-def _empty(path: Path) -> Path:
+def _make_empty(path: Path) -> Path:
     check_unused(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def _hash(*texts: str) -> str:
 
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
     """What is known before training: the configuration, and what it takes to run it again."""
-    # The configuration last: a folder that has it can be resumed.
+    # Last, because a folder with a configuration can be resumed.
     write_lock(folder, config, prepared, backend)
     write(folder / CONFIG, dumps(config))
 
@@ -174,7 +174,7 @@ def write_lock(folder: Path, config: Config, prepared: Prepared, backend: str) -
 
 
 def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
-    """What the time of a run went to."""
+    """Write the time of a run by activity."""
     write(folder / PROFILE, _json(profile))
 
 
@@ -196,12 +196,12 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
 
 
 def trained_with(lock: Mapping[str, Any]) -> str:
-    """The backend that a lock.json names; older ones are the loop's."""
+    """The backend that a lock.json names; older files mean the loop."""
     return str(lock.get("backend", "loop"))
 
 
 def trained_before(folder: Path) -> str:
-    """What the folder's lock.json says; the loop's where it is lost."""
+    """The backend in the folder's lock.json; the loop if the file is lost."""
     with contextlib.suppress(DataError):
         return trained_with(read_object(folder / LOCK))
     return "loop"
@@ -235,7 +235,7 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
         for c in experiment.choice.candidates:
             name = c.label.replace("=", "-").replace("%", "")
             write(folder / CANDIDATES / f"{name}.csv", rounds_csv(c.outcome.metrics))
-    # Last: a folder with a summary is complete.
+    # Last, because a folder with a summary is complete.
     write(folder / SUMMARY, written(summary(experiment)))
 
 

@@ -24,33 +24,33 @@ def alone_in(folder: Path) -> Iterator[None]:
     leaving once lets go.
     """
     path = folder / IN_USE
-    held = _held(path)
+    descriptor = _acquire(path)
     try:
         yield
     finally:
         # Removed while it is still locked: else the file of the next holder might be removed.
-        if held is not None:
-            _leave(path, held)
+        if descriptor is not None:
+            _release(path, descriptor)
 
 
-def _leave(path: Path, descriptor: int) -> None:
+def _release(path: Path, descriptor: int) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
     os.close(descriptor)
 
 
-def _held(path: Path) -> int | None:
+def _acquire(path: Path) -> int | None:
     if importlib.util.find_spec("fcntl") is None:
         return None
     while True:
-        descriptor = _opened(path)
+        descriptor = _open_file(path)
         try:
             locked = _lock(descriptor, path)
         except InputError:
             os.close(descriptor)
             raise
         if not locked:
-            _leave(path, descriptor)
+            _release(path, descriptor)
             return None
         if _still_there(descriptor, path):
             _sign(descriptor, path)
@@ -58,14 +58,17 @@ def _held(path: Path) -> int | None:
         os.close(descriptor)
 
 
-def _opened(path: Path) -> int:
-    """The file, made where it is missing. Raises InputError for what is not a file of its own."""
+def _open_file(path: Path) -> int:
+    """Open the lock file, creating it if missing.
+
+    Raises InputError if it is no regular file, or has several hard links.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
     except OSError as e:
         raise _unwritable(path, "a link" if path.is_symlink() else e.strerror) from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
         raise _unwritable(path, "not a file of its own")
     return descriptor
@@ -105,7 +108,7 @@ def _sign(descriptor: int, path: Path) -> None:
         os.truncate(descriptor, 0)
         os.write(descriptor, b"%d\n" % os.getpid())
     except OSError as e:
-        _leave(path, descriptor)
+        _release(path, descriptor)
         raise _unwritable(path, e.strerror) from None
 
 

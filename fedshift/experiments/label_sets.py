@@ -1,4 +1,4 @@
-"""What a run says of its label sets: who holds a label, which were absent, how tuning went."""
+"""Label sets in the results of a run: holders and absences of labels, and the tuning."""
 
 from __future__ import annotations
 
@@ -49,32 +49,32 @@ def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -
 
 
 def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
-    """What to know about them: labels of nobody, labels absent at times, and where mass went."""
-    last, said = sets.rounds[-1], list[str]()
-    nobody = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
-    if nobody:
-        said.append(f"No client holds {_named(nobody)}: {_unheld(sets)}.")
+    """Sentences on labels without a holder, labels absent at times, and mass that tuning moved."""
+    last, lines = sets.rounds[-1], list[str]()
+    unheld = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
+    if unheld:
+        lines.append(f"No client holds {_named(unheld)}: {_unheld(sets)}.")
     at_times = [
         f'"{c}" ({n})'
         for c, n, holders in zip(classes, sets.absent_rounds, sets.holders, strict=True)
         if n and holders
     ]
     if at_times:
-        said.append(
+        lines.append(
             f"Rounds of {last.round} in which nobody of the cohort held a label: "
             f"{', '.join(at_times)}."
         )
     if last.outside_after is not None and last.absent:
-        said.append(
+        lines.append(
             f"In the last round central tuning moved the mass on the {last.absent} absent "
             f"label{'s' * (last.absent > 1)} from {last.outside_before:.1%} to "
             f"{last.outside_after:.1%}."
         )
-    return said
+    return lines
 
 
 def _unheld(sets: LabelSets) -> str:
-    """What becomes of the rows of labels that nobody holds."""
+    """What happens to the rows of labels that no client holds."""
     movers = []
     if sets.mode == "public":
         movers.append('every client\'s softmax is over all labels (mode = "public")')

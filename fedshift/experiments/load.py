@@ -66,15 +66,15 @@ def _text(path: Path) -> str:
     """The text of a file of at most MOST bytes; a byte-order mark does no harm."""
     try:
         with path.open("rb") as f:
-            held = f.read(MOST + 1)
+            content = f.read(MOST + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except OSError as e:
         raise InputError(f"{path}: cannot be read: {e.strerror}") from None
-    if len(held) > MOST:
+    if len(content) > MOST:
         raise InputError(f"{path}: longer than {MOST:,} bytes, which no configuration is")
     try:
-        return held.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(f"{path}: not UTF-8 text ({e.reason} at byte {e.start})") from None
 
@@ -88,7 +88,7 @@ def validate(
     try:
         config = Config.model_validate(_tuples(tables))
     except ValidationError as e:
-        problems += _grouped(e.errors())
+        problems += _group(e.errors())
     except RecursionError:
         raise InputError(f"{origin}: tables within tables, deeper than any configuration") from None
     if config is not None:
@@ -110,9 +110,9 @@ def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
     name = _name_in(tables, "method")
     if name not in recipes.__all__ or "method" not in tables or "method" in given:
         return
-    kept = {"name", *recipes.recipe(name).options}
-    kept |= {key.removeprefix("method.") for key in given}
-    tables["method"] = {k: v for k, v in tables["method"].items() if k in kept}
+    allowed = {"name", *recipes.recipe(name).options}
+    allowed |= {key.removeprefix("method.") for key in given}
+    tables["method"] = {k: v for k, v in tables["method"].items() if k in allowed}
 
 
 def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:
@@ -162,19 +162,20 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-def _grouped(errors: Sequence[ErrorDetails]) -> list[Problem]:
-    """One problem per key: what a union's members say of the same value is joined."""
-    found: dict[tuple[str, ...], list[str]] = {}
+def _group(errors: Sequence[ErrorDetails]) -> list[Problem]:
+    """One problem per key; the messages of a union's members on one value are joined."""
+    messages: dict[tuple[str, ...], list[str]] = {}
     paths = [_path(error) for error in errors]
     for error in errors:
-        own = _path(error)
-        # A list that is wrong within is not one of the names that may stand in its place, either.
+        path_of_error = _path(error)
+        # For a list with a wrong element, hide the message that it is not one of the names.
         if isinstance(error["input"], tuple) and any(
-            len(path) > len(own) and path[: len(own)] == own for path in paths
+            len(path) > len(path_of_error) and path[: len(path_of_error)] == path_of_error
+            for path in paths
         ):
             continue
-        found.setdefault(_path(error), []).append(_message(error))
-    return [(key, "; or ".join(dict.fromkeys(said))) for key, said in found.items()]
+        messages.setdefault(_path(error), []).append(_message(error))
+    return [(key, "; or ".join(dict.fromkeys(texts))) for key, texts in messages.items()]
 
 
 def _path(error: ErrorDetails) -> tuple[str, ...]:
@@ -334,13 +335,13 @@ def _check_carried(
         problem
         for section in NAMES
         if section not in given
-        for problem in _moved(section, written, tables, given)
+        for problem in _changed_meanings(section, written, tables, given)
     ]
     if problems:
         raise InputError("\n".join(problems))
 
 
-def _moved(
+def _changed_meanings(
     section: str, written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
 ) -> Iterator[str]:
     old, new = _name_in(written, section), _name_in(tables, section)

@@ -49,7 +49,7 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     try:
         recipe.make(setting, **options)
     except SettingError as e:
-        return [_advised(e, config)]
+        return [_advise(e, config)]
     except InputError as e:
         return [(("method",), file_words(str(e), "method", named_alike(recipe)))]
     return []
@@ -60,8 +60,8 @@ def named_alike(recipe: recipes.Recipe) -> dict[str, str]:
     return {name: name for name in recipe.options}
 
 
-def _advised(error: SettingError, config: Config) -> Problem:
-    """What a file can do about a setting that the recipe cannot use."""
+def _advise(error: SettingError, config: Config) -> Problem:
+    """The problem, with advice, for a setting that the recipe cannot use."""
     method, model = config.method.name, config.model
     if error.part == "head":
         return ("model", "name"), (

@@ -17,15 +17,15 @@ Indices = NDArray[np.int64]
 
 
 class Dealt(NamedTuple):
-    """A data set and who holds which of its rows.
+    """A data set and the rows that each client holds.
 
     parts    training rows of each client
     target   T [K]
     held     training rows that stand for the target in validation, or None
     test     test rows that follow T
     own      training rows that each client is tested on, where the model is used by the clients
-    looks    what each client's images go through, on [0, 1]; () where they stay as they are
-    test_look  what the test rows' images go through, or None
+    looks    the change of each client's images, on [0, 1]; () for none
+    test_look  the change of the test rows' images, or None
     server   training rows that the server has without their labels
     """
 

@@ -60,7 +60,7 @@ def network(
 
 
 def unrouted(name: str) -> str:
-    """Why a network without a router will not do for a method that trains one."""
+    """Why the network lacks a router, for a method that trains one."""
     return (
         f'model.name "{name}" has no branch that tells clients apart, which this method trains; '
         f"use one of {', '.join(ROUTED)}"

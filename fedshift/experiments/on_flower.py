@@ -65,7 +65,7 @@ class FlowerSimulation:
         config = self.config.model_copy(update={"method": method})
         asks = config.shift.target == "clients"
         with quiet():
-            # Not before: Flower reads its environment when it is imported.
+            # Imported late, because Flower reads its environment on import.
             from fedshift.flower import client_app
             from fedshift.flower.simulation import simulation
 

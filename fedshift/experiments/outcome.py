@@ -1,4 +1,4 @@
-"""What comes of an experiment: a trained model with its measurements, or one per candidate."""
+"""The result of an experiment: a trained model with its measurements, or one per candidate."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Outcome:
 
 def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
     """The round of lowest validation loss, the first of equals; None where none has one."""
-    known = [m for m in metrics if not math.isnan(m.validation_loss)]
-    return min(known, key=lambda m: m.validation_loss, default=None)
+    measured = [m for m in metrics if not math.isnan(m.validation_loss)]
+    return min(measured, key=lambda m: m.validation_loss, default=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What each client's images go through, as configured, and in words."""
+"""Changes to each client's images (looks), as configured, and in words."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def among_clients(section: Data, split: Split, seed: int) -> Dealt:
     """
     share = section.test
     if split.kind == "natural":
-        data, trains, tests = _at_sites(section, split, seed)
+        data, trains, tests = _deal_sites(section, split, seed)
     else:
-        data, parts = _pooled(section, split, seed)
+        data, parts = _deal_pool(section, split, seed)
         try:
             trains, tests = hold_out(parts, share, seed)
         except InputError as e:
@@ -48,7 +48,7 @@ def among_clients(section: Data, split: Split, seed: int) -> Dealt:
     )
 
 
-def _pooled(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequence[Indices]]:
+def _deal_pool(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequence[Indices]]:
     """(the pool as a data set without a test file, rows of each client)."""
     both, limit = datasets.load(section.name, size=section.size), section.limit
     data = pool(both, limit, seed)
@@ -60,7 +60,7 @@ def _pooled(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequence[I
         return data, deal(dealt.train.y.numpy(), len(dealt.classes), split.clients, rng)
 
 
-def _at_sites(
+def _deal_sites(
     section: Data, split: Split, seed: int
 ) -> tuple[Dataset, Sequence[Indices], Sequence[Indices]]:
     """(all examples as a data set without a test file, training rows, test rows of each site)."""

@@ -41,7 +41,7 @@ class Source:
                 return f"-c {path}"
         line = line_in(self.lines, key)
         place = f"{self.origin}:{line}" if line else self.origin
-        # What is wrong with a section may come from either.
+        # The fault of a section may come from the file or from -c.
         within = [path for path in given if not dotted or path.startswith(f"{dotted}.")]
         return f"{place} with -c {', '.join(within)}" if within else place
 

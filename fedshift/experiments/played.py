@@ -39,15 +39,15 @@ def registered(current: Round, table: Params) -> Params:
     `table`, of the data that are dealt, where the method does not ask for labels, so that both
     belong together.
     """
-    own = current.server.get("table", {})
-    return own if {"n", "labels"} <= own.keys() else table
+    redrawn = current.server.get("table", {})
+    return redrawn if {"n", "labels"} <= redrawn.keys() else table
 
 
 def ess_of(weights: Floats, sizes: Floats) -> float:
     """`effective_sample_size`; NaN where a client without examples has weight, as in a plain mean.
 
-    And where nobody has any, as in a round whose cohort holds no example. Then it is not defined,
-    and no reason for a run to fail.
+    Also NaN if no client has an example: then it is undefined, which is no reason for a run to
+    fail.
     """
     used = weights > 0
     if not used.any() or (sizes[used] <= 0).any():
@@ -57,8 +57,8 @@ def ess_of(weights: Floats, sizes: Floats) -> float:
 
 def reach(current: Round, table: Params, target: Tensor) -> Reach:
     """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
-    known = registered(current, table)
-    n, labels = (known[name][current.cohort] for name in ("n", "labels"))
+    registers = registered(current, table)
+    n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
     residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
     ess = ess_of(current.weights.numpy(), n.numpy())
     if not current.weights.any():
@@ -174,13 +174,13 @@ def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str,
     lost = bool(current.dropped or current.skipped)
     if not lost and len(current.cohort) == len(table["n"]):
         return {}
-    if not current.weights.any():  # nobody has an example: there is no gap
+    if not current.weights.any():  # no client has an example: there is no gap
         return {"dropped": [one._asdict() for one in current.dropped], "skipped": current.skipped}
     of = reach(current, table, target)
-    said: dict[str, Any] = {"gap": of.gap}
+    facts: dict[str, Any] = {"gap": of.gap}
     if lost:
-        said = {"dropped": [one._asdict() for one in current.dropped], "gap": of.gap}
+        facts = {"dropped": [one._asdict() for one in current.dropped], "gap": of.gap}
     if current.skipped:
-        return said | {"skipped": current.skipped}
+        return facts | {"skipped": current.skipped}
     weights = {"cohort": current.cohort.tolist(), "weights": current.weights.tolist()}
-    return said | weights | {"ess": of.ess, "ess_fraction": of.ess_fraction}
+    return facts | weights | {"ess": of.ess, "ess_fraction": of.ess_fraction}

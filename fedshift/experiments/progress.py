@@ -1,4 +1,4 @@
-"""What a run has gathered so far, kept beside its checkpoints, and when those are written."""
+"""A run's measurements so far, stored with its checkpoints, and when checkpoints are written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedshift.record.summary import SetRound
 SECONDS = 60.0
 STATES = "states"
 MIB = 1 << 20
-# The exit code of a stop that was asked for, None while nobody asks.
+# The exit code if a stop was requested, else None.
 Asked = Callable[[], int | None]
 
 
@@ -77,9 +77,9 @@ class Progress:
     def facts(self) -> dict[str, Any]:
         """Everything but the round, as values that JSON can hold."""
         return {
-            "metrics": [_plain(asdict(one)) for one in self.metrics],
-            "served": [_plain(asdict(one)) for one in self.served],
-            "sets": [_plain(asdict(one)) for one in self.sets],
+            "metrics": [_as_json(asdict(one)) for one in self.metrics],
+            "served": [_as_json(asdict(one)) for one in self.served],
+            "sets": [_as_json(asdict(one)) for one in self.sets],
             "traffic": list(self.traffic),
             "missed": list(self.missed),
             "played": self.played.facts(),
@@ -94,13 +94,13 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
         [ServedMetrics(**_numbers(row)) for row in facts["served"]],
         [SetRound(**_numbers(row)) for row in facts["sets"]],
         Traffic(*facts["traffic"]),
-        # A run that an earlier version began is counted from here on.
+        # Runs of earlier versions have no counts: counting starts here.
         Missed(*facts.get("missed", ())),
         played_of(facts["played"]) if "played" in facts else Played(),
     )
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Non-finite numbers as text; None stays None."""
     odd = {k: str(v) for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
     return {**row, **odd}
@@ -111,7 +111,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nobody_asks() -> None:
-    """Nobody asks a run to stop."""
+    """No stop is requested."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Unfinished run folders: what they were to become, and whether that is still the same."""
+"""Unfinished run folders: their configuration, and what has changed since they began."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def configured(folder: Path) -> Config:
     """
     if is_file(folder / SUMMARY):
         summary_of(folder)
-        # A run that was killed at its very end may have left them.
+        # A run killed at its very end may leave checkpoints.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        raise _complete(folder)
+        raise _complete_error(folder)
     if not is_file(folder / CONFIG):
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has begun"
@@ -65,8 +65,8 @@ def reopened(
     InputError where another process is at work in it.
     """
     with alone_in(folder):
-        if is_file(folder / SUMMARY):  # since it was looked at
-            raise _complete(folder)
+        if is_file(folder / SUMMARY):  # another process may have completed it meanwhile
+            raise _complete_error(folder)
         check_links(folder)
         then, now = read_object(folder / LOCK), lock(config, prepared, backend)
         for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
@@ -76,15 +76,15 @@ def reopened(
                 )
         _check_names(folder, slug(config.name))
         with closing(folder):
-            yield folder, _moved(_versions(then), _versions(now))
+            yield folder, _changes(_versions(then), _versions(now))
 
 
-def _complete(folder: Path) -> InputError:
+def _complete_error(folder: Path) -> InputError:
     return InputError(f"{folder}: this run is complete; `fedshift report {folder}` draws it")
 
 
 def check_links(folder: Path) -> None:
-    """A folder that is written to again must be all here: a link may stand for anybody's file.
+    """Refuse links in a folder that will be written to again: they may lead to files elsewhere.
 
     Raises DataError for the first link in it, and for what is neither file nor folder: a pipe would
     be read for ever.
@@ -100,22 +100,22 @@ def check_links(folder: Path) -> None:
 
 
 def _check_names(folder: Path, name: str) -> None:
-    """Checkpoints of another name mean that the configuration is not the one that was begun."""
-    for kept in sorted((folder / CHECKPOINTS).glob("*/")):
-        if kept.name != name and not kept.name.startswith(f"{name}_"):
+    """Raise DataError for checkpoints of another name: the configuration has changed."""
+    for checkpoint in sorted((folder / CHECKPOINTS).glob("*/")):
+        if checkpoint.name != name and not checkpoint.name.startswith(f"{name}_"):
             raise DataError(
-                f"{folder / CONFIG}: does not belong to {kept}; put it back as it was, or delete "
-                f"{folder / CHECKPOINTS} to start from round 1"
+                f"{folder / CONFIG}: does not belong to {checkpoint}; put it back as it was, or "
+                f"delete {folder / CHECKPOINTS} to start from round 1"
             )
 
 
 def _versions(lock: dict[str, Any]) -> dict[str, Any]:
     packages = lock.get("packages")
-    own = packages if isinstance(packages, dict) else {}
+    versions = packages if isinstance(packages, dict) else {}
     others = {k: lock.get(k) for k in ("python", "platform")}
-    return {**own, **others, "backend": last_of(trained_with(lock))}
+    return {**versions, **others, "backend": last_of(trained_with(lock))}
 
 
-def _moved(then: dict[str, Any], now: dict[str, Any]) -> str:
+def _changes(then: dict[str, Any], now: dict[str, Any]) -> str:
     other = [f"{k} {then.get(k)} then, {v} now" for k, v in now.items() if then.get(k) != v]
     return f"the last digits of results may differ: {', '.join(other)}" if other else ""

@@ -78,6 +78,6 @@ def _states(path: Path, parts: Parts, clients: int) -> dict[int, Parts]:
             states.setdefault(owners[owner], {})[name] = tree
     if WHO in parts:
         states = {i: states.get(i, {}) for i in took_part(parts, clients, path)}
-    elif not states:  # a version that did not record who took part, and nothing stays on clients
+    elif not states:  # an older version: it did not record participants, and clients keep nothing
         states = {i: {} for i in range(clients)}
-    return {i: {"private": {}, "private_buffers": {}} | own for i, own in states.items()}
+    return {i: {"private": {}, "private_buffers": {}} | state for i, state in states.items()}

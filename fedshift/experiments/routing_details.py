@@ -1,4 +1,4 @@
-"""What is kept of a last round for drawings: who answers what well, and how sure the router is."""
+"""Details of the last round for charts: accuracy per client and class, and routing confidence."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def _router(served: Served, z: Tensor, belief: Tensor) -> dict[str, Any]:
     confidence, chosen = belief.max(1)
     clients = belief.shape[1]
     pairs = torch.bincount(served.origin * clients + chosen, minlength=clients * clients)
-    sent = pairs.reshape(clients, clients)
+    queries = pairs.reshape(clients, clients)
     curve = risk_coverage(confidence, served.routed(chosen) != served.y)
     at = np.unique(np.linspace(0, len(curve.coverage) - 1, POINTS).round().astype(int))
     return {
-        "sent": _shares(sent, sent.sum(1, keepdim=True).expand_as(sent)),
+        "sent": _shares(queries, queries.sum(1, keepdim=True).expand_as(queries)),
         "auc": pairwise_auc(z, served.origin).tolist(),
         "coverage": curve.coverage[at].tolist(),
         "risk": curve.risk[at].tolist(),

@@ -1,4 +1,4 @@
-"""The models that a run served, as they lie in its folder: what is written, and how it is read."""
+"""The models that a run served: how its folder stores them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedshift.record.folder import CLIENTS, CONFIG, MODEL, SUMMARY
 from fedshift.tree import Params, Parts
 
 Pair = tuple[Params, Params]
-# Of the first model, what clients that never took part serve; who took part.
+# The first model, which clients that never took part serve, and the ids of those that did.
 FIRST, FIRST_BUFFERS, WHO = "first", "first_buffers", "clients"
 
 
@@ -59,19 +59,21 @@ def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> 
     place = Path(folder)
     config = complete_config(place)
     path, parts = place / MODEL, read_parts(place / MODEL)
-    own = config.shift.target == "clients"
-    if own and WHO not in parts:
+    per_client = config.shift.target == "clients"
+    if per_client and WHO not in parts:
         raise InputError(
             f"{path}: of a version of fedshift that did not keep the models of all clients; run "
             "it again, or read the parts that are there with fedshift.experiments.stored.read_parts"
         )
     clients = len(sizes_in(place / CLIENTS))
     model = network_of(config, place, clients, shape)
-    who = took_part(parts, clients, path) if own else ()
-    served = tuple(served_in(parts, i, i in who) for i in range(clients)) if own else ()
+    participants = took_part(parts, clients, path) if per_client else ()
+    served = (
+        tuple(served_in(parts, i, i in participants) for i in range(clients)) if per_client else ()
+    )
     shared = (parts["params"], parts["buffers"])
-    check_fit(path, model, served if own else (shared,))
-    return RunModels(model, shared, served, who)
+    check_fit(path, model, served if per_client else (shared,))
+    return RunModels(model, shared, served, participants)
 
 
 def model_parts(
@@ -97,14 +99,14 @@ def model_parts(
         for j, tree in enumerate(first)
     )  # fmt: skip
     for i, pair in enumerate(served):
-        known = shared if i in drawn else tuple(a | b for a, b in zip(shared, begun, strict=True))
-        own = [
-            {k: v for k, v in tree.items() if not same_bits(known[j].get(k), v)}
+        sent = shared if i in drawn else tuple(a | b for a, b in zip(shared, begun, strict=True))
+        changed = [
+            {k: v for k, v in tree.items() if not same_bits(sent[j].get(k), v)}
             for j, tree in enumerate(pair)
         ]
-        # All of a model that owes nothing to the server's, or what completes it.
-        kind = "personal" if own[0].keys() == pair[0].keys() else "private"
-        parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = own
+        # A complete model ("personal"), or the parts that complete the server's ("private").
+        kind = "personal" if changed[0].keys() == pair[0].keys() else "private"
+        parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = changed
     member = torch.tensor([i in drawn for i in range(len(served))]).long()
     return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
 
@@ -135,8 +137,8 @@ def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
 
     def whole(shared: str, begun: str, kept: str) -> Params:
         first = {} if drawn else parts.get(begun, {})
-        own = (parts.get(f"client{client}.{kind}{kept}", {}) for kind in ("private", "personal"))
-        private, personal = own
+        pair = (parts.get(f"client{client}.{kind}{kept}", {}) for kind in ("private", "personal"))
+        private, personal = pair
         return parts[shared] | first | private | personal
 
     return whole("params", FIRST, ""), whole("buffers", FIRST_BUFFERS, "_buffers")

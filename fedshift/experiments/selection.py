@@ -28,20 +28,20 @@ def candidates(
 
     Fractions that no weights under the cap reach are left out.
     """
-    found: list[tuple[str, float, PalsWeights]] = []
+    results: list[tuple[str, float, PalsWeights]] = []
     largest = pals_weights(label_counts, target, lam=math.inf, cap=cap).ess_fraction
     for fraction in sorted(f for f in set(grid) if f <= largest + 1e-9):
         lam, ess = (0.0, None) if fraction == 0 else (None, fraction)
         solved = pals_weights(label_counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
         label = "lambda=0" if fraction == 0 else f"ess={100 * fraction:g}%"
-        if not any(solved.lam == other.lam for _, _, other in found):
-            found.append((label, fraction, solved))
-    if not found:
+        if not any(solved.lam == other.lam for _, _, other in results):
+            results.append((label, fraction, solved))
+    if not results:
         raise InputError(
             f"no fraction of selection.grid can be reached: under this cap the largest ESS is "
             f"{largest:.3g}; add a smaller one, or 0 for lambda = 0"
         )
-    return found
+    return results
 
 
 def choose(
@@ -59,7 +59,7 @@ def choose(
             'selection.rule = "validation" needs examples that follow the target, and with '
             'this shift.target there are none; use "estimate", or shift.target = "drawn"'
         )
-    if selection.rule == "estimate" and not _measured(task):
+    if selection.rule == "estimate" and not _can_estimate(task):
         raise InputError(
             'selection.rule = "estimate" needs validation examples of the target\'s labels, and no '
             "client holds any out; raise data.validation, or give method.ess a number"
@@ -73,13 +73,13 @@ def choose(
     }
     picks = {}
     for rule, value in scores.items():
-        known = [c for c in done if not math.isnan(value(c))]
-        if known:
-            picks[rule] = max(known, key=lambda c: (value(c), c.ess)).label
+        measured = [c for c in done if not math.isnan(value(c))]
+        if measured:
+            picks[rule] = max(measured, key=lambda c: (value(c), c.ess)).label
     return Choice(selection.rule, done, picks)
 
 
-def _measured(task: Task) -> bool:
-    """Whether any client validates any label that the target has."""
+def _can_estimate(task: Task) -> bool:
+    """Whether some client has validation examples of a label of the target."""
     wanted = torch.nonzero(task.target).flatten()
-    return any(bool(torch.isin(held.y, wanted).any()) for held in task.validation)
+    return any(bool(torch.isin(examples.y, wanted).any()) for examples in task.validation)

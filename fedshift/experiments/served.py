@@ -1,4 +1,4 @@
-"""What is measured where clients serve models of their own."""
+"""Measurements where clients serve their own models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
 
 TOLERANCE = 1e-4
-# What `refits` adds to the metrics of the last round.
+# Metrics that `refits` adds to those of the last round.
 REFITS = (
     "refitted_accuracy", "refitted_router_accuracy", "refitted_ece", "moment_accuracy",
     "moment_router_accuracy", "moment_ece", "drift_class", "drift_client",
@@ -41,7 +41,7 @@ REFITS = (
 
 
 def measured() -> set[str]:
-    """The names of everything that is measured where clients serve models of their own."""
+    """Names of all measurements where clients serve their own models."""
     return {f.name for f in fields(ServedMetrics)} | set(REFITS)
 
 
@@ -55,28 +55,28 @@ def models(
 ) -> tuple[tuple[Params, Params], ...]:
     """The (parameters, buffers) that every client serves after a round."""
     stage = algorithm.at(current.t)
-    own = partial(state_of, algorithm, federation, current.states)
-    return tuple(stage.model_for(current.server, own(i)) for i in range(len(federation.clients)))
+    state = partial(state_of, algorithm, federation, current.states)
+    return tuple(stage.model_for(current.server, state(i)) for i in range(len(federation.clients)))
 
 
 def routable(current: Round, federation: Federation) -> Tensor:
     """n [M] of the clients that took part so far, 0 for the others: nothing is routed to them.
 
-    A client that was never drawn has the first model, and the router has never heard of it.
+    A client that was never drawn has the first model and is unknown to the router.
     """
-    held = torch.zeros(len(federation.clients), dtype=torch.bool)
-    held[list(current.states)] = True
-    return torch.where(held, federation.table["n"], 0.0)
+    has_state = torch.zeros(len(federation.clients), dtype=torch.bool)
+    has_state[list(current.states)] = True
+    return torch.where(has_state, federation.table["n"], 0.0)
 
 
 def answers(served: Served, sizes: Tensor, client_logits: Tensor | None) -> dict[str, Tensor]:
     """Every rule's label for every query [n], by the metric that it belongs to; see `routable`."""
-    found = {"vote_accuracy": served.voted(), "oracle_routed": served.routed(served.origin)}
+    accuracies = {"vote_accuracy": served.voted(), "oracle_routed": served.routed(served.origin)}
     if client_logits is None:
-        return found
+        return accuracies
     believed = posterior(client_logits, sizes)
     density = scores(client_logits, sizes, "density")
-    return found | {
+    return accuracies | {
         "routed_posterior": served.routed(believed.argmax(1)),
         "routed_density": served.routed(density.argmax(1)),
         "mixture_accuracy": served.mixed(believed),
@@ -91,21 +91,21 @@ def measure(
     sizes n [M], `taken` [M] as in `routable`; `shared` [n] are the labels that the server's model
     gives, or None.
     """
-    own, z = own_accuracy(served), served.client_logits
+    per_client, z = own_accuracy(served), served.client_logits
     given = answers(served, taken, z)
     rule = "routed_posterior" if z is not None else "vote_accuracy"
-    found = {name: accuracy(labels, served.y) for name, labels in given.items()}
+    accuracies = {name: accuracy(labels, served.y) for name, labels in given.items()}
     metrics = ServedMetrics(
         round=t,
-        system_accuracy=found[rule],
-        average_accuracy=average_accuracy(own, sizes),
-        worst_accuracy=float(np.nanmin(own.numpy())),
+        system_accuracy=accuracies[rule],
+        average_accuracy=average_accuracy(per_client, sizes),
+        worst_accuracy=float(np.nanmin(per_client.numpy())),
         global_accuracy=math.nan if shared is None else accuracy(shared, served.y),
-        vote_accuracy=found["vote_accuracy"],
-        routed_posterior=found.get("routed_posterior", math.nan),
-        routed_density=found.get("routed_density", math.nan),
-        mixture_accuracy=found.get("mixture_accuracy", math.nan),
-        oracle_routed=found["oracle_routed"],
+        vote_accuracy=accuracies["vote_accuracy"],
+        routed_posterior=accuracies.get("routed_posterior", math.nan),
+        routed_density=accuracies.get("routed_density", math.nan),
+        mixture_accuracy=accuracies.get("mixture_accuracy", math.nan),
+        oracle_routed=accuracies["oracle_routed"],
         router_accuracy=math.nan
         if z is None
         else accuracy(scores(z, taken).argmax(1), served.origin),
@@ -160,8 +160,8 @@ def last_round(
     pairs = models(algorithm, current, federation)
     drift = gradient_drift(algorithm.model, pairs, federation)
     again = fit_again(algorithm, current, federation, task.test.x)
-    found = scored(again, routable(current, federation), served)
-    return LastRound(drift | found, shown, (*advice(again), *again.notes))
+    numbers = scored(again, routable(current, federation), served)
+    return LastRound(drift | numbers, shown, (*advice(again), *again.notes))
 
 
 class Again(NamedTuple):
@@ -180,27 +180,31 @@ def fit_again(algorithm: Algorithm, current: Round, federation: Federation, x: T
 
     The refit stops at gradients below 1e-4, when answers have long stopped changing.
     """
-    # Also where lam = 1 has left the client branch as it began: a refit needs its features alone.
+    # Also for lam = 1, which never trains the client branch: a refit needs only its features.
     stage = algorithm.at(current.t)
     router = Router.of(stage, current.server, current.states, untrained=True)
     fits: dict[str, Callable[[Sequence[ClientData]], Router]] = {
         "refitted": partial(router.refitted, tolerance=TOLERANCE),
         "moment": router.from_moments,
     }
-    made, told, notes = dict[str, Router](), dict[str, Tensor](), list[str]()
+    made, logits, notes = dict[str, Router](), dict[str, Tensor](), list[str]()
     for name, fit in fits.items():
         try:
             one = fit(federation.clients)
-            told[name], made[name] = one.logits(x), one
+            logits[name], made[name] = one.logits(x), one
         except FedshiftError as e:
             notes.append(f"The router has no {name} layer: {e}.")
-    return Again(made, told, tuple(notes))
+    return Again(made, logits, tuple(notes))
 
 
 def advice(again: Again) -> list[str]:
-    """What the clients' held-out examples say of each of these routers."""
-    told = [(name, r.calibration) for name, r in again.routers.items()]
-    return [f"The {name} router: {said}." for name, said in told if said is not None]
+    """One sentence per router that has a calibration on held-out examples."""
+    calibrations = [(name, r.calibration) for name, r in again.routers.items()]
+    return [
+        f"The {name} router: {advice_text}."
+        for name, advice_text in calibrations
+        if advice_text is not None
+    ]
 
 
 def refits(
@@ -219,42 +223,44 @@ def refits(
 
 def scored(again: Again, sizes: Tensor, served: Served) -> dict[str, float]:
     """See `refits`; sizes as in `routable`."""
-    found = dict.fromkeys(REFITS[:6], math.nan)
+    scores_by_name = dict.fromkeys(REFITS[:6], math.nan)
     for name, z in again.told.items():
         given = answers(served, sizes, z)["routed_posterior"]
-        found[f"{name}_accuracy"] = accuracy(given, served.y)
-        found[f"{name}_router_accuracy"] = accuracy(scores(z, sizes).argmax(1), served.origin)
-        found[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
-    return found
+        scores_by_name[f"{name}_accuracy"] = accuracy(given, served.y)
+        scores_by_name[f"{name}_router_accuracy"] = accuracy(
+            scores(z, sizes).argmax(1), served.origin
+        )
+        scores_by_name[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
+    return scores_by_name
 
 
 def reasons(last: Mapping[str, Any]) -> list[str]:
-    """What the serving metrics of the last rounds say, in sentences; fractions, see `over_last`."""
+    """Sentences on the serving metrics (fractions) of the last rounds; see `over_last`."""
     system, oracle = last["system_accuracy"], last["oracle_routed"]
     if oracle == last["vote_accuracy"] == last["global_accuracy"]:
         return [f"All clients serve one model, which answers queries with {_percent(system)}."]
     if math.isnan(last["router_accuracy"]):
-        said = [
+        sentences = [
             f"Every client answers its own queries with {_percent(last['average_accuracy'])}; "
             f"anybody's query, put to the vote of all models, with {_percent(system)}."
         ]
     else:
-        said = [
+        sentences = [
             f"Sent to the client that it comes from, a query is answered with {_percent(oracle)}. "
             f"The router finds that client for {_percent(last['router_accuracy'])} and gets "
             f"{_percent(system)}: imperfect routing costs {100 * (oracle - system):.1f} points."
         ]
     if math.isnan(last["global_accuracy"]):
-        said.append(
+        sentences.append(
             "This method has no global model. Compare it with fedavg on the same task: routing is "
             "worth its cost only where it beats one model for all."
         )
     elif last["global_accuracy"] >= system:
-        said.append(
+        sentences.append(
             f"The global model alone gets {_percent(last['global_accuracy'])}: the clients' own "
             "models, as a system, do not beat it here."
         )
-    return said
+    return sentences
 
 
 def _percent(share: float) -> str:
@@ -270,9 +276,9 @@ def over_last(metrics: Sequence[ServedMetrics], rounds: int) -> dict[str, Any]:
     """
     end = metrics[-1].round
     tail = [m for m in metrics if m.round > end - max(rounds, 1)]
-    said: dict[str, Any] = {"round": end, "rounds": len(tail)}
+    summary: dict[str, Any] = {"round": end, "rounds": len(tail)}
     for name in (f.name for f in fields(ServedMetrics) if f.name != "round"):
         values = np.array([getattr(m, name) for m in tail])
         spread = float(values.std()) if len(tail) > 1 else math.nan
-        said |= {name: float(values.mean()), f"{name}_sd": spread}
-    return said
+        summary |= {name: float(values.mean()), f"{name}_sd": spread}
+    return summary

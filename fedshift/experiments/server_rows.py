@@ -18,7 +18,7 @@ Indices = NDArray[np.int64]
 
 
 class ServerRows(NamedTuple):
-    """Rows of the training file, each ascending: the server's two sets, and everybody else's."""
+    """Rows of the training file, each ascending: the server's two sets, then the clients'."""
 
     unlabeled: Indices
     validation: Indices
@@ -36,7 +36,7 @@ class ServerRows(NamedTuple):
         return ServerRows(one, two, self.others)
 
 
-def reserve(y: Tensor, classes: int, asked: ServerData, seed: int) -> ServerRows:
+def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRows:
     """Rows set apart for the server before any client gets one, y [n] the training labels.
 
     Each set has the file's label proportions, rounded by largest remainders; which examples is
@@ -44,19 +44,21 @@ def reserve(y: Tensor, classes: int, asked: ServerData, seed: int) -> ServerRows
     are too few.
     """
     labels = y.numpy()
-    left, sets = np.arange(len(labels)), []
-    for name, size in (("unlabeled", asked.unlabeled), ("validation", asked.validation)):
-        if size >= len(left):
+    remaining, sets = np.arange(len(labels)), []
+    for name, size in (("unlabeled", wanted.unlabeled), ("validation", wanted.validation)):
+        if size >= len(remaining):
             raise InputError(
-                f"server.{name} = {size}, and {len(left)} training examples are left; clients need "
-                "some too"
+                f"server.{name} = {size}, and {len(remaining)} training examples are left; clients "
+                "need some too"
             )
-        counts = largest_remainder(np.bincount(labels[left], minlength=classes) * size / len(left))
-        order = numpy_generator(seed, "server", name).permutation(left)
+        counts = largest_remainder(
+            np.bincount(labels[remaining], minlength=classes) * size / len(remaining)
+        )
+        order = numpy_generator(seed, "server", name).permutation(remaining)
         ranked = [order[labels[order] == c][:n] for c, n in enumerate(counts)]
         sets.append(np.sort(np.concatenate(ranked)))
-        left = np.setdiff1d(left, sets[-1], assume_unique=True)
-    return ServerRows(sets[0], sets[1], left)
+        remaining = np.setdiff1d(remaining, sets[-1], assume_unique=True)
+    return ServerRows(sets[0], sets[1], remaining)
 
 
 def _following(
@@ -66,7 +68,7 @@ def _following(
         return rows
     rng = numpy_generator(seed, "server follows", name)
     try:
-        kept = shifts.resample_to(y.numpy()[rows], target, len(target), rng)
+        positions = shifts.resample_to(y.numpy()[rows], target, len(target), rng)
     except InputError as e:
         raise InputError(f"server.{name} = {len(rows)}: {e} Raise server.{name}.") from None
-    return np.asarray(rows[kept])
+    return np.asarray(rows[positions])

@@ -42,10 +42,10 @@ def measured_shift(task: Task, labels: NDArray[np.float64], seed: int) -> dict[s
 
 
 def _mean(table: NDArray[np.float64]) -> float | None:
-    """Over the pairs that have a value."""
+    """Mean over the pairs that have a value."""
     values = table[np.tril_indices(len(table), -1)]
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else None
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else None
 
 
 def importance(server: Parts) -> dict[str, Any] | None:
@@ -53,28 +53,28 @@ def importance(server: Parts) -> dict[str, Any] | None:
 
     None for a method that weighs no examples, null for clients that have not weighed theirs.
     """
-    known = server.get("importance")
-    if known is None:
+    recorded = server.get("importance")
+    if recorded is None:
         return None
-    pairs = list(zip(known["ess"].tolist(), known["n"].tolist(), strict=True))
+    pairs = list(zip(recorded["ess"].tolist(), recorded["n"].tolist(), strict=True))
     return {
         "ess": [ess or None for ess, _ in pairs],
         "share": [min(1.0, ess / n) if ess else None for ess, n in pairs],
     }
 
 
-def sentence(found: dict[str, Any] | None) -> list[str]:
-    """What the weights of examples leave of the sample size, in a sentence; none where none."""
-    shares = [] if found is None else found["share"]
-    known = {i: share for i, share in enumerate(shares) if share is not None}
+def sentence(measured: dict[str, Any] | None) -> list[str]:
+    """A sentence on the effective sample size under example weights; empty without weights."""
+    shares = [] if measured is None else measured["share"]
+    weighed = {i: share for i, share in enumerate(shares) if share is not None}
     if not shares:
         return []
-    if not known:
+    if not weighed:
         return ["No client has weighed its examples: all count alike."]
-    least = min(known, key=lambda i: known[i])
-    left = len(shares) - len(known)
-    unweighed = f" {left} clients have not weighed theirs, which count alike." if left else ""
+    least = min(weighed, key=lambda i: weighed[i])
+    unknown = len(shares) - len(weighed)
+    unweighed = f" {unknown} clients have not weighed theirs, which count alike." if unknown else ""
     return [
-        f"Example weights leave {sum(known.values()) / len(known):.0%} of a client's effective "
-        f"sample size on average, least at client {least}: {known[least]:.0%}.{unweighed}"
+        f"Example weights leave {sum(weighed.values()) / len(weighed):.0%} of a client's effective "
+        f"sample size on average, least at client {least}: {weighed[least]:.0%}.{unweighed}"
     ]

@@ -22,8 +22,8 @@ def read_parts(path: Path) -> Parts:
     Raises DataError for a file that is missing, damaged, or holds numbers that are not finite.
     """
     try:
-        # A header may promise no more than is there, nor have more than 100 MB: safetensors looks.
-        # Copies: what lies anywhere in a file kernels may round otherwise.
+        # safetensors checks that the header fits the file and is below 100 MB.
+        # Copies, because kernels may round differently on unaligned memory of a mapped file.
         flat = {name: v.clone() for name, v in load_file(path).items()}
         parts = unflatten(flat, ("params", "buffers"))
     except FileNotFoundError:
@@ -40,16 +40,16 @@ def read_parts(path: Path) -> Parts:
 
 def _biases(name: str, v: Tensor) -> Tensor:
     """A client's own numbers, but for minus infinity: the bias of a label that it rules out."""
-    own = name.startswith("client") and v.is_floating_point()
-    return v.masked_fill(v == -torch.inf, 0.0) if own else v
+    of_client = name.startswith("client") and v.is_floating_point()
+    return v.masked_fill(v == -torch.inf, 0.0) if of_client else v
 
 
 def misfit(trees: Iterable[Params], model: Model) -> str:
-    """What in these trees is not this network's, in a few words; empty if together they are it."""
-    held = {k: tuple(v.shape) for tree in trees for k, v in tree.items()}
-    own = {k: tuple(v.shape) for tree in model.init() for k, v in tree.items()}
-    odd = sorted(k for k in own.keys() | held.keys() if held.get(k) != own.get(k))
+    """The first mismatch between these trees and the network, in words; empty if they match."""
+    given = {k: tuple(v.shape) for tree in trees for k, v in tree.items()}
+    expected = {k: tuple(v.shape) for tree in model.init() for k, v in tree.items()}
+    odd = sorted(k for k in expected.keys() | given.keys() if given.get(k) != expected.get(k))
     if not odd:
         return ""
-    there, here = held.get(odd[0], "missing"), own.get(odd[0], "missing")
+    there, here = given.get(odd[0], "missing"), expected.get(odd[0], "missing")
     return f'"{odd[0]}" is {there} and in the network of config.resolved.toml {here}'

@@ -68,7 +68,7 @@ def summary(experiment: Experiment) -> Summary:
         label_counts=tuple(map(tuple, counts.astype(int).tolist())),
         weights=outcome.weights,
         fedavg_weights=tuple(by_size.tolist()),
-        **_weighed(experiment, weights, sizes, target - weights @ rows),
+        **_weight_facts(experiment, weights, sizes, target - weights @ rows),
         hull_distance=pals_weights(counts, target, lam=0.0).distance,
         cohorts=_cohorts(experiment),
         curve=_curve(experiment, counts, target),
@@ -80,7 +80,7 @@ def summary(experiment: Experiment) -> Summary:
         label_sets=_label_sets(experiment),
         differences=_differences(experiment, counts),
         importance=_importance(outcome),
-        missing=outcome.missed._asdict() if _missing(outcome) else None,
+        missing=outcome.missed._asdict() if _missing_answers(outcome) else None,
         selection=None if choice is None else choice.described(),
         why=tuple(_why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist())),
     )
@@ -94,28 +94,28 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
             experiment.config.shift, task.clients[0].x, experiment.prepared.seeds.split
         )
         failed = outcome.at_end.notes if outcome.at_end else ()
-        own = [*served.reasons(last), *failed, *([grey] if grey else [])]
-        return [*own, *_of_method(experiment), *_missing(outcome)]
+        first_reasons = [*served.reasons(last), *failed, *([grey] if grey else [])]
+        return [*first_reasons, *_method_notes(experiment), *_missing_answers(outcome)]
     unmeasured = outcome.estimate.unmeasured_mass
     if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
-        unmeasured = 0.0  # nobody asked for an estimate
-    said = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
-    return [*said, *_of_method(experiment), *_missing(outcome)]
+        unmeasured = 0.0  # no estimate was requested
+    sentences = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
+    return [*sentences, *_method_notes(experiment), *_missing_answers(outcome)]
 
 
-def _missing(outcome: Outcome) -> list[str]:
-    said = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
-    return [said] if said else []
+def _missing_answers(outcome: Outcome) -> list[str]:
+    sentence = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
+    return [sentence] if sentence else []
 
 
-def _of_method(experiment: Experiment) -> list[str]:
-    """What of its options does nothing, absent labels, and what weights of examples leave."""
-    found, server = _label_sets(experiment), experiment.outcome.last.server
+def _method_notes(experiment: Experiment) -> list[str]:
+    """Sentences on options without effect, absent labels and example weights."""
+    described, server = _label_sets(experiment), experiment.outcome.last.server
     classes = experiment.prepared.task.classes
-    sets = [] if found is None else label_sets.sentences(found, classes)
+    sets = [] if described is None else label_sets.sentences(described, classes)
     return [
-        *_needless(experiment),
-        *_undefined(experiment.outcome.played),
+        *_needless_ess(experiment),
+        *_undefined_ess(experiment.outcome.played),
         *sets,
         *sentence(importance(server)),
     ]
@@ -131,9 +131,9 @@ def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
     if not shifts_features(experiment.config.shift):
         return None
     prepared = experiment.prepared
-    found = measured_shift(prepared.task, counts, prepared.seeds.split)
+    measured = measured_shift(prepared.task, counts, prepared.seeds.split)
     looks = _looks(experiment)
-    return Differences(**found, looks=looks)
+    return Differences(**measured, looks=looks)
 
 
 def _looks(experiment: Experiment) -> tuple[str, ...] | None:
@@ -142,8 +142,8 @@ def _looks(experiment: Experiment) -> tuple[str, ...] | None:
 
 
 def _importance(outcome: Outcome) -> Importance | None:
-    found = importance(outcome.last.server)
-    return None if found is None else Importance(**found)
+    measured = importance(outcome.last.server)
+    return None if measured is None else Importance(**measured)
 
 
 def _final(outcome: Outcome) -> Final:
@@ -186,7 +186,7 @@ def _last(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def _serving(experiment: Experiment) -> Serving | None:
-    """Who answers what how well at the end; None for a task with one test set."""
+    """Accuracy by client and class at the end; None for a task with one test set."""
     at_end = experiment.outcome.at_end
     if at_end is None:
         return None
@@ -196,7 +196,7 @@ def _serving(experiment: Experiment) -> Serving | None:
     return Serving(looks=looks, **details)
 
 
-def _weighed(
+def _weight_facts(
     experiment: Experiment, weights: Floats, sizes: Floats, residual: Floats
 ) -> dict[str, Any]:
     """Lambda, ESS and distances of the weights: over all clients, or as the rounds had them."""
@@ -211,7 +211,7 @@ def _weighed(
             "l1_distance": of.l1,
             "certified": None if played.lams is None else played.certified == played.rounds,
         }
-    ess, solved = ess_of(weights, sizes), _solved(experiment)
+    ess, solved = ess_of(weights, sizes), _solution(experiment)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
@@ -230,14 +230,14 @@ def _cohorts(experiment: Experiment) -> Cohorts | None:
     return Cohorts(clients=drawn, rounds=played.rounds)
 
 
-def _solved(experiment: Experiment) -> PalsWeights | None:
+def _solution(experiment: Experiment) -> PalsWeights | None:
     """The programme behind the weights over all clients, of a method that has one."""
     rule = pals_of(experiment.algorithm)
     return None if rule is None else rule.solved(experiment.outcome.federation.table)
 
 
-def _undefined(played: Played | None) -> list[str]:
-    """That some rounds have no ESS, where they have none."""
+def _undefined_ess(played: Played | None) -> list[str]:
+    """A sentence if some rounds have no ESS, else none."""
     if played is None or not 0 < played.with_ess < played.rounds:
         return []
     return [
@@ -246,21 +246,21 @@ def _undefined(played: Played | None) -> list[str]:
     ]
 
 
-def _needless(experiment: Experiment) -> list[str]:
-    """That `ess` asks for less than there is, where it does."""
+def _needless_ess(experiment: Experiment) -> list[str]:
+    """A sentence if `ess` asks for less than there is, else none."""
     rule, played = pals_of(experiment.algorithm), experiment.outcome.played
     if rule is None or rule.ess is None:
         return []
-    asked = f"Asked for an ESS of {100 * rule.ess:.3g} %"
+    wish = f"Asked for an ESS of {100 * rule.ess:.3g} %"
     if played is not None:
         often = f"{played.unneeded} of {played.rounds} rounds"
         return [
-            f"{asked}: in {often} the closest mixture of the cohort (lambda = 0) already has more; "
+            f"{wish}: in {often} the closest mixture of the cohort (lambda = 0) already has more; "
             "there ess changes nothing."
         ] * bool(played.unneeded)
     solved = rule.solved(experiment.outcome.federation.table)
     return [
-        f"{asked}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "
+        f"{wish}: the closest mixture (lambda = 0) already has {100 * solved.ess_fraction:.3g} %, "
         "so ess changes nothing."
     ] * bool(solved.note)
 
@@ -310,11 +310,11 @@ def reasons(
     absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
     short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
     surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
-    said = []
+    sentences = []
     if absent:
         mass = 100 * math.fsum(target[y] for y in absent)
         named = ", ".join(f'"{classes[y]}"' for y in absent)
-        said.append(
+        sentences.append(
             f"No client has any example of {named}, {mass:.0f} % of the target: no weights can "
             "make up for that."
         )
@@ -324,14 +324,14 @@ def reasons(
             f"FedAvg, {100 * used[y]:.0f} % here)"
             for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
         )
-        said.append(f"Sample-size weights train too little on {named}.")
+        sentences.append(f"Sample-size weights train too little on {named}.")
     if surplus > 0.02:
-        said.append(
+        sentences.append(
             f"{100 * surplus:.0f} % of what FedAvg trains on are labels that the target never sees."
         )
     if unmeasured > 0:
-        said.append(
+        sentences.append(
             f"The estimate leaves out {100 * unmeasured:.0f} % of the target: labels of which no "
             "client holds a validation example; it counts them as wrong."
         )
-    return said or ["Sample-size weights already mix to the target's labels: little to gain."]
+    return sentences or ["Sample-size weights already mix to the target's labels: little to gain."]

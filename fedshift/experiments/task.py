@@ -46,10 +46,10 @@ Look = Callable[[Tensor], Tensor]
 class Prepared:
     """A task, its first model, where its data came from, and the checksum of the split.
 
-    `pool` are the training rows that the oracle may draw from: none that anybody validates on.
+    `pool` are the training rows that the oracle may draw from: none that is used for validation.
     `told` is what the server takes for T: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
-    `looks`: what images of each client go through where it follows the target, None for nothing.
+    `looks`: the change of each client's images where it follows the target, None for no change.
     `gate`: which of the clients' replies are let through.
     """
 
@@ -86,8 +86,8 @@ def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
     check_extras(config.data, config.model)
     seeds = config.seeds.resolved()
-    dealt = _dealt(config.data, config.shift, config.server, seeds.split)
-    data, held = dealt.data, dealt.held
+    dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
+    data, validation = dealt.data, dealt.held
     check_images(config.shift, data)
     trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
     raw = config.data.size is not None and config.model.name in BYTES
@@ -97,21 +97,21 @@ def prepare(config: Config) -> Prepared:
     model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init, routed)
     check_classes(model, x, len(data.classes))
     if config.data.augment == "photos":
-        photos(x, 0)  # refuses what it cannot change
+        photos(x, 0)  # raises for images that it cannot change
         model = replace(model, augment=photos)
-    kept_back = [*holdouts, *(rows for rows in (held, dealt.server) if rows is not None)]
+    kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.own
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
-    told = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
+    announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
     looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
-    gate = gate_of(config.training, told)
-    return Prepared(task, model, seeds, data, pool, digest, told, inputs, tuple(looks), gate)
+    gate = gate_of(config.training, announced)
+    return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
-    """raw: images stay bytes, and stay on disk where they are mapped from there."""
+    """raw: images stay bytes, mapped from disk where they are now."""
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
@@ -208,25 +208,25 @@ class _Deck:
         return hand
 
 
-def _dealt(section: Data, split: Split, server: ServerData, seed: int) -> Dealt:
-    """The data set with its rows dealt: by the configured shift, or as they came."""
+def _deal_data(section: Data, split: Split, server: ServerData, seed: int) -> Dealt:
+    """The data set with its rows assigned: by the configured shift, or as the set assigns them."""
     if split.target == "clients":
         return among_clients(section, split, seed)
     if split.kind == "natural":
         return noised(split, natural(section.name, split, seed, section.size), seed)
     data = datasets.load(section.name, size=section.size)
     y, classes = data.train.y, len(data.classes)
-    own = reserve(y, classes, server, seed)
-    parts, target, held = _deal(data, section.name, split, seed, own.others)
-    own = own.following(y, target, seed)
+    reserved = reserve(y, classes, server, seed)
+    parts, target, validation = _deal(data, section.name, split, seed, reserved.others)
+    reserved = reserved.following(y, target, seed)
     whole = split.target == "test"
     dealt = Dealt(
         data,
         parts,
         target,
-        own.validation if len(own.validation) else held,
+        reserved.validation if len(reserved.validation) else validation,
         np.arange(len(data.test)) if whole else _target_test(data, target, seed),
-        server=own.unlabeled if len(own.unlabeled) else None,
+        server=reserved.unlabeled if len(reserved.unlabeled) else None,
     )
     return noised(split, dealt, seed)
 
@@ -241,7 +241,7 @@ def _deal(
     labels, classes = data.train.y.numpy()[among], len(data.classes)
     drawn = split.target == "drawn"
     rng = numpy_generator(seed, "split")
-    with _as_written(split, drawn):
+    with _errors_by_key(split, drawn):
         parts = dealing(split, name, seed, among)(labels, classes, split.clients + drawn, rng)
     rows = [among[part] for part in parts]
     if drawn:
@@ -252,12 +252,12 @@ def _deal(
     if split.target == "test":
         counts = np.bincount(data.test.y.numpy(), minlength=classes)
         return rows, counts / counts.sum(), None
-    held = np.bincount(labels[np.concatenate(parts)], minlength=classes) > 0
-    return rows, _given_target(split, held), None
+    present = np.bincount(labels[np.concatenate(parts)], minlength=classes) > 0
+    return rows, _target(split, present), None
 
 
 @contextlib.contextmanager
-def _as_written(split: Split, drawn: bool) -> Iterator[None]:
+def _errors_by_key(split: Split, drawn: bool) -> Iterator[None]:
     """A shift's errors by the keys of [shift]; where the target is one client more, they say so."""
     names = split.arguments()
     if not drawn:
@@ -275,11 +275,11 @@ def _as_written(split: Split, drawn: bool) -> Iterator[None]:
         raise
 
 
-def _given_target(split: Split, held: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """T [K]; held [K] says which labels some client has."""
-    classes = len(held)
+def _target(split: Split, present: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """T [K]; present [K]: whether any client has the label."""
+    classes = len(present)
     if isinstance(split.target, str):
-        among = held if split.target == "union" else np.ones(classes, np.bool_)
+        among = present if split.target == "union" else np.ones(classes, np.bool_)
         return np.asarray(among / among.sum())
     given = np.asarray(split.target, dtype=np.float64)
     if given.shape == (classes,) and split.normalise_target and 0 < given.sum() < np.inf:
@@ -306,15 +306,15 @@ def _hold_out(
     for client, part in enumerate(parts):
         order = numpy_generator(seed, "validation", client).permutation(part)
         labels = y.numpy()[order]
-        held = np.zeros(len(order), dtype=bool)
+        is_held_out = np.zeros(len(order), dtype=bool)
         for label in np.unique(labels):
             rows = np.flatnonzero(labels == label)
             owed = carried.get(label, 0.0) + share * len(rows)
             taken = min(math.floor(owed + 1e-9), len(rows) - 1)
             carried[label] = owed - taken
-            held[rows[:taken]] = True
-        trains.append(np.sort(order[~held]))
-        holdouts.append(np.sort(order[held]))
+            is_held_out[rows[:taken]] = True
+        trains.append(np.sort(order[~is_held_out]))
+        holdouts.append(np.sort(order[is_held_out]))
     return trains, holdouts
 
 

@@ -66,7 +66,7 @@ class _Reader:
             self._close()
         elif token not in "].,\n":
             self.began = self.began if self.name else line
-            self.name.append(_plain(token))
+            self.name.append(_unquoted(token))
 
     def _in_header(self, token: str, line: int) -> None:
         if token == "[":
@@ -76,7 +76,7 @@ class _Reader:
             self._note(self.section, line)
             self.header, self.name = 0, []
         elif token != ".":
-            self.name.append(_plain(token))
+            self.name.append(_unquoted(token))
 
     def _in_value(self, token: str, line: int) -> None:
         holder = self.holders[-1] if self.holders else None
@@ -104,7 +104,7 @@ class _Reader:
         self.value = self.holders.pop().key
 
     def _note(self, key: Key, line: int) -> None:
-        """A key is where it is first said, and so are the sections that it makes on its way."""
+        """Record the line of a key, and of sections it creates, at their first occurrence."""
         while key and key not in self.lines:
             self.lines[key] = line
             key = key[:-1]
@@ -137,6 +137,6 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
         yield match.group(), line
 
 
-def _plain(token: str) -> str:
+def _unquoted(token: str) -> str:
     """A part of a name without its quotes."""
     return str(tomllib.loads(f"v = {token}")["v"]) if token[0] in "\"'" else token

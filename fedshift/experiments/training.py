@@ -1,4 +1,4 @@
-"""What is checked before a run trains, measured after its rounds, and told to listeners."""
+"""Checks before a run trains, measurements after its rounds, and its events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 def listeners(*all_: Listener) -> Listener:
-    """One listener that tells all."""
+    """One listener that passes events to all of these."""
 
     def tell(event: dict[str, Any]) -> None:
         for listen in all_:
@@ -35,7 +35,7 @@ def listeners(*all_: Listener) -> Listener:
 
 
 def silent(event: dict[str, Any]) -> None:
-    """A listener that hears nothing."""
+    """A listener that ignores events."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,11 @@ def evaluate(
         pairs = [pair] * len(task.clients)
         test = score(model, *pair, task.test, classes)
     clients = tuple(
-        score(model, *own, held, classes) for own, held in zip(pairs, task.validation, strict=True)
+        score(model, *own, examples, classes)
+        for own, examples in zip(pairs, task.validation, strict=True)
     )
-    held, pooled = task.target_validation, pool(clients)
-    validation = None if held is None else score(model, *pairs[0], held, classes)
+    examples, pooled = task.target_validation, pool(clients)
+    validation = None if examples is None else score(model, *pairs[0], examples, classes)
     estimate = estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy())
     return Evaluation(test, clients, validation, estimate, served)
 
@@ -87,7 +88,7 @@ def pool(scores: Sequence[Score]) -> Score:
 def check_first_round(
     algorithm: Algorithm, federation: Federation, training: Training, task: Task
 ) -> None:
-    """Whatever the weights refuse, they refuse before anything is written or trained."""
+    """Raise errors of the weights before anything is written or trained."""
     size = len(federation.clients) if training.cohort is None else training.cohort
     try:
         ids = draw_cohort(len(federation.clients), size, 1, federation.seeds.cohort)
@@ -108,22 +109,26 @@ def check_first_round(
         )
 
 
-def measured_round(current: Round, seen: Evaluation, federation: Federation, task: Task) -> Metrics:
+def measured_round(
+    current: Round, evaluation: Evaluation, federation: Federation, task: Task
+) -> Metrics:
     """The numbers of one evaluated round."""
-    left = reach(current, federation.table, task.target)
+    remaining = reach(current, federation.table, task.target)
     return Metrics(
         round=current.t,
         train_loss=current.loss,
-        target_accuracy=seen.test.accuracy,
-        target_loss=seen.test.loss,
-        target_macro_f1=seen.test.macro_f1,
-        estimated_accuracy=seen.estimate.accuracy,
-        estimated_se=seen.estimate.standard_error,
-        validation_accuracy=math.nan if seen.validation is None else seen.validation.accuracy,
-        validation_loss=math.nan if seen.validation is None else seen.validation.loss,
-        source_accuracy=pool(seen.clients).accuracy,
+        target_accuracy=evaluation.test.accuracy,
+        target_loss=evaluation.test.loss,
+        target_macro_f1=evaluation.test.macro_f1,
+        estimated_accuracy=evaluation.estimate.accuracy,
+        estimated_se=evaluation.estimate.standard_error,
+        validation_accuracy=math.nan
+        if evaluation.validation is None
+        else evaluation.validation.accuracy,
+        validation_loss=math.nan if evaluation.validation is None else evaluation.validation.loss,
+        source_accuracy=pool(evaluation.clients).accuracy,
         clients_trained=len(current.trained),
-        ess=left.ess,
-        ess_fraction=left.ess_fraction,
-        gap=left.gap,
+        ess=remaining.ess,
+        ess_fraction=remaining.ess_fraction,
+        gap=remaining.gap,
     )

@@ -1,4 +1,4 @@
-"""What the library says to those who write Python, in the words of who wrote a file or options."""
+"""Rewrites the library's messages about Python in terms of TOML files and command options."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def file_words(message: str, section: str, names: Mapping[str, str]) -> str:
     names: an argument in Python -> its key in the section. What names no key is headed by the
     section's name.
     """
-    for said, key in _ELSEWHERE:
-        message = re.sub(said, key, message)
+    for pattern, key in _ELSEWHERE:
+        message = re.sub(pattern, key, message)
     message = reworded(message, {name: f"{section}.{key}" for name, key in names.items()}, " = ")
     for name, key in names.items():
         if name != key:

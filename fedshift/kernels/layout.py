@@ -1,4 +1,4 @@
-"""How images lie in memory."""
+"""The memory layout of images."""
 
 from __future__ import annotations
 

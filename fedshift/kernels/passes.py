@@ -1,4 +1,4 @@
-"""A module's forward pass with other tensors in the places of its own."""
+"""A module's forward pass with given tensors in place of its own."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]
     total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     again: list[nn.Module] = []
-    inside = set(net.modules())  # other threads may compute other networks meanwhile
+    inside = set(net.modules())  # other threads may run other networks at the same time
 
     def note(module: nn.Module, inputs: Any) -> None:
         if module in inside:

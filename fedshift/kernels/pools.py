@@ -29,7 +29,7 @@ from fedshift.kernels.torch_private import (
 # Entries of a batch of images below which torch's own pool is as fast.
 LARGE = 1 << 16
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-# What these give is theirs alone until the next layer writes there.
+# No other code holds the outputs of these layers.
 FRESH = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
@@ -49,54 +49,54 @@ def with_pools(net: nn.Module) -> tuple[nn.Sequential, ...]:
 
 @contextlib.contextmanager
 def pooled(sequences: Sequence[nn.Sequential]) -> Iterator[None]:
-    """Calls of these take the way that costs less while the block runs.
+    """Within the block, calls of these sequences run faster.
 
-    Their layers stay where they are: who takes them one by one, or some of them, gets what stands
-    there. Another thread that leaves the block earlier costs time alone.
+    Their layers stay in place, so code that calls single layers or slices gets the originals. If
+    another thread leaves the block first, only time is lost.
     """
     try:
         for sequence in sequences:
-            # What has a forward of its own keeps it.
-            vars(sequence).setdefault("forward", partial(_through, sequence))
+            # A sequence with its own forward keeps it.
+            vars(sequence).setdefault("forward", partial(_run, sequence))
         yield
     finally:
         for sequence in sequences:
             given = vars(sequence).get("forward")
-            if isinstance(given, partial) and given.func is _through:
+            if isinstance(given, partial) and given.func is _run:
                 vars(sequence).pop("forward", None)
 
 
-def _through(sequence: nn.Sequential, x: Any) -> Any:
-    """What the sequence makes of x; which layers can be turned is asked at every call."""
+def _run(sequence: nn.Sequential, x: Any) -> Any:
+    """Run the sequence on x; at every call, check which layers can be swapped."""
     if has_global_hooks():  # they must see every layer
         return nn.Sequential.forward(sequence, x)  # type: ignore[no-untyped-call]
     layers, i = tuple(sequence), 0
     while i < len(layers):
-        if _turns(layers, i):
+        if _can_swap(layers, i):
             x, i = layers[i](_pool(layers[i + 1], x)), i + 2
         else:
             x, i = _pool(layers[i], x), i + 1
     return x
 
 
-def _turns(layers: Sequence[nn.Module], i: int) -> bool:
-    """Whether layer i is a rectifier that may as well come after a pool behind it."""
+def _can_swap(layers: Sequence[nn.Module], i: int) -> bool:
+    """Whether layer i is a rectifier that can be swapped with the pool after it."""
     if type(layers[i]) is not nn.ReLU or i + 1 == len(layers):
         return False
     relu, pool, before = layers[i], layers[i + 1], layers[i - 1] if i else None
     # With the rectifier first, the first of several 0 is the largest.
     if type(pool) not in POOLS or getattr(pool, "return_indices", False):
         return False
-    # One that writes to what it is given must not be missed by others who hold that.
+    # An in-place rectifier may be moved only if no other code holds its input.
     alone = not relu.inplace or (before is not None and type(before) in FRESH and _plain(before))
     return alone and _plain(relu) and _plain(pool)
 
 
 def _pool(layer: nn.Module, x: Any) -> Any:
-    return halved(x) if _halves(layer) and _plain(layer) else layer(x)
+    return halved(x) if _is_halving(layer) and _plain(layer) else layer(x)
 
 
-def _halves(layer: nn.Module) -> bool:
+def _is_halving(layer: nn.Module) -> bool:
     """Whether it is a max-pool whose windows are 2 x 2, side by side."""
     if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
         return False

@@ -122,8 +122,8 @@ def max_pool_backward(given: Tensor, x: Tensor, place: Tensor) -> Tensor:
 
 def has_global_hooks() -> bool:
     """Whether hooks are registered for all modules; True where that cannot be known."""
-    asked = private("global_hooks")
-    return asked is None or bool(asked())
+    function = private("global_hooks")
+    return function is None or bool(function())
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -143,10 +143,10 @@ def version(v: Tensor) -> int | None:
 
 
 def within_vmap(v: Tensor) -> bool:
-    """Whether a tensor stands for those of several clients, and has no values to look at."""
-    asked = private("is_wrapped")
-    if asked is not None:
-        return bool(asked(v))
+    """Whether a tensor is batched by vmap over clients, and its values cannot be read."""
+    function = private("is_wrapped")
+    if function is not None:
+        return bool(function(v))
     try:
         v.untyped_storage()
     except NotImplementedError:

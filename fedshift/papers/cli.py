@@ -1,4 +1,4 @@
-"""The command `fedshift reproduce`: its arguments. What it does is loaded when it runs."""
+"""The command `fedshift reproduce`: its arguments. Its code is loaded when it runs."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def reproduce_target(
         rounds, tuple(overrides), jobs, backend, tune, train, publish,
     )  # fmt: skip
     live = LiveRuns() if sys.stderr.isatty() else PlainRuns()
-    with asked_to_stop() as asked, live as listen:
-        done = reproduce(request, listen, asked)
+    with asked_to_stop() as stop, live as listen:
+        done = reproduce(request, listen, stop)
     show(done, as_json)
     leave(done)
 
@@ -70,7 +70,7 @@ def list_tables(options: Collection[str], *, as_json: bool) -> None:
             "reproduce alone lists what there is"
         )
     if as_json:
-        show_json([_described(study) for study in studies().values()])
+        show_json([_describe(study) for study in studies().values()])
         return
     for study in studies().values():
         put(f"{study.name}: {study.title}")
@@ -88,7 +88,7 @@ def _splits(study: Study, extra: bool) -> dict[str, list[str]]:
     return splits
 
 
-def _described(study: Study) -> dict[str, Any]:
+def _describe(study: Study) -> dict[str, Any]:
     fields = ("dataset", "split", "seeds", "rounds", "extra")
     return {
         "name": study.name,
@@ -154,7 +154,7 @@ class PlainRuns:
             self._round(event["run"], event["round"])
         elif event["event"] == "over":
             self.over += 1
-            tell(f"[{self.over}/{self.total}] {_ended(event)}")
+            tell(f"[{self.over}/{self.total}] {_end_line(event)}")
 
     def _round(self, run: str, t: int) -> None:
         now, resumed = time.monotonic(), t > 1 and run not in self.last
@@ -194,7 +194,7 @@ class LiveRuns:
         elif kind == "over":
             self.bars.remove_task(self.tasks.pop(event["run"]))
             self.bars.advance(self.whole)
-            self.bars.console.print(_ended(event), markup=False, highlight=False)
+            self.bars.console.print(_end_line(event), markup=False, highlight=False)
 
     def __enter__(self) -> LiveRuns:
         self.bars.start()
@@ -204,6 +204,6 @@ class LiveRuns:
         self.bars.stop()
 
 
-def _ended(event: dict[str, Any]) -> str:
+def _end_line(event: dict[str, Any]) -> str:
     end = f"failed: {event['error']}" if event["error"] else "done"
     return f"{event['run']}: {end} ({event['seconds']:.0f} s)"

@@ -1,4 +1,4 @@
-"""Networks that are chains of linear layers and ReLUs, whose gradient can be written down."""
+"""Networks that are chains of linear layers and ReLUs, with a gradient in closed form."""
 
 from __future__ import annotations
 

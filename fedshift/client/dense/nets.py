@@ -93,12 +93,12 @@ class Nets(NamedTuple):
         """One step of a layer; delta [c, h, B] of what it gave for rows [c, B, d]."""
         weight, bias, _ = layer
         if weight in self.recipe.moving:
-            into = self._begun(weight, lr)
+            into = self._start_of_sum(weight, lr)
             add_products(into, delta, rows)
-            self._ended(weight, lr)
+            self._apply_step(weight, lr)
         if bias is not None and bias in self.recipe.moving:
-            self._begun(bias, lr).add_(delta.sum(-1, keepdim=True))
-            self._ended(bias, lr)
+            self._start_of_sum(bias, lr).add_(delta.sum(-1, keepdim=True))
+            self._apply_step(bias, lr)
 
     def together(self, batch: int) -> int:
         """How many steps `First` takes at once, in batches of so many."""
@@ -109,30 +109,30 @@ class Nets(NamedTuple):
     def plain(self, name: str) -> bool:
         """Whether each step adds -lr times the batch's gradient, and nothing else."""
         free = not self.recipe.momentum and name in self.recipe.moving
-        return free and not self._else(name)
+        return free and not self._other_terms(name)
 
     def begin(self) -> None:
         """Put down where clients start."""
         for k in self.recipe.moving:
             self.at[k].copy_(self.named[f"at {k}"])
 
-    def _begun(self, name: str, lr: Tensor) -> Tensor:
+    def _start_of_sum(self, name: str, lr: Tensor) -> Tensor:
         """What the gradient is added to: the velocity, or theta, moved by all else already."""
         theta = self.at[name]
         if self.recipe.momentum:
             v = self.velocity[name].mul_(self.recipe.momentum)
-            for c, u in self._else(name):
+            for c, u in self._other_terms(name):
                 v.add_(u, alpha=c)
             return v
-        for c, u in self._else(name):
+        for c, u in self._other_terms(name):
             theta.addcmul_(u, lr, value=-c)
         return theta
 
-    def _ended(self, name: str, lr: Tensor) -> None:
+    def _apply_step(self, name: str, lr: Tensor) -> None:
         if self.recipe.momentum:
             self.at[name].addcmul_(self.velocity[name], lr, value=-1.0)
 
-    def _else(self, name: str) -> list[tuple[float, Tensor]]:
+    def _other_terms(self, name: str) -> list[tuple[float, Tensor]]:
         """c, v of the terms c v that the gradient has besides the batch's: decay, pull, shift.
 
         theta's own first, because the others move it.
@@ -153,7 +153,7 @@ class Nets(NamedTuple):
 
 @dataclass(eq=False)
 class First:
-    """The first layer in one step, or in several whose batches are known beforehand.
+    """The first layer in one step, or in several whose batches are known in advance.
 
     With X_s [B, d] the batch of step s, and D_s [h, B] what is to be added to the layer's outputs
     for it (-lr times their gradient),
@@ -196,5 +196,5 @@ class First:
 
 def _cross(before: Tensor, x: Tensor, bias: bool) -> Tensor:
     """X_r X_s^T, or one more for a bias; [c, B, B] of batches [c, B, d]."""
-    found = torch.bmm(before, x.transpose(1, 2))
-    return found.add_(1.0) if bias else found
+    product = torch.bmm(before, x.transpose(1, 2))
+    return product.add_(1.0) if bias else product

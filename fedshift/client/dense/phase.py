@@ -235,13 +235,13 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
         at = {k: here[f"at {k}"] for layer in recipe.layers for k in layer[:2] if k is not None}
         at |= {k: v[part] for k, v in ends.items()}
         net = Nets.of(recipe, at, here)
-        losses.append(_trained(net, examples, Steps(*(v[:, part] for v in steps))))
+        losses.append(_train(net, examples, Steps(*(v[:, part] for v in steps))))
     return torch.cat(losses), ends
 
 
 # No gradient goes through it, and calls need not note what one would need.
 @torch.inference_mode()
-def _trained(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
+def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     """Take the steps with c clients' networks, from where clients start; the mean losses [c]."""
     count, clients, batch = steps.rows.shape
     net.begin()

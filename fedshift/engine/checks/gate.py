@@ -121,8 +121,8 @@ class Gate:
     ) -> Admitted:
         """Sort replies, in any order, into usable ones and clients that drop out, with reasons.
 
-        A client that answers twice drops out: nobody can tell which answer is its own. One that was
-        not asked is named, and nothing of it is used. summed: parts whose numbers may be other than
+        A client that answers twice drops out: which answer is its own is unknown. One that was not
+        asked is named, and nothing of it is used. summed: parts whose numbers may be other than
         finite here, since the caller looks at their sum.
         """
         bad = dict.fromkeys(asked.clients, "no answer in time")
@@ -133,17 +133,17 @@ class Gate:
                 bad[reply.client] = f"client {reply.client} answered twice"
                 continue
             like = usual if usual is not None and alike(reply.update, usual.update) else None
-            bad[reply.client] = why = self._refused(reply, asked, plain=like is not None)
+            bad[reply.client] = why = self._why_refused(reply, asked, plain=like is not None)
             first[reply.client] = Came(reply, like or reply)
             usual = usual if why or like else reply
-        told = [first[i] for i in sorted(first) if not bad[i]]
+        usable = [first[i] for i in sorted(first) if not bad[i]]
         odd: dict[int, str] = {}
-        if told:
-            expected = expected_update(asked.message, told, asked.parts, asked.fixed)
-            odd = misshapen(told, expected)
-        for reply, _ in told:
-            bad[reply.client] = odd.get(reply.client) or self._unusable(reply, asked, summed)
-        good = tuple(reply for reply, _ in told if not bad[reply.client])
+        if usable:
+            expected = expected_update(asked.message, usable, asked.parts, asked.fixed)
+            odd = misshapen(usable, expected)
+        for reply, _ in usable:
+            bad[reply.client] = odd.get(reply.client) or self._why_unusable(reply, asked, summed)
+        good = tuple(reply for reply, _ in usable if not bad[reply.client])
         return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
 
     def passes(self, block: Block, asked: Asked) -> bool:
@@ -152,13 +152,13 @@ class Gate:
         They are of one form, which is the first one's, so that only numbers differ. False also
         where each must be looked at by itself: for `max_norm`, counters and what is refused.
         """
-        known = block.t == asked.t and set(block.clients).issubset(asked.clients)
-        if not known or math.isfinite(self.max_norm) or block.updates.get("counters"):
+        expected = block.t == asked.t and set(block.clients).issubset(asked.clients)
+        if not expected or math.isfinite(self.max_norm) or block.updates.get("counters"):
             return False
         if self.admit((block.first(),), asked._replace(clients=block.clients[:1])).bad:
             return False
-        told = block.updates.get("report", {}).get("id")
-        if told is not None and tuple(told.flatten().tolist()) != block.clients:
+        ids = block.updates.get("report", {}).get("id")
+        if ids is not None and tuple(ids.flatten().tolist()) != block.clients:
             return False
         trees = (*block.updates.values(), *block.changed.values())
         return all(finite(v) for tree in trees for v in tree.values())
@@ -181,7 +181,7 @@ class Gate:
             return f"the gap to the target is {gap:.4g}, above max_gap = {self.max_gap:g}"
         return ""
 
-    def _refused(self, reply: Reply, asked: Asked, *, plain: bool) -> str:
+    def _why_refused(self, reply: Reply, asked: Asked, *, plain: bool) -> str:
         """Why a reply is not even looked into; plain: its update looks as one not refused."""
         if reply.client not in asked.clients:
             return f"client {reply.client} was not asked"
@@ -199,12 +199,12 @@ class Gate:
             return f"client {reply.client} failed: {why}"
         return ""
 
-    def _unusable(self, reply: Reply, asked: Asked, summed: Collection[str]) -> str:
+    def _why_unusable(self, reply: Reply, asked: Asked, summed: Collection[str]) -> str:
         """Why the numbers of a reply cannot be used."""
         try:
             check_reply(reply, asked.message, summed, asked.infinite)
         except (RuntimeError, TypeError, ValueError) as e:
-            # Not only our own word: kinds of numbers that nobody expects cannot even be summed.
+            # Also errors of torch: tensors of unexpected kinds cannot even be summed.
             return str(e)
         if math.isfinite(self.max_norm):
             norm = norm_of(reply.update.get("delta", {}))

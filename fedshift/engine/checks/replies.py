@@ -32,7 +32,7 @@ class Came(NamedTuple):
 
 
 def expected_update(
-    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str] = (),
+    message: Callable[[int], Parts], arrivals: Sequence[Came], parts: Collection[str] = (),
     fixed: Collection[str] = (),
 ) -> Parts:  # fmt: skip
     """What an update must look like: the model that was sent for what mirrors it.
@@ -43,32 +43,36 @@ def expected_update(
     first, and of two equals the one with more parts. `message` gives what a client was sent; what
     is `fixed` of its model does not come back.
     """
-    usual = came[0].reply if len(_looks(came)) == 1 else _usual(message, came, parts, fixed)
-    own = {k: v for k, v in usual.update.items() if not parts or k in parts}
-    return {**own, **_mirrors(message, usual, fixed)}
+    usual = (
+        arrivals[0].reply
+        if len(_distinct(arrivals)) == 1
+        else _most_common(message, arrivals, parts, fixed)
+    )
+    relevant = {k: v for k, v in usual.update.items() if not parts or k in parts}
+    return {**relevant, **_mirrored_parts(message, usual, fixed)}
 
 
-def _looks(came: Sequence[Came]) -> dict[int, Reply]:
-    return {id(one.like): one.like for one in came}
+def _distinct(arrivals: Sequence[Came]) -> dict[int, Reply]:
+    return {id(one.like): one.like for one in arrivals}
 
 
-def _usual(
-    message: Callable[[int], Parts], came: Sequence[Came], parts: Collection[str],
+def _most_common(
+    message: Callable[[int], Parts], arrivals: Sequence[Came], parts: Collection[str],
     fixed: Collection[str],
 ) -> Reply:  # fmt: skip
-    looks = {k: _form(like.update) for k, like in _looks(came).items()}
-    forms = [looks[id(one.like)] for one in came]
+    looks = {k: _form(like.update) for k, like in _distinct(arrivals).items()}
+    forms = [looks[id(one.like)] for one in arrivals]
     counts = Counter(forms)
 
     def worth(form: Form) -> tuple[bool, int, int, int]:
         i = forms.index(form)
-        reply = came[i].reply
+        reply = arrivals[i].reply
         fits = not parts or set(reply.update) <= set(parts)
-        sent = _mirrors(message, reply, fixed).items() if fits else ()
-        fits = fits and all(same_form(reply.update[k], v) for k, v in sent)
+        mirrored = _mirrored_parts(message, reply, fixed).items() if fits else ()
+        fits = fits and all(same_form(reply.update[k], v) for k, v in mirrored)
         return fits, counts[form], len(reply.update), -i
 
-    return came[forms.index(max(counts, key=worth))].reply
+    return arrivals[forms.index(max(counts, key=worth))].reply
 
 
 def _form(update: Parts) -> Form:
@@ -76,15 +80,15 @@ def _form(update: Parts) -> Form:
     return tuple((k, tuple(v.shape), v.dtype) for k, v in sorted(flat, key=itemgetter(0)))
 
 
-def _mirrors(message: Callable[[int], Parts], reply: Reply, fixed: Collection[str]) -> Parts:
+def _mirrored_parts(message: Callable[[int], Parts], reply: Reply, fixed: Collection[str]) -> Parts:
     """What was sent to a client, for the parts of its update that have the same form."""
-    sent = message(reply.client)
-    buffers = sent.get("buffers", {})
+    broadcast = message(reply.client)
+    buffers = broadcast.get("buffers", {})
     floats = {k: v for k, v in buffers.items() if v.is_floating_point() or v.is_complex()}
     counters = {k: v for k, v in buffers.items() if k not in floats}
     # What goes out and comes back by one name has one form, as SCAFFOLD's controls.
-    others = {k: v for k, v in sent.items() if k not in ("params", "buffers")}
-    delta = {k: v for k, v in sent.get("params", {}).items() if k not in fixed}
+    others = {k: v for k, v in broadcast.items() if k not in ("params", "buffers")}
+    delta = {k: v for k, v in broadcast.get("params", {}).items() if k not in fixed}
     mirrors = others | {"delta": delta, "buffers": floats, "counters": counters}
     return {part: tree for part, tree in mirrors.items() if part in reply.update}
 
@@ -109,7 +113,7 @@ def alike(update: Parts, plain: Parts) -> bool:
         if type(tree) is not dict or tree.keys() != like.keys():
             return False
         for name, v in tree.items():
-            # Of what is not torch's own kind of tensor, nothing else is asked here.
+            # Only ordinary tensors of torch are checked further.
             if type(v) is not Tensor or v.layout != torch.strided or v.requires_grad or v.is_nested:
                 return False
             other = like[name]
@@ -135,13 +139,15 @@ def odd_kind(update: Parts) -> str:
     return ""
 
 
-def misshapen(came: Sequence[Came], expected: Parts) -> dict[int, str]:
+def misshapen(arrivals: Sequence[Came], expected: Parts) -> dict[int, str]:
     """Why updates have not the form that is expected, by client; those that have it are left out.
 
     Each look is looked at once.
     """
-    odd = {k for k, like in _looks(came).items() if not same_parts(like.update, expected)}
-    return {one.reply.client: _odd_form(one.reply, expected) for one in came if id(one.like) in odd}
+    odd = {k for k, like in _distinct(arrivals).items() if not same_parts(like.update, expected)}
+    return {
+        one.reply.client: _odd_form(one.reply, expected) for one in arrivals if id(one.like) in odd
+    }
 
 
 def _odd_form(reply: Reply, expected: Parts) -> str:
@@ -163,8 +169,8 @@ def check_reply(
     infinite: Params | None = None,
 ) -> None:  # fmt: skip
     """`check_finite`, for the parts that are not `summed`, and `check_said`."""
-    own = {part: tree for part, tree in reply.update.items() if part not in summed}
-    check_finite(Reply(reply.client, own, reply.changed), infinite)
+    unsummed = {part: tree for part, tree in reply.update.items() if part not in summed}
+    check_finite(Reply(reply.client, unsummed, reply.changed), infinite)
     check_said(reply, message)
 
 
@@ -195,7 +201,7 @@ def not_finite(tree: Params) -> Params:
 
 def _not_finite(parts: Parts, infinite: Params) -> str:
     """The first tensor that is not finite; empty if all are."""
-    # What is no tree of tensors fails before any number is looked at.
+    # Anything but a tree of tensors fails before its numbers are checked.
     leaves = [(part, name, v) for part, tree in parts.items() for name, v in tree.items()]
     for part, name, v in leaves:
         constant = name in infinite and part.endswith("buffers") and _same(v, infinite[name])
@@ -210,11 +216,11 @@ def check_said(reply: Reply, message: Callable[[int], Parts]) -> None:
     Counters are not negative, nor more than `MOST_BATCHES` above those that were sent; they may be
     below, where a client goes on from a model of its own.
     """
-    told = reply.update.get("report", {}).get("id")
-    if told is not None and (told.numel() != 1 or told.is_floating_point()):
+    client_id = reply.update.get("report", {}).get("id")
+    if client_id is not None and (client_id.numel() != 1 or client_id.is_floating_point()):
         raise TrainingError(f"client {reply.client} sent an id that is no whole number")
-    if told is not None and int(told) != reply.client:
-        raise TrainingError(f"client {reply.client} says that it is client {int(told)}")
+    if client_id is not None and int(client_id) != reply.client:
+        raise TrainingError(f"client {reply.client} says that it is client {int(client_id)}")
     counters = reply.update.get("counters", {})
     before = message(reply.client).get("buffers", {}) if counters else {}
     for name, v in counters.items():

@@ -67,7 +67,9 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         # The folder is new at first, and those above it may be: a name lasts once its folder does.
         _sync(folder)
         for one in folder.absolute().parents[:2]:
-            with contextlib.suppress(OSError):  # others' folders need not be ours to open
+            with contextlib.suppress(
+                OSError
+            ):  # folders of other users may be closed to this process
                 _sync(one)
     except OSError as e:
         with contextlib.suppress(OSError):
@@ -144,20 +146,20 @@ def _about(current: Round) -> dict[str, Any]:
 
 
 def _checksum(about: Mapping[str, Any]) -> str:
-    """Of the values, whatever their order and the spaces between them."""
+    """SHA-256 of the values, independent of key order and spacing."""
     text = json.dumps(about, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _places(folder: Path) -> list[Path]:
-    """The checkpoints' folders, the newest first. Raises DataError where nobody may look."""
+    """The checkpoints' folders, the newest first. Raises DataError where it cannot be read."""
     try:
-        found = [p for p in folder.iterdir() if p.name.startswith(PREFIX) and p.is_dir()]
+        folders = [p for p in folder.iterdir() if p.name.startswith(PREFIX) and p.is_dir()]
     except FileNotFoundError:
         return []
     except OSError as e:
         raise DataError(f"{folder}: cannot be looked into: {e.strerror}") from None
-    return sorted((p for p in found if not p.name.endswith(PARTIAL)), reverse=True)
+    return sorted((p for p in folders if not p.name.endswith(PARTIAL)), reverse=True)
 
 
 @torch.inference_mode(False)
@@ -195,9 +197,9 @@ def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
         of.setdefault(path.partition("/")[0], []).append(path)
 
     def parts(owner: str, names: list[str]) -> Parts:
-        # Copies: the file goes, and what lies anywhere in it kernels may round otherwise.
-        held = {p.partition("/")[2]: tensors[p].clone() for p in of.get(owner, [])}
-        return unflatten(held, names)
+        # Copies, because the file may go, and kernels may round differently on unaligned memory.
+        entries = {p.partition("/")[2]: tensors[p].clone() for p in of.get(owner, [])}
+        return unflatten(entries, names)
 
     states = shelf.draft({})
     for i, names in about["states"].items():

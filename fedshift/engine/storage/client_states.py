@@ -1,8 +1,8 @@
 """What clients keep between rounds: in memory up to a budget, beyond it in files.
 
-A state on disk is a safetensors file of its own, mapped into memory while somebody looks at it, and
-never written again: a round that still holds it sees it as it was. The file goes with the last such
-round, or with the process.
+A state on disk is a safetensors file of its own, mapped into memory while it is used, and
+never written again: a round that still holds it reads the old values. The file is removed with the
+last such round, or at the end of the process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Draft:
     _taken: int = 0
 
     def __post_init__(self) -> None:
-        # Those before stay until the round is over.
+        # Earlier states stay until the round is over.
         if math.isfinite(self.shelf.memory):
             self._taken = in_memory(self.before)
 
@@ -70,7 +70,7 @@ class Draft:
             return
         size = size_in_bytes(state)
         if size and self._taken + size > self.shelf.memory:
-            self._new[client] = _written(state, self.shelf.folder)
+            self._new[client] = _write(state, self.shelf.folder)
             return
         self._taken += size
         # A copy, since it may be a view of a file, or of much more than this state.
@@ -124,7 +124,7 @@ def in_memory(states: States) -> int:
     return sum(size_in_bytes(e) for e in entries.values() if not isinstance(e, OnDisk))
 
 
-def _written(state: Parts, folder: Path | None) -> OnDisk:
+def _write(state: Parts, folder: Path | None) -> OnDisk:
     flat = flatten(state)
     try:
         if folder is not None:
@@ -143,7 +143,7 @@ def _written(state: Parts, folder: Path | None) -> OnDisk:
 
 
 def _remove(path: str, owner: int) -> None:
-    # Forked workers hold these objects, too, and the files are not theirs.
+    # Forked workers hold these objects, too, but do not own the files.
     if os.getpid() == owner:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -83,15 +83,18 @@ def places_in(path: Path) -> tuple[Place, ...]:
         if start > size:
             raise ValueError("a header longer than the file")
         entries = json.loads(f.read(start - 8))
-    found = []
-    for name, told in entries.items():
-        first, last = told["data_offsets"]
-        p = Place(name, KINDS[told["dtype"]], tuple(told["shape"]), start + first, start + last)
-        held = math.prod(p.shape) * p.dtype.itemsize
-        if min(p.shape, default=0) < 0 or not start <= p.start <= p.start + held == p.stop <= size:
+    places = []
+    for name, entry in entries.items():
+        first, last = entry["data_offsets"]
+        p = Place(name, KINDS[entry["dtype"]], tuple(entry["shape"]), start + first, start + last)
+        length = math.prod(p.shape) * p.dtype.itemsize
+        if (
+            min(p.shape, default=0) < 0
+            or not start <= p.start <= p.start + length == p.stop <= size
+        ):
             raise ValueError(f'"{name}" is not where the header says')
-        found.append(p)
-    return tuple(p for p in found if not p.name.startswith(PAD))
+        places.append(p)
+    return tuple(p for p in places if not p.name.startswith(PAD))
 
 
 def map_tensors(path: Path, places: Sequence[Place]) -> Params:
@@ -106,14 +109,14 @@ def map_tensors(path: Path, places: Sequence[Place]) -> Params:
 
 def _places(named: Iterable[tuple[str, Tensor]]) -> list[Place]:
     """Places counted from the end of the header, each a multiple of ALIGN."""
-    found: list[Place] = []
+    places: list[Place] = []
     for name, v in named:
         if v.dtype not in DTYPES:
             raise InputError(f'"{name}" is {v.dtype}, which a safetensors file cannot hold')
-        start = -(-found[-1].stop // ALIGN) * ALIGN if found else 0
+        start = -(-places[-1].stop // ALIGN) * ALIGN if places else 0
         stop = start + v.numel() * v.element_size()
-        found.append(Place(name, v.dtype, tuple(v.shape), start, stop))
-    return found
+        places.append(Place(name, v.dtype, tuple(v.shape), start, stop))
+    return places
 
 
 def _header(places: Sequence[Place]) -> bytes:

@@ -1,4 +1,4 @@
-"""The FedPALS paper's tasks on PACS and iWildCam: who holds which image, and what the target is."""
+"""The FedPALS paper's tasks on PACS and iWildCam: the images of each client, and the target."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Imbalanced:
         one, two = int(0.33 * len(rest)), int(0.66 * len(rest))
         (a0, a1), (b0, b1), (c0, c1) = (_halves(labels, y) for y in self.scarce)
         small = np.concatenate([rest[:one], a0, b0])
-        kept = rng.choice(len(small), int(self.reduced * len(small)), replace=False)
+        positions = rng.choice(len(small), int(self.reduced * len(small)), replace=False)
         parts = (
-            small[kept],
+            small[positions],
             np.concatenate([rest[one:two], a1, c0]),
             np.concatenate([rest[two:], b1, c1]),
         )
@@ -111,7 +111,7 @@ def pacs_roles(listing: pacs.Pacs, seed: int) -> Roles:
     train = listing.rows("train")
     rng = numpy_generator(seed, "split")
     parts = Imbalanced()(listing.y[train], len(pacs.CLASSES), 3, rng)
-    validation, test = (_without(listing, name) for name in ("id_val", "test"))
+    validation, test = (_drop_absent(listing, name) for name in ("id_val", "test"))
     clients = tuple(train[part] for part in parts)
     return Roles(clients, validation, test, _marginal(listing.y[test], len(pacs.CLASSES)))
 
@@ -174,10 +174,10 @@ def _folder(name: str, size: int | None) -> Path:
     return path
 
 
-def _without(listing: pacs.Pacs, split: str) -> Rows:
+def _drop_absent(listing: pacs.Pacs, split: str) -> Rows:
     rows = listing.rows(split)
-    kept: Rows = rows[listing.y[rows] != PACS_ABSENT]
-    return kept
+    remaining: Rows = rows[listing.y[rows] != PACS_ABSENT]
+    return remaining
 
 
 def _marginal(labels: Rows, classes: int) -> NDArray[np.float64]:

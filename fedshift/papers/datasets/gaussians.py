@@ -71,20 +71,20 @@ def gaussians(seed: int = 0, delta: float = 0.0, n_test: int = N_TEST) -> Gaussi
 def examples() -> tuple[Samples, Samples]:
     """(both clients' data of seed 0 one after the other, test data that follow T_0)."""
     drawn = gaussians()
-    return _joined(drawn), drawn.test
+    return _join(drawn), drawn.test
 
 
 def clients(wanted: Wanted) -> OwnClients:
     """Two clients and a target that moves away from them by `wanted.delta`."""
     drawn = gaussians(wanted.seed, wanted.delta)
-    train, cut = _joined(drawn), len(drawn.clients[0])
+    train, cut = _join(drawn), len(drawn.clients[0])
     digest = content_sha256(train, drawn.test)
     data = Dataset("gaussians", train, drawn.test, CLASSES, digest, "generated", "generated")
     parts = np.split(np.arange(len(train)), [cut])
     return OwnClients(data, parts, drawn.target, None, np.arange(len(drawn.test)))
 
 
-def _joined(drawn: Gaussians) -> Samples:
+def _join(drawn: Gaussians) -> Samples:
     return Samples(
         torch.cat([client.x for client in drawn.clients]),
         torch.cat([client.y for client in drawn.clients]),

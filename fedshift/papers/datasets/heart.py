@@ -1,8 +1,8 @@
 """UCI Heart Disease: the patients of four hospitals, one file each, as a federation of four.
 
 Janosi, Steinbrunn, Pfisterer & Detrano 1988, UCI Machine Learning Repository,
-doi:10.24432/C52P4X. A real federation: the hospitals differ in who is ill, in the patients, and in
-what is measured at all.
+doi:10.24432/C52P4X. A real federation: the hospitals differ in the
+share of the ill, in the patients, and in what is measured at all.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def standardise(values: Floats, everyone: Sums) -> Tensor:
 def federated(
     patients: Patients, seed: int = 0, test: float = TEST_SHARE
 ) -> tuple[Sites, SiteSplit]:
-    """The four hospitals as clients: all examples, and who trains and is tested on which.
+    """The four hospitals as clients: all examples, with each client's training and test rows.
 
     Rows are divided by `split_sites`. The scale is that of the training rows of all hospitals: each
     gives its `Sums`, the server adds them up. No test row has a part in it.

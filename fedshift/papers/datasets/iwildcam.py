@@ -120,7 +120,7 @@ def missing(path: Path) -> tuple[str, ...]:
 
 
 def _check_contiguous(where: Path, column: str, values: Ints) -> None:
-    # Not by counting up to the largest, which a damaged table may say is 10^17.
+    # Without counting up to the largest, which may be 10^17 in a damaged table.
     numbers = np.unique(values)
     gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     if gaps.size:

@@ -47,7 +47,7 @@ SIZE = 96
 # which 218 are cartoons and 372 sketches; how each divides in two is chosen, in proportion.
 HELD = {"cartoon": (105, 113), "sketch": (179, 193)}
 _ROLE = {"photo": "test", "art_painting": "val", "cartoon": "train", "sketch": "train"}
-# One toolbox's loader skips this image, since some copies of the set lack it.
+# One toolbox's loader skips this image, because some copies of the set lack it.
 _MAY_LACK = "sketch/dog/n02103406_4068-1.png"
 # Ending of a domain's list files, and the label of the first class in them.
 _LISTS = (("_kfold.txt", 1), (".txt", 0))
@@ -105,7 +105,7 @@ def scan(path: Path | str, metadata: Path | str | None = None) -> Pacs:
         text = open_store(Path(metadata).parent).read(Path(metadata).name)
         return _from_table(store, tree, text, Path(metadata))
     if any(os.path.basename(name) == "metadata.csv" for name in store.names()):
-        table = _the(store, "metadata.csv")
+        table = _only(store, "metadata.csv")
         return _from_table(store, tree, store.read(table), store.place / table)
     listed = _lists(store)
     return _from_lists(store, tree, *listed) if listed else _derived(store, tree)
@@ -202,11 +202,11 @@ def _check(where: Path, row: int, key: str, tree: Tree) -> None:
 
 def _check_once(where: Path, keys: list[str]) -> None:
     if len(set(keys)) < len(keys):
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for k, key in enumerate(keys, 1):
-            if key in seen:
+            if key in earlier:
                 raise damaged(where, f"row {k}: {key} is listed before as well")
-            seen.add(key)
+            earlier.add(key)
 
 
 def _lists(store: Store) -> tuple[dict[str, tuple[str, str]], int] | None:
@@ -215,11 +215,11 @@ def _lists(store: Store) -> tuple[dict[str, tuple[str, str]], int] | None:
     for ending, first in _LISTS:
         wanted = {d: (f"{d}_train{ending}", f"{d}_test{ending}") for d in DOMAINS}
         if there.issuperset(chain.from_iterable(wanted.values())):
-            return {d: (_the(store, a), _the(store, b)) for d, (a, b) in wanted.items()}, first
+            return {d: (_only(store, a), _only(store, b)) for d, (a, b) in wanted.items()}, first
     return None
 
 
-def _the(store: Store, file: str) -> str:
+def _only(store: Store, file: str) -> str:
     """The name in the store of the file called so, of which there is one at least.
 
     Raises DataError for two that differ: nothing says which of them is meant.
@@ -235,16 +235,16 @@ def _from_lists(store: Store, tree: Tree, lists: dict[str, tuple[str, str]], fir
     split: dict[str, str] = {}
     rows: dict[str, str] = {}
     for domain, (train, whole) in lists.items():
-        kept = _listed(store, tree, train, first)
-        for key, row in _listed(store, tree, whole, first).items():
-            validates = _ROLE[domain] == "train" and key not in kept
+        training = _read_list(store, tree, train, first)
+        for key, row in _read_list(store, tree, whole, first).items():
+            validates = _ROLE[domain] == "train" and key not in training
             split[key], rows[key] = "id_val" if validates else _ROLE[domain], row
     keys = sorted(split)
     number = np.array([SPLITS.index(split[key]) for key in keys], dtype=np.int64)
     return _listing(store, tree, keys, number, (rows[key] for key in keys), "lists")
 
 
-def _listed(store: Store, tree: Tree, name: str, first: int) -> dict[str, str]:
+def _read_list(store: Store, tree: Tree, name: str, first: int) -> dict[str, str]:
     """Images that a list names, `path label` a line, with where it names them."""
     where = store.place / name
     listed: dict[str, str] = {}
@@ -265,20 +265,20 @@ def _derived(store: Store, tree: Tree) -> Pacs:
     keys = sorted(tree)
     split = np.array([SPLITS.index(_ROLE[key.split("/")[0]]) for key in keys], dtype=np.int64)
     for domain, sizes in HELD.items():
-        for name, part in zip(("id_val", "id_test"), _held(keys, domain, sizes), strict=True):
+        for name, part in zip(("id_val", "id_test"), _hold_out(keys, domain, sizes), strict=True):
             split[part] = SPLITS.index(name)
     rows = (f"image {k} of the tree in sorted order" for k in range(1, len(keys) + 1))
     return _listing(store, tree, keys, split, rows, "derived")
 
 
-def _held(keys: list[str], domain: str, sizes: tuple[int, int]) -> tuple[Ints, Ints]:
+def _hold_out(keys: list[str], domain: str, sizes: tuple[int, int]) -> tuple[Ints, Ints]:
     """Positions of the id_val and id_test images of one domain, class by class in proportion."""
     label = np.array(
         [CLASSES.index(k.split("/")[1]) if k.startswith(f"{domain}/") else -1 for k in keys]
     )
     counts = np.bincount(label[label >= 0], minlength=len(CLASSES))
     n = int(counts.sum())
-    # A part of the set (a fixture, one class removed) keeps the shares of the whole.
+    # A part of the set (one class removed) keeps the shares of the whole.
     wanted = [round(size * n / sum(COUNTS[domain])) for size in sizes]
     val, test = (apportion(counts / max(n, 1), size) for size in wanted)
     drawn = [

@@ -123,7 +123,7 @@ def scan(path: Path | str) -> Retina:
 def federated(
     listing: Retina, seed: int = 0, test: float = TEST_SHARE, size: int = SIZE
 ) -> tuple[Sites, SiteSplit]:
-    """The three sites as clients: all images, and who trains and is tested on which.
+    """The three sites as clients: all images, with each client's training and test rows.
 
     The tree's parts Training and Testing are put together and divided anew by `split_sites`, as in
     the authors' code.
@@ -315,16 +315,16 @@ def _check_once(store: Store, site: str, tree: Listed, original: Listed) -> None
 
 def _classes(store: Store, listed: Iterable[Listed]) -> tuple[str, ...]:
     """The two classes, which must be the same at every site."""
-    seen: dict[str, tuple[str, ...]] = {}
+    by_site: dict[str, tuple[str, ...]] = {}
     for site, entries in zip(SITES, listed, strict=True):
         names = Counter(entry.label for entry in entries.values())
         if len(names) != 2:
             raise damaged(
                 store.place, f"{site} has the classes {', '.join(sorted(names))}; two are expected"
             )
-        seen[site] = CLASSES if set(names) == set(CLASSES) else tuple(sorted(names))
-    first = seen[SITES[0]]
-    for site, names_here in seen.items():
+        by_site[site] = CLASSES if set(names) == set(CLASSES) else tuple(sorted(names))
+    first = by_site[SITES[0]]
+    for site, names_here in by_site.items():
         if names_here != first:
             raise damaged(
                 store.place,

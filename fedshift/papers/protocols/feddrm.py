@@ -103,8 +103,8 @@ def _six() -> tuple[Column, ...]:
 
 def _split(partition: str) -> str:
     """ "Dir=0.3" for "Dir-0.3", "SPC=5" for "5-SPC"."""
-    left, _, right = partition.partition("-")
-    return f"Dir={right}" if left == "Dir" else f"SPC={left}"
+    rule, _, value = partition.partition("-")
+    return f"Dir={value}" if rule == "Dir" else f"SPC={rule}"
 
 
 # --------------------------------------------------------------------------- tables and figures
@@ -261,14 +261,14 @@ def _fig7() -> Study:
     }  # fmt: skip
     differs = "a ResNet-18 with projections to 256; the paper's network is not published"
     column = Column("retina", "RETINA", "M=3", settings, 100, seeds=1, differs=differs)
-    rows = _both(*(_shortened(row) for row in ALL))
+    rows = _both(*(_shorten(row) for row in ALL))
     title = "Glaucoma from three sources"
     return Study(
         "feddrm/fig7", title, rows, (column,), 100, GENERAL, metric=SYSTEM, baseline="FedAvgFT"
     )
 
 
-def _shortened(row: Row) -> Row:
+def _shorten(row: Row) -> Row:
     """Fine-tuning in 10 of 100 rounds in place of 100 of 800 (20 where it was 200)."""
     tuned = {"tune_rounds": row.options["tune_rounds"] // 10} if row.scaled else {}
     return replace(row, options={**row.options, **tuned})

@@ -83,14 +83,14 @@ def mini(labels: int) -> Column:
 
 def photos(split: str = "C=6", **shift: Any) -> Column:
     """PACS as in the paper: three clients of cartoons and sketches, target photos."""
-    own = {
+    by_method = {
         "fedprox": {"training": {"lr": 1e-5}, "method": {"mu": 1.0}},
         "scaffold": {"training": {"lr": 1e-5}, "method": {"option": "I"}},
         "afl": {"training": {"decay": 5e-5}, "method": {"gamma": 0.1}},
     }
     chosen = (*PHOTOS, *PROTOCOL, *OWN_PACS)
     shift = {"clients": 3, **shift}
-    return _pictures("pacs", PACS, split, shift, _paper(224), own=own, chosen=chosen)
+    return _pictures("pacs", PACS, split, shift, _paper(224), own=by_method, chosen=chosen)
 
 
 def small_photos(split: str = "C=6", **shift: Any) -> Column:
@@ -106,14 +106,14 @@ def small_photos(split: str = "C=6", **shift: Any) -> Column:
 
 def cameras() -> Column:
     """iWildCam as in the paper: cameras dealt to a hundred clients."""
-    own = {
+    by_method = {
         "fedprox": {"training": {"batch": 196}, "method": {"mu": 1.0}},
         "scaffold": {"training": {"batch": 64, "lr": 1e-5}, "method": {"option": "I"}},
         "afl": {"training": {"batch": 64}, "method": {"gamma": 1e-4}},
     }
     chosen = (*PHOTOS, *PROTOCOL, *OWN_WILD)
     shift = {"clients": 100}
-    return _pictures("iwildcam", WILD, "M=100", shift, _paper(448), own=own, chosen=chosen)
+    return _pictures("iwildcam", WILD, "M=100", shift, _paper(448), own=by_method, chosen=chosen)
 
 
 def _paper(size: int) -> Tables:

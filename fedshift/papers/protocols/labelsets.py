@@ -79,8 +79,8 @@ def _column(title: str, split: str, shift: Mapping[str, Any], **more: Any) -> Co
         "model": {"name": "lenet"},
         "training": training,
     }
-    held = more.pop("server", {"unlabeled": 5000, "validation": 2000})
-    settings |= {"server": held} if held else {}
+    server = more.pop("server", {"unlabeled": 5000, "validation": 2000})
+    settings |= {"server": server} if server else {}
     settings["data"] |= more.pop("data", {})
     return Column(
         title.lower(), title, split, settings, more.pop("rounds", ROUNDS),

@@ -139,8 +139,8 @@ def _heart() -> Study:
 
 
 def _heart_rows() -> tuple[Row, ...]:
-    kept = ("FedAvg, global", "FedDRM, ", "Ditto", "Local only")
-    return tuple(row for row in small_rows() if row.label.startswith(kept))
+    labels = ("FedAvg, global", "FedDRM, ", "Ditto", "Local only")
+    return tuple(row for row in small_rows() if row.label.startswith(labels))
 
 
 def _lenet() -> Study:
@@ -175,9 +175,9 @@ def _lenet() -> Study:
 
 
 def _lenet_rows() -> tuple[Row, ...]:
-    kept = ("FedAvg, global", "FedDRM, ", "Ditto", "FedRep", "Local only")
+    labels = ("FedAvg, global", "FedDRM, ", "Ditto", "FedRep", "Local only")
     tuned = _voted("FedAvgFT, 12.5 % tuning", tuned_row("", "fedavgft", 100))
-    return (*(row for row in small_rows() if row.label.startswith(kept)), *tuned)
+    return (*(row for row in small_rows() if row.label.startswith(labels)), *tuned)
 
 
 def studies() -> dict[str, Study]:

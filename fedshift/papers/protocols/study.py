@@ -122,8 +122,10 @@ class Column:
 
     def tables(self, row: Row) -> dict[str, dict[str, Any]]:
         """The experiment file's tables for a row, but its method."""
-        own = {k: v for k, v in self.own.get(row.key, {}).items() if k != "method"}
-        return {name: {**table, **own.get(name, {})} for name, table in self.settings.items()}
+        row_tables = {k: v for k, v in self.own.get(row.key, {}).items() if k != "method"}
+        return {
+            name: {**table, **row_tables.get(name, {})} for name, table in self.settings.items()
+        }
 
     def missing(self) -> str | None:
         """What to do about data that are not there, or too small; None where they are."""

@@ -18,13 +18,13 @@ def studies() -> dict[str, Study]:
 
 def study(name: str) -> Study:
     """The study of a name like "fedpals/table1". Raises InputError with the nearest match."""
-    found = studies()
-    alike = [other for other in found if other.endswith(f"/{name}")]
+    by_name = studies()
+    alike = [other for other in by_name if other.endswith(f"/{name}")]
     if len(alike) > 1:
         raise InputError(f"{name} is in several papers: {', '.join(alike)}; name one of these")
-    if name not in found:
-        raise unknown("table or figure", name, found)
-    return found[name]
+    if name not in by_name:
+        raise unknown("table or figure", name, by_name)
+    return by_name[name]
 
 
 def shipped_tuning(study: Study) -> Path:

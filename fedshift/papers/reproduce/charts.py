@@ -79,11 +79,11 @@ def _side(study: Study, values: Mapping[tuple[str, str], float | None]) -> list[
 
 def _groups(study: Study) -> dict[tuple[str, str], list[Column]]:
     """Columns of one data set along one axis, in order."""
-    found: dict[tuple[str, str], list[Column]] = {}
+    groups: dict[tuple[str, str], list[Column]] = {}
     for column in study.columns:
         if column.x is not None:
-            found.setdefault((column.dataset, column.axis), []).append(column)
-    return {key: sorted(group, key=lambda c: c.x or 0.0) for key, group in found.items()}
+            groups.setdefault((column.dataset, column.axis), []).append(column)
+    return {key: sorted(group, key=lambda c: c.x or 0.0) for key, group in groups.items()}
 
 
 def _sweeps(
@@ -136,8 +136,8 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Char
         for i, row in enumerate(study.rows):
             cell = next(c for c in cells if c.column is column and c.row is row)
             before = row.rounds_before(cell.options)
-            known = mean_curve(cell, store, study.metric)
-            curve = {t - before: value for t, value in known.items() if t > before}
+            means = mean_curve(cell, store, study.metric)
+            curve = {t - before: value for t, value in means.items() if t > before}
             series.append(_line(row, i, list(curve), list(curve.values()), points=False))
         title = f"{study.title}: {column.title} {column.split}"
         name = f"{column.dataset}-{column.split}.svg"

@@ -39,7 +39,7 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
     if not plan.overrides:
         return
     shaped = networks and any(o.strip().startswith(("model", "data")) for o in plan.overrides)
-    found: dict[str, dict[str, None]] = {}
+    rows_by_reason: dict[str, dict[str, None]] = {}
     built: dict[Kind, str] = {}
     for row, column in _rows(plan):
         try:
@@ -49,9 +49,11 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
                     _build(config, built)
         except InputError as e:
             why = str(e).replace(f"{plan.study.name}, {column.key}, {row.label}: ", "")
-            found.setdefault(why, {})[row.key] = None
-    if found:
-        raise InputError("\n".join(f"{', '.join(keys)}: {why}" for why, keys in found.items()))
+            rows_by_reason.setdefault(why, {})[row.key] = None
+    if rows_by_reason:
+        raise InputError(
+            "\n".join(f"{', '.join(keys)}: {why}" for why, keys in rows_by_reason.items())
+        )
 
 
 def check_grids(study: Study, whole: Study) -> None:

@@ -24,13 +24,13 @@ from fedshift.papers.reproduce.store import Run, Store
 from fedshift.papers.reproduce.worker import perform, reason, work
 
 Spawn = Callable[[Run], tuple[Connection, SpawnProcess]]
-# Seconds after which a stop that was asked for is noticed.
+# Seconds between two checks for a requested stop.
 LOOK = 0.5
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of doing runs: who was trained, what failed and why, and by what it was stopped.
+    """The results of doing runs: those trained, failures with reasons, and an interruption.
 
     diverged  those whose training diverged, now or before: they are not trained again
     """
@@ -63,7 +63,7 @@ def execute(
         if jobs == 1:
             _one_by_one(todo, partial(perform, store=store, backend=backend), progress, asked)
         else:
-            _at_once(todo, partial(_spawn, store, backend), jobs, progress, asked)
+            _in_parallel(todo, partial(_spawn, store, backend), jobs, progress, asked)
     except KeyboardInterrupt as e:
         stop = e
     diverged = {n: end.error for n, r in runs.items() if (end := store.diverged(r)) is not None}
@@ -72,7 +72,7 @@ def execute(
 
 
 class _Progress:
-    """Who began when, and how each run ended."""
+    """When each run began, and how it ended."""
 
     def __init__(self, listen: Listener) -> None:
         self.listen = listen
@@ -118,10 +118,12 @@ def _stop_if(asked: Asked) -> None:
         raise KeyboardInterrupt(code)
 
 
-def _at_once(todo: list[Run], spawn: Spawn, jobs: int, progress: _Progress, asked: Asked) -> None:
+def _in_parallel(
+    todo: list[Run], spawn: Spawn, jobs: int, progress: _Progress, asked: Asked
+) -> None:
     queue = deque(todo)
     active: dict[Connection, tuple[Run, SpawnProcess]] = {}
-    told = False
+    signalled = False
     try:
         while (queue and asked() is None) or active:
             while queue and len(active) < jobs and asked() is None:
@@ -129,13 +131,13 @@ def _at_once(todo: list[Run], spawn: Spawn, jobs: int, progress: _Progress, aske
                 channel, process = spawn(run)
                 active[channel] = run, process
                 progress.start(run)
-            if asked() is not None and not told:
-                told = True
+            if asked() is not None and not signalled:
+                signalled = True
                 for _, process in active.values():
                     process.terminate()
             ready = wait(list(active), LOOK)
             for channel in [c for c in active if c in ready]:
-                if _heard(channel, *active[channel], progress, asked):
+                if _handle_event(channel, *active[channel], progress, asked):
                     del active[channel]
         _stop_if(asked)
     finally:
@@ -145,7 +147,7 @@ def _at_once(todo: list[Run], spawn: Spawn, jobs: int, progress: _Progress, aske
             process.join()
 
 
-def _heard(
+def _handle_event(
     channel: Connection, run: Run, process: SpawnProcess, progress: _Progress, asked: Asked
 ) -> bool:
     """Take one event of a process; True when it is over."""
@@ -175,17 +177,17 @@ def _death(code: int | None) -> str:
 def _spawn(store: Store, backend: str, run: Run) -> tuple[Connection, SpawnProcess]:
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    folders = Store(store.folder)  # a recorded run is never spawned: spare it the records
+    folders = Store(store.folder)  # a recorded run is never spawned, so processes need no records
     process = context.Process(target=work, args=(run, folders, theirs, backend), daemon=True)
     resource_tracker.ensure_running()  # its first start lets SIGINT through
-    with _interrupts_held():
+    with _block_interrupts():
         process.start()
     theirs.close()
     return ours, process
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """SIGINT waits, and processes started inside never see it: only this one decides to stop."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,4 +1,4 @@
-"""What a reproduced table leaves on disk, in every form; and what of it is published."""
+"""The files of a reproduced table, and its published page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BOOTSTRAP = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that is known when the runs are over.
+    """Everything known when the runs are over.
 
     notes   what was chosen, tuned or changed, one sentence each
     """
@@ -62,26 +62,26 @@ class Outcome:
 
 
 def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tuple[str, ...]:
-    """The foot: what was found, what the paper leaves open, what was tuned, what was changed."""
+    """The foot: verdicts, settings that the paper leaves open, tuned values, changes."""
     open_ = (*plan.study.chosen, *(text for c in plan.study.columns for text in c.chosen))
-    said = [*verdicts(plan.study, cells), *without_value(cells), *stopped_early(cells)]
-    said += [*(f"Chosen: {text}" for text in dict.fromkeys(open_))]
-    said += [BOOTSTRAP] if plan.study.interval == "bootstrap" else []
+    notes = [*verdicts(plan.study, cells), *without_value(cells), *stopped_early(cells)]
+    notes += [*(f"Chosen: {text}" for text in dict.fromkeys(open_))]
+    notes += [BOOTSTRAP] if plan.study.interval == "bootstrap" else []
     for cell in cells:
         record = tuned.get((cell.column.key, cell.row.label))
         values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
         where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
-            said.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
+            notes.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
         elif cell.problem is None and cell.row.grid.keys() - cell.column.own_options(cell.row):
-            said.append(f"Chosen: {where}, a default (--tune has not been run).")
-    said += [f"Changed from the protocol: {override}." for override in plan.overrides]
-    said += [f"Run with: {text}." for text in _versions(cells)]
-    return tuple(said)
+            notes.append(f"Chosen: {where}, a default (--tune has not been run).")
+    notes += [f"Changed from the protocol: {override}." for override in plan.overrides]
+    notes += [f"Run with: {text}." for text in _versions(cells)]
+    return tuple(notes)
 
 
 def _tuned_how(plan: Plan, record: Mapping[str, Any]) -> str:
-    """On what a value was tuned, and under which changes, where those are not the table's."""
+    """The data that a value was tuned on, and any changes other than the table's."""
     how = f"seed {record['seed']}, {record['rounds']} round{'s' * (record['rounds'] != 1)}"
     changed = record.get("changed", [])
     if tuple(changed) == plan.overrides:
@@ -91,15 +91,15 @@ def _tuned_how(plan: Plan, record: Mapping[str, Any]) -> str:
 
 def _versions(cells: Sequence[Cell]) -> list[str]:
     """The distinct environments that the values come from, one line each."""
-    found: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for value in (v for c in cells for v in c.values):
         packages = value.lock.get("packages", {})
         named = ", ".join(f"{k} {v}" for k, v in sorted(packages.items()))
         lock = value.lock
         backend = trained_with(lock)
         how = "" if backend == "loop" else f"; backend {backend}"
-        found[f"Python {lock.get('python')}, {named}; {lock.get('platform')}{how}"] = None
-    return list(found)
+        lines[f"Python {lock.get('python')}, {named}; {lock.get('platform')}{how}"] = None
+    return list(lines)
 
 
 def write_outcome(folder: Path, outcome: Outcome, store: Store) -> Path:
@@ -213,16 +213,16 @@ def markdown_page(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) ->
     parts = [f"# {study.name}: {escape_markdown(study.title)}\n", f"`{outcome.command}`\n"]
     like = paper_table(study, outcome.cells)
     parts += [markdown(like)] if like else []
-    parts += [_linked_markdown(cell_table(study, outcome.cells), outcome.cells, store)]
+    parts += [_markdown_links(cell_table(study, outcome.cells), outcome.cells, store)]
     parts += [f"![{n}]({n})\n\n{escape_markdown(c.caption)}\n" for n, c in drawn.items()]
     parts += ["".join(f"- {escape_markdown(n)}\n" for n in (*outcome.problems, *outcome.notes))]
     return "\n".join(parts)
 
 
-def _linked_markdown(cells: Table, found: Sequence[Cell], store: Store) -> str:
+def _markdown_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:
     lines = ["| " + " | ".join((*map(escape_markdown, cells.header), "Runs by seed")) + " |"]
     lines.append("|" + "---|" * (len(cells.header) + 1))
-    for row, cell in zip(shown(cells), found, strict=True):
+    for row, cell in zip(shown(cells), sources, strict=True):
         runs = runs_by_seed(cell, store, "[{}]({})", "{} `{}`")
         lines.append("| " + " | ".join((*map(escape_markdown, row), runs)) + " |")
     return "\n".join(lines) + "\n"
@@ -232,7 +232,7 @@ def _latex(outcome: Outcome) -> str:
     like = paper_table(outcome.plan.study, outcome.cells)
     tables = [latex(like)] if like else []
     tables.append(latex(cell_table(outcome.plan.study, outcome.cells)))
-    return "\n".join([*tables, *(f"% {said}" for said in (*outcome.problems, *outcome.notes)), ""])
+    return "\n".join([*tables, *(f"% {note}" for note in (*outcome.problems, *outcome.notes)), ""])
 
 
 def _html(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
@@ -243,21 +243,21 @@ def _html(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
     parts += [section("table", beside, table(like))] if like else []
     parts += [section("plots", "Drawings", *(figure(c.svg, c.caption) for c in drawn.values()))]
-    linked = _linked_html(cell_table(study, outcome.cells), outcome.cells, store)
+    linked = _html_links(cell_table(study, outcome.cells), outcome.cells, store)
     parts += [section("cells", "Every cell, with its runs", linked)]
     parts += [section("notes", _foot(outcome), items(outcome.notes))]
     return html_page(study.name, parts)
 
 
 def _foot(outcome: Outcome) -> str:
-    found = "What was found, chosen" if outcome.plan.study.verdict else "What was chosen"
-    return f"{found}, tuned or changed"
+    title = "What was found, chosen" if outcome.plan.study.verdict else "What was chosen"
+    return f"{title}, tuned or changed"
 
 
-def _linked_html(cells: Table, found: Sequence[Cell], store: Store) -> str:
+def _html_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in (*cells.header, "Runs by seed"))
     body = []
-    for row, cell in zip(shown(cells), found, strict=True):
+    for row, cell in zip(shown(cells), sources, strict=True):
         runs = runs_by_seed(cell, store, '<a href="{1}">{0}</a>', "{} <code>{}</code>")
         data = "".join(f"<td>{escape(text)}</td>" for text in row)
         body.append(f"<tr>{data}<td>{runs}</td></tr>")

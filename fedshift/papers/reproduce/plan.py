@@ -111,10 +111,10 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
 
     One seed has one split, first model, batches and cohorts whatever the row: cells are paired.
     """
-    metric, own = plan.study.metric, plan.options_of(row, column)
-    rounds = plan.rounds_of(column) + row.rounds_before(own)
+    metric, options_of_row = plan.study.metric, plan.options_of(row, column)
+    rounds = plan.rounds_of(column) + row.rounds_before(options_of_row)
     tables: dict[str, Any] = dict(column.tables(row))
-    tables["method"] = {"name": row.method, **own, **options}
+    tables["method"] = {"name": row.method, **options_of_row, **options}
     tables["seeds"] = {"run": seed}
     apply_overrides(tables, plan.overrides)
     every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
@@ -170,16 +170,16 @@ def wanted(plan: Plan, store: Store) -> dict[str, Run]:
 
     Runs that depend on others appear once those are complete; ask again after doing these.
     """
-    known = list(cells(plan))
-    most = [plan.seeds_of(column) for _, column in known]
+    pairs = list(cells(plan))
+    most = [plan.seeds_of(column) for _, column in pairs]
     seeds = list(dict.fromkeys(s for seeds in most for s in seeds))
-    found: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     for seed in seeds:
-        for (row, column), own in zip(known, most, strict=True):
-            if seed in own:
+        for (row, column), column_seeds in zip(pairs, most, strict=True):
+            if seed in column_seeds:
                 for candidate in runs_of(plan, row, column, seed, store)[0]:
-                    found[candidate.run.name] = candidate.run
-    return found
+                    runs[candidate.run.name] = candidate.run
+    return runs
 
 
 def grid_of(row: Row) -> tuple[Options, ...]:
@@ -196,8 +196,10 @@ def tunable(plan: Plan) -> Iterator[tuple[Row, Column]]:
 
 def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candidate, ...]:
     """One run per point of the grid."""
-    found = []
+    candidates = []
     for options in grid_of(row):
         label = ", ".join(f"{k}={v:g}" for k, v in options.items())
-        found.append(Candidate(label, options, run_of(config_of(plan, row, column, options, seed))))
-    return tuple(found)
+        candidates.append(
+            Candidate(label, options, run_of(config_of(plan, row, column, options, seed)))
+        )
+    return tuple(candidates)

@@ -132,7 +132,7 @@ def reproduce(
 
 
 def _check_there(plan: Plan, store: Store) -> None:
-    """Read and draw what there is, so that damage is met now and not when the rest is trained."""
+    """Read and draw existing runs first, so that damage is reported before training."""
     for run in filter(store.over, wanted(plan, store).values()):
         store.read(run)
     charts(plan.study, collect(plan, store, {}), store)
@@ -181,8 +181,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """ "0-2,5" as (0, 1, 2, 5). Raises InputError for anything else."""
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last <= first + 999:
             raise InputError(
                 f'--seeds "{text}": write numbers and ascending ranges of at most 1,000, as in 0-7 '
@@ -217,12 +217,12 @@ def _all_wanted(plan: Plan, store: Store, do: Do, report: Report) -> Report:
         runs = {n: r for n, r in wanted(plan, store).items() if n not in tried}
         if not any(not store.done(run) for run in runs.values()):
             break
-        report = _joined(report, do(runs))
+        report = _join(report, do(runs))
         tried |= {*report.failures, *report.diverged}
     return report
 
 
-def _joined(one: Report, other: Report) -> Report:
+def _join(one: Report, other: Report) -> Report:
     return Report(
         (*one.trained, *other.trained),
         {**one.failures, **other.failures},

@@ -82,46 +82,46 @@ class Cell:
 
     @property
     def note(self) -> str:
-        """All in which the cell is not the paper's, in a few words; empty where it is."""
+        """The differences from the paper's cell, in a few words; empty without any."""
         if self.problem:
             return self.problem
-        said = ["not in the paper"] if self.column.extra else []
-        said += [self.column.differs] if self.column.differs else []
+        notes = ["not in the paper"] if self.column.extra else []
+        notes += [self.column.differs] if self.column.differs else []
         if self.rounds != self.column.rounds:
-            said.append(f"{self.rounds} of {self.column.rounds} rounds")
+            notes.append(f"{self.rounds} of {self.column.rounds} rounds")
         if len(self.values) != self.column.seeds:
-            said.append(f"{len(self.values)} of {self.column.seeds} seeds")
-        said += self._shares()
-        said += [f'the same runs as "{self.twin}"'] if self.twin else []
-        said += [f"{len(self.failures)} failed"] if self.failures else []
-        said += [f"{len(self.absent)} without a value"] if self.absent else []
-        said += [f"candidates that diverged: {', '.join(self.diverged)}"] if self.diverged else []
-        said += [f"{len(self.stopped)} diverged, at the best round before"] if self.stopped else []
-        return ", ".join(said)
+            notes.append(f"{len(self.values)} of {self.column.seeds} seeds")
+        notes += self._shares()
+        notes += [f'the same runs as "{self.twin}"'] if self.twin else []
+        notes += [f"{len(self.failures)} failed"] if self.failures else []
+        notes += [f"{len(self.absent)} without a value"] if self.absent else []
+        notes += [f"candidates that diverged: {', '.join(self.diverged)}"] if self.diverged else []
+        notes += [f"{len(self.stopped)} diverged, at the best round before"] if self.stopped else []
+        return ", ".join(notes)
 
     def _shares(self) -> list[str]:
-        """What counts rounds and, rounded, is another share of a shortened run than of a whole."""
-        whole, said = {**self.row.options, **self.column.own_options(self.row)}, []
+        """Options in rounds whose share of a shortened run, rounded, differs from the whole."""
+        whole, notes = {**self.row.options, **self.column.own_options(self.row)}, []
         for name in self.row.scaled:
             here, planned = self.options[name] / self.rounds, whole[name] / self.column.rounds
             if abs(here - planned) > 1e-9:
                 part = f"{name} = {self.options[name]} of {self.rounds}"
-                said.append(f"{part}: {100 * here:.3g} % in place of {100 * planned:.3g} %")
-        return said
+                notes.append(f"{part}: {100 * here:.3g} % in place of {100 * planned:.3g} %")
+        return notes
 
 
 def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell, ...]:
     """Every cell of the study from what is complete. Raises DataError for a damaged run folder."""
-    study, found = plan.study, []
+    study, results = plan.study, []
     for column in study.columns:
         cells = [_cell(plan, row, column, store, failures) for row in study.rows]
         by_label = {c.row.label: c for c in cells}
         for cell in (replace(c, twin=_twin(c, cells)) for c in cells):
             base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell.row is not base.row:
-                cell = replace(cell, difference=_paired(study, cell, base))
-            found.append(cell)
-    return tuple(found)
+                cell = replace(cell, difference=_pair(study, cell, base))
+            results.append(cell)
+    return tuple(results)
 
 
 def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
@@ -134,7 +134,7 @@ def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
     return ""
 
 
-def _paired(study: Study, cell: Cell, base: Cell) -> Moments | None:
+def _pair(study: Study, cell: Cell, base: Cell) -> Moments | None:
     return paired(cell.by_seed, base.by_seed, kind=study.interval)
 
 
@@ -185,54 +185,56 @@ def _ended_early(options: Sequence[Candidate], store: Store, metric: Metric) -> 
 
 
 def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:
-    """Why a complete run has no value: what its summary says of a router that was not refitted."""
+    """The reason in a complete run's summary for a missing value, as of a router without refit."""
     layer = f"The router has no {metric.key.partition('_')[0]} layer"
-    said = [s for c in options for s in store.read(c.run).summary.get("why", ())]
-    found = [s for s in said if s.startswith(layer)]
-    return f"seed {seed}: {found[0]}" if found else f"seed {seed}: its run has no {metric.key}."
+    reasons = [s for c in options for s in store.read(c.run).summary.get("why", ())]
+    matching = [s for s in reasons if s.startswith(layer)]
+    return (
+        f"seed {seed}: {matching[0]}" if matching else f"seed {seed}: its run has no {metric.key}."
+    )
 
 
 def _value(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> Value | None:
     """A seed's value; None where the run says that it has none (a router that was not refitted)."""
     done = [store.read(c.run) for c in options]
     best = pick(done, metric) if len(done) > 1 else 0
-    chosen, seen = done[best], scores(done[best], metric)
+    chosen, facts = done[best], scores(done[best], metric)
     ended = store.diverged(chosen.run)
-    if metric.key in seen and seen[metric.key] is None:
+    if metric.key in facts and facts[metric.key] is None:
         return None
-    if not isinstance(seen.get(metric.key), int | float):
+    if not isinstance(facts.get(metric.key), int | float):
         why = f"its summary has no {metric.key}; another version may have trained it"
         raise store.damaged(chosen.run, why)
     return Value(
         seed,
-        metric.scale * float(seen[metric.key]),
-        int(seen["round"]),
+        metric.scale * float(facts[metric.key]),
+        int(facts["round"]),
         chosen.run,
         chosen.lock,
         chosen.config_sha256,
         options[best].label,
         tuple(c.run for i, c in enumerate(options) if i != best),
-        seen.get("validation_accuracy"),
+        facts.get("validation_accuracy"),
         chosen.summary.get("ess_fraction"),
         chosen.summary.get("hull_distance"),
-        _scaled(seen.get(f"{metric.key}_sd"), metric) if seen.get("rounds", 0) > 1 else None,
+        _scale(facts.get(f"{metric.key}_sd"), metric) if facts.get("rounds", 0) > 1 else None,
         None if ended is None else ended.rounds,
     )
 
 
-def _scaled(value: Any, metric: Metric) -> float | None:
+def _scale(value: Any, metric: Metric) -> float | None:
     return metric.scale * float(value) if isinstance(value, int | float) else None
 
 
 def scores(finished: Finished, metric: Metric) -> Mapping[str, Any]:
     """What a summary says of the round that counts. Raises DataError where it says nothing."""
-    seen = finished.summary.get(metric.stop)
-    if not isinstance(seen, dict):
+    facts = finished.summary.get(metric.stop)
+    if not isinstance(facts, dict):
         raise DataError(
             f"{finished.run.name}: its summary has no {metric.stop} round; without examples that "
             "follow the target there is no early stopping"
         )
-    return seen
+    return facts
 
 
 def pick(done: Sequence[Finished], metric: Metric) -> int:
@@ -243,10 +245,10 @@ def pick(done: Sequence[Finished], metric: Metric) -> int:
     """
 
     def merit(i: int) -> tuple[float, float, float]:
-        seen = scores(done[i], metric)
-        loss = seen.get("validation_loss")
+        facts = scores(done[i], metric)
+        loss = facts.get("validation_loss")
         ess = float(done[i].summary.get("ess") or 0.0)
-        accuracy = seen.get("validation_accuracy")
+        accuracy = facts.get("validation_accuracy")
         return (
             -math.inf if accuracy is None else float(accuracy),
             ess,

@@ -1,4 +1,4 @@
-"""Drawings of methods with a router: whose model knows what, where queries go, what refusing buys.
+"""Charts of methods with a router: accuracy by client and class, routing, and the risk of refusing.
 
 All are means over the seeds of a cell, each of its run's last round.
 """
@@ -56,29 +56,37 @@ def routing_charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[st
     """
     drawn: dict[str, Chart] = {}
     for column in study.columns:
-        found = routed([c for c in cells if c.column is column], store)
-        if found:
-            drawn |= _own(column, found[0]) | _sent(column, found[0]) | _risk(column, found)
+        routers = routed([c for c in cells if c.column is column], store)
+        if routers:
+            drawn |= (
+                _accuracy_maps(column, routers[0])
+                | _routing_maps(column, routers[0])
+                | _risk(column, routers)
+            )
     return drawn
 
 
 def routed(cells: Sequence[Cell], store: Store) -> list[Routed]:
     """The distinct routers among the cells of a column; rows that read the same runs are one."""
-    seen: dict[tuple[str, ...], Routed | None] = {}
+    by_names: dict[tuple[str, ...], Routed | None] = {}
     for cell in cells:
         names = tuple(v.run.name for v in cell.values)
-        if names and names not in seen:
-            seen[names] = _read(cell, store)
-    return [one for one in seen.values() if one is not None]
+        if names and names not in by_names:
+            by_names[names] = _read(cell, store)
+    return [one for one in by_names.values() if one is not None]
 
 
 def _read(cell: Cell, store: Store) -> Routed | None:
     """The seeds whose run has a router's details; None where no seed has."""
     pairs = [(v.run, _details(v.run, store)) for v in cell.values]
-    kept = [(run, found) for run, found in pairs if found is not None and found.router is not None]
-    if not kept:
+    usable = [
+        (run, serving)
+        for run, serving in pairs
+        if serving is not None and serving.router is not None
+    ]
+    if not usable:
         return None
-    runs, details = zip(*kept, strict=True)
+    runs, details = zip(*usable, strict=True)
     classes = tuple(store.read(runs[0]).summary["classes"])
     return Routed(cell.row.label.partition(",")[0], runs, details, classes)
 
@@ -92,20 +100,20 @@ def _details(run: Run, store: Store) -> Serving | None:
 def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
     """(mean over the seeds that have a value, how many these are), entry by entry; NaN for none."""
     stacked = np.array(matrices, dtype=np.float64)
-    known = ~np.isnan(stacked)
-    count = known.sum(0)
-    total = np.where(known, stacked, 0.0).sum(0)
+    defined = ~np.isnan(stacked)
+    count = defined.sum(0)
+    total = np.where(defined, stacked, 0.0).sum(0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan), count
 
 
-def _own(column: Column, one: Routed) -> dict[str, Chart]:
+def _accuracy_maps(column: Column, one: Routed) -> dict[str, Chart]:
     title = f"Accuracy of each client's own model by class: {one.label}, {_where(column)}"
     # Which classes a client has differs from seed to seed.
     matrices = [d.class_accuracy for d in one.details]
     return {f"{_file(column)}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
 
 
-def _sent(column: Column, one: Routed) -> dict[str, Chart]:
+def _routing_maps(column: Column, one: Routed) -> dict[str, Chart]:
     title = f"Where each client's queries (rows) are sent: {one.label}, {_where(column)}"
     clients = [str(i) for i in range(len(one.details[0].class_accuracy))]
     matrices = [r.sent for r in one.routers]
@@ -141,9 +149,9 @@ def _names(one: Routed) -> list[str]:
     return [f"client {i}" + (f": {look}" if look else "") for i, look in enumerate(looks)]
 
 
-def _risk(column: Column, found: Sequence[Routed]) -> dict[str, Chart]:
+def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Chart]:
     series = []
-    for i, one in enumerate(found, start=1):
+    for i, one in enumerate(routers, start=1):
         y = tuple(mean_risk(one.routers).tolist())
         name = f"{one.label}, {_seeds(one)}"
         series.append(Series(name, COVERAGES, y, i % len(PALETTE), dash=i // len(PALETTE)))

@@ -57,13 +57,13 @@ def bootstrapped(values: Sequence[float], level: float = LEVEL) -> Moments:
     that all cells of the same seeds are resampled alike. With n = 3 it is the range of the values,
     which covers the mean of a symmetric distribution in 1 - 2^(1 - n) = 75 % of all cases.
     """
-    found = moments(values, level)
-    if found.n == 1:
-        return found
-    rows = numpy_generator(found.n, "bootstrap").integers(found.n, size=(RESAMPLES, found.n))
+    result = moments(values, level)
+    if result.n == 1:
+        return result
+    rows = numpy_generator(result.n, "bootstrap").integers(result.n, size=(RESAMPLES, result.n))
     means = np.asarray(values, dtype=np.float64)[rows].mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2]).tolist()
-    return replace(found, low=low, high=high)
+    return replace(result, low=low, high=high)
 
 
 INTERVALS: Mapping[str, Callable[[Sequence[float], float], Moments]] = {

@@ -123,7 +123,7 @@ class Store:
 
         Raises DataError for a damaged file.
         """
-        # A folder may have been trained again since.
+        # The folder may have been trained again meanwhile.
         if self.done(run) or not self._has(run, DIVERGED):
             return None
         try:
@@ -172,7 +172,7 @@ class Store:
         text = self._text(run, METRICS)
         try:
             header, *rows = csv.reader(text.splitlines())
-            # Without its end of line the last number may be cut, too.
+            # Without a final line break the last number may be cut.
             cut = not text.endswith("\n") or any(len(row) != len(header) for row in rows)
             if cut or not rows:
                 raise ValueError("rows are missing, or cut")
@@ -196,12 +196,12 @@ class Store:
     def clear(self, run: Run) -> Path:
         """The run's folder without the files that an unfinished attempt may have left in it.
 
-        But for what says by which backend its checkpoints were made.
+        It keeps the file that names the backend of its checkpoints.
         """
         folder = self.path(run)
-        for left in folder.glob("*"):
-            if left.is_file() and left.name not in (IN_USE, LOCK):
-                left.unlink(missing_ok=True)
+        for path in folder.glob("*"):
+            if path.is_file() and path.name not in (IN_USE, LOCK):
+                path.unlink(missing_ok=True)
         return folder
 
     def damaged(self, run: Run, why: object, name: str = "") -> DataError:

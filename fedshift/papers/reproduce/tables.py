@@ -134,12 +134,12 @@ def here(cell: Cell, metric: Metric) -> str:
     return text if rounds is None else f"{text} ± {rounds:.{metric.digits}f} over rounds"
 
 
-def spread(found: Moments | None, metric: Metric) -> str:
+def spread(result: Moments | None, metric: Metric) -> str:
     """ "92.4 ± 2.1", without a deviation for a single seed."""
-    if found is None:
+    if result is None:
         return MISSING
-    mean = f"{found.mean:.{metric.digits}f}"
-    return mean if found.sd is None else f"{mean} ± {found.sd:.{metric.digits}f}"
+    mean = f"{result.mean:.{metric.digits}f}"
+    return mean if result.sd is None else f"{mean} ± {result.sd:.{metric.digits}f}"
 
 
 def printed_text(cell: Printed | None, metric: Metric) -> str:
@@ -150,21 +150,21 @@ def printed_text(cell: Printed | None, metric: Metric) -> str:
     return mean if cell.sd is None else f"{mean} ± {cell.sd:.{metric.digits}f}"
 
 
-def interval(found: Moments | None, metric: Metric) -> str:
+def interval(result: Moments | None, metric: Metric) -> str:
     """ "90.3 to 94.5"."""
-    if found is None or found.low is None or found.high is None:
+    if result is None or result.low is None or result.high is None:
         return MISSING
-    return f"{found.low:.{metric.digits}f} to {found.high:.{metric.digits}f}"
+    return f"{result.low:.{metric.digits}f} to {result.high:.{metric.digits}f}"
 
 
-def difference(found: Moments | None, metric: Metric) -> str:
+def difference(result: Moments | None, metric: Metric) -> str:
     """ "+25.3 (+20.1 to +30.5)", the interval only where there is one."""
-    if found is None:
+    if result is None:
         return MISSING
-    mean = f"{found.mean:+.{metric.digits}f}"
-    if found.low is None or found.high is None:
+    mean = f"{result.mean:+.{metric.digits}f}"
+    if result.low is None or result.high is None:
         return mean
-    return f"{mean} ({found.low:+.{metric.digits}f} to {found.high:+.{metric.digits}f})"
+    return f"{mean} ({result.low:+.{metric.digits}f} to {result.high:+.{metric.digits}f})"
 
 
 def _short(cell: Cell, metric: Metric) -> str:

@@ -1,4 +1,4 @@
-"""Hyper-parameters by validation: train a grid, keep the best, remember it."""
+"""Hyper-parameters by validation: train a grid, choose the best point, store it."""
 
 from __future__ import annotations
 
@@ -42,29 +42,31 @@ def choose_tuned(plan: Plan, store: Store) -> dict[Key, Mapping[str, Any]]:
     for row, column in tunable(plan):
         seed = plan.seeds_of(column)[0]
         grid = tuning_runs(plan, row, column, seed)
-        left = [c for c in grid if store.diverged(c.run) is None]
-        if not left or not all(store.done(c.run) for c in left):
+        remaining = [c for c in grid if store.diverged(c.run) is None]
+        if not remaining or not all(store.done(c.run) for c in remaining):
             continue
-        done = [store.read(c.run) for c in left]
-        seen = {c.run.name: scores(f, plan.study.metric) for c, f in zip(left, done, strict=True)}
+        done = [store.read(c.run) for c in remaining]
+        scores_by_run = {
+            c.run.name: scores(f, plan.study.metric) for c, f in zip(remaining, done, strict=True)
+        }
         records[column.key, row.label] = {
             "column": column.key,
             "row": row.label,
-            "options": dict(left[pick(done, plan.study.metric)].options),
+            "options": dict(remaining[pick(done, plan.study.metric)].options),
             "seed": seed,
             "rounds": plan.rounds_of(column),
             "changed": list(plan.overrides),
-            "grid": [_evidence(c, seen.get(c.run.name)) for c in grid],
+            "grid": [_evidence(c, scores_by_run.get(c.run.name)) for c in grid],
         }
     return records
 
 
-def _evidence(c: Candidate, seen: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a point of the grid came to; nothing but its run where it diverged."""
+def _evidence(c: Candidate, run_scores: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The scores of a grid point; only its run if it diverged."""
     facts = ("validation_accuracy", "validation_loss", "round")
     return {
         "options": dict(c.options),
-        **{fact: None if seen is None else seen[fact] for fact in facts},
+        **{fact: None if run_scores is None else run_scores[fact] for fact in facts},
         "run": c.run.name,
     }
 
@@ -128,9 +130,9 @@ def add_tuned(path: Path, records: Records) -> Records:
     It is read now: another invocation may have added its own while this one trained its grids.
     """
     with _one_at_a_time(path.parent):
-        found = {**read_tuned(path), **records}
-        write_tuned(path, found)
-    return found
+        merged = {**read_tuned(path), **records}
+        write_tuned(path, merged)
+    return merged
 
 
 @contextlib.contextmanager
@@ -141,13 +143,13 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         return
     import fcntl
 
-    held = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def write_tuned(path: Path, records: Records) -> None:

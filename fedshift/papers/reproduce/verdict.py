@@ -1,4 +1,4 @@
-"""What a table finds of its question, in a sentence per column."""
+"""The verdict of a table, one sentence per column."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
     "beats": the 95 % t-interval of the paired difference lies above 0; "is worse than": below 0;
     else "does not clearly beat". A single seed has no interval, and its sentence says so.
     """
-    found = []
+    lines = []
     for column in study.columns:
-        asked = [c for c in cells if c.column is column and c.row.label in study.verdict]
-        said = [text for c in asked if (text := _told(c, study))]
-        if said:
+        compared = [c for c in cells if c.column is column and c.row.label in study.verdict]
+        outcomes = [text for c in compared if (text := _outcome(c, study))]
+        if outcomes:
             where = f"{column.title} {column.split}"
-            found.append(f"Found on {where}: {'; '.join(said)}.")
-    return tuple(found)
+            lines.append(f"Found on {where}: {'; '.join(outcomes)}.")
+    return tuple(lines)
 
 
 def without_value(cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -45,22 +45,22 @@ def stopped_early(cells: Sequence[Cell]) -> tuple[str, ...]:
     )
 
 
-def _told(cell: Cell, study: Study) -> str:
+def _outcome(cell: Cell, study: Study) -> str:
     label, lost = cell.row.label, len(cell.absent)
     if cell.difference is None:
         return f'"{label}" has no value ({lost} of {lost} seeds)' if lost else ""
     behind = f" ({lost} more without a value)" if lost else ""
-    return _said(label, cell.difference, study) + behind
+    return _compare(label, cell.difference, study) + behind
 
 
-def _said(label: str, found: Moments, study: Study) -> str:
-    value = difference(found, study.metric)
+def _compare(label: str, result: Moments, study: Study) -> str:
+    value = difference(result, study.metric)
     row, baseline = f'"{label}"', f'"{study.baseline}"'
-    if found.low is None or found.high is None:
-        side = "above" if found.mean > 0 else "not above"
+    if result.low is None or result.high is None:
+        side = "above" if result.mean > 0 else "not above"
         return f"{row} is {side} {baseline} on a single seed: {value}"
-    if found.low > 0:
+    if result.low > 0:
         outcome = "beats"
     else:
-        outcome = "is worse than" if found.high < 0 else "does not clearly beat"
-    return f"{row} {outcome} {baseline}: {value}, {found.n} seeds"
+        outcome = "is worse than" if result.high < 0 else "does not clearly beat"
+    return f"{row} {outcome} {baseline}: {value}, {result.n} seeds"

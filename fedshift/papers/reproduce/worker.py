@@ -35,11 +35,11 @@ def perform(
     folder = store.make(run)
     try:
         with alone_in(folder):
-            if not store.done(run):  # by another process, meanwhile
+            if not store.done(run):  # another process may have completed it meanwhile
                 _check_begun(run, store, backend)
-                _trained(run, store, store.clear(run), tell, asked, backend)
+                _train(run, store, store.clear(run), tell, asked, backend)
     finally:
-        with contextlib.suppress(OSError):  # it holds something
+        with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
 
 
@@ -48,15 +48,15 @@ def _check_begun(run: Run, store: Store, backend: str) -> None:
     if began not in (None, backend):
         raise InputError(
             f"{store.path(run)}: begun by the backend {began}, and a run of a table is made by "
-            f"one; {_named(began)}delete the folder to start from round 1"
+            f"one; {_backend_advice(began)}delete the folder to start from round 1"
         )
 
 
-def _named(backend: str) -> str:
+def _backend_advice(backend: str) -> str:
     return f"go on with --backend {backend}, or " if backend in ALONE else ""
 
 
-def _trained(
+def _train(
     run: Run, store: Store, folder: Path, tell: Listener, asked: Asked, backend: str
 ) -> None:
     check_links(folder)
@@ -68,7 +68,7 @@ def _trained(
         except DivergedError as e:
             store.remember(run, reason(e), e.measured, _hull_distance(prepared))
             raise
-    except UnfitError:  # nothing has begun
+    except UnfitError:  # the run has not begun
         raise
     except (Exception, KeyboardInterrupt) as e:
         EventLog(folder)({"event": "failed", "error": reason(e)})
@@ -84,8 +84,8 @@ def reason(error: Exception | KeyboardInterrupt) -> str:
     """A failure in one line: the library's own messages as they are, others with their type."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    said = " ".join(str(error).split())
-    return said if isinstance(error, FedshiftError) else f"{type(error).__name__}: {said}"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, FedshiftError) else f"{type(error).__name__}: {text}"
 
 
 def work(run: Run, store: Store, channel: Connection, backend: str = "loop") -> None:
