@@ -46,13 +46,13 @@ def check_carried(
         problem
         for section in NAMES
         if section not in given
-        for problem in _moved(section, written, tables, given)
+        for problem in _changed_meanings(section, written, tables, given)
     ]
     if problems:
         raise InputError("\n".join(problems))
 
 
-def _moved(
+def _changed_meanings(
     section: str, written: Mapping[str, Any], tables: Mapping[str, Any], given: Sequence[str]
 ) -> Iterator[str]:
     old, new = name_in(written, section), name_in(tables, section)
@@ -69,7 +69,7 @@ def _moved(
 
 
 def _meaning(key: str, name: Any) -> str | None:
-    """What the option is under a name; None where it is the same everywhere, or none of it."""
+    """The option's meaning under a name; None if it is the same for all, or not an option."""
     section, _, option = key.partition(".")
     if section == "method":
         return recipes.recipe(name).meanings.get(option) if name in recipes.__all__ else None
