@@ -195,7 +195,7 @@ def train(
     checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
     code, where the keeper is asked to stop. clock: told what the time goes to.
     """
-    saver, meter, evaluation = Saver(keeper, label, training.rounds), Meter(clock), None
+    saver, meter, scores = Saver(keeper, label, training.rounds), Meter(clock), None
     done = saver.start()
     # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
@@ -214,22 +214,22 @@ def train(
             done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
-                evaluation = evaluate(algorithm, current, federation, task)
-            done.metrics.append(measured_round(current, evaluation, federation, task))
-            done.served += [] if evaluation.served is None else [evaluation.served.metrics]
+                scores = evaluate(algorithm, current, federation, task)
+            done.metrics.append(measured_round(current, scores, federation, task))
+            done.served += [] if scores.served is None else [scores.served.metrics]
             done.sets += set_round(current)
             listen(
                 {
                     "event": "evaluation",
                     "run": label,
                     **vars(done.metrics[-1]),
-                    **_served_accuracies(evaluation),
+                    **_served_accuracies(scores),
                 }
             )
         with clock.of(CHECKPOINTING):
             saver.played(done)
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, evaluation)
+    return _outcome(algorithm, federation, task, label, done, scores)
 
 
 def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
@@ -258,11 +258,11 @@ def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dic
     }
 
 
-def _served_accuracies(evaluation: Evaluation) -> dict[str, float]:
+def _served_accuracies(scores: Evaluation) -> dict[str, float]:
     """Accuracy of all models as a system and the mean of each alone, with client test sets."""
-    if evaluation.served is None:
+    if scores.served is None:
         return {}
-    metrics = evaluation.served.metrics
+    metrics = scores.served.metrics
     return {
         "system_accuracy": metrics.system_accuracy,
         "average_accuracy": metrics.average_accuracy,
@@ -271,12 +271,12 @@ def _served_accuracies(evaluation: Evaluation) -> dict[str, float]:
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    evaluation: Evaluation | None,
+    scores: Evaluation | None,
 ) -> Outcome:  # fmt: skip
-    """Outcome of a complete run; evaluation is None if its last round came from a checkpoint."""
+    """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.after
     assert last is not None  # a run has at least one round
-    evaluation = evaluate(algorithm, last, federation, task) if evaluation is None else evaluation
+    scores = evaluate(algorithm, last, federation, task) if scores is None else scores
     # Rounds of a version without `Played` have none.
     played = done.played if done.played.rounds else None
     everybody = torch.arange(len(federation.clients))
@@ -287,13 +287,13 @@ def _outcome(
         last.server.get("buffers", {}),
         tuple(weights),
         tuple(done.metrics),
-        evaluation.test,
-        evaluation.clients,
-        evaluation.estimate,
+        scores.test,
+        scores.clients,
+        scores.estimate,
         replace(federation, table=registered(last, federation.table)),
         last,
         tuple(done.served),
-        _measure_at_end(algorithm, last, federation, task, evaluation),
+        _measure_at_end(algorithm, last, federation, task, scores),
         tuple(done.sets),
         done.traffic,
         done.missed,
@@ -302,9 +302,9 @@ def _outcome(
 
 
 def _measure_at_end(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, evaluation: Evaluation
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task, scores: Evaluation
 ) -> LastRound | None:
     """Measurements of the last round only, where clients serve their own models."""
-    if evaluation.served is None:
+    if scores.served is None:
         return None
-    return last_round(algorithm, current, federation, task, evaluation.served.answers)
+    return last_round(algorithm, current, federation, task, scores.served.answers)

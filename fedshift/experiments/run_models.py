@@ -135,9 +135,9 @@ def took_part(parts: Mapping[str, Params], clients: int, path: Path) -> tuple[in
 def served_in(parts: Mapping[str, Params], client: int, drawn: bool) -> Pair:
     """The inverse of `model_parts` for one client; drawn: whether it took part."""
 
-    def whole(shared: str, begun: str, kept: str) -> Params:
+    def whole(shared: str, begun: str, suffix: str) -> Params:
         first = {} if drawn else parts.get(begun, {})
-        pair = (parts.get(f"client{client}.{kind}{kept}", {}) for kind in ("private", "personal"))
+        pair = (parts.get(f"client{client}.{kind}{suffix}", {}) for kind in ("private", "personal"))
         private, personal = pair
         return parts[shared] | first | private | personal
 

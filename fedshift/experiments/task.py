@@ -121,7 +121,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
     clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
     tests = tuple(map(examples, dealt.own, looks))
     return Task(
-        clients=tuple(client_data(held.x, held.y, i) for i, held in enumerate(clients)),
+        clients=tuple(client_data(one.x, one.y, i) for i, one in enumerate(clients)),
         validation=tuple(map(examples, holdouts, looks)),
         target=torch.tensor(dealt.target),
         test=joined(tests)

@@ -71,11 +71,11 @@ def evaluate(
         pairs = [pair] * len(task.clients)
         test = score(model, *pair, task.test, classes)
     clients = tuple(
-        score(model, *own, examples, classes)
-        for own, examples in zip(pairs, task.validation, strict=True)
+        score(model, *each, data, classes)
+        for each, data in zip(pairs, task.validation, strict=True)
     )
-    examples, pooled = task.target_validation, pool(clients)
-    validation = None if examples is None else score(model, *pairs[0], examples, classes)
+    data, pooled = task.target_validation, pool(clients)
+    validation = None if data is None else score(model, *pairs[0], data, classes)
     estimate = estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy())
     return Evaluation(test, clients, validation, estimate, served)
 
