@@ -59,7 +59,7 @@ CASES = (
         "key of another network",
         "[training]",
         '[model]\nname = "lenet"\nhidden = [8]\n[training]',
-        'hidden is for "mlp", "mlp-moon" and "mlp-projected", not for "lenet"',
+        'f.toml:11: model: hidden is for "mlp", "mlp-moon" and "mlp-projected", not for "lenet"',
     ),
     config(
         "unknown key",

@@ -32,7 +32,7 @@ TABLE_CASES = (
     Broken(
         "diagnose misspelled label of two",
         3,
-        't.csv, line 1: label "dgo" is not among the labels of the counts (cat, dog). Did you mean "dog"?',
+        't.csv, line 1: label "dgo" is not among the labels of the counts (cat, dog). Did you mean "dog"? If no client holds it, give the counts a column of zeros for it.',
         counts="client,cat,dog\na,10,20\nb,5,5\n",
         target="cat,dgo\n0.2,0.8\n",
     ),
