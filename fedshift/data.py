@@ -14,7 +14,13 @@ from torch import Tensor
 
 from fedshift.arguments import check_fields, check_listed, check_whole
 from fedshift.errors import InputError, shown
-from fedshift.examples import check_finite, check_importance, check_labels, check_plain
+from fedshift.examples import (
+    check_finite,
+    check_importance,
+    check_labels,
+    check_numbered,
+    check_plain,
+)
 from fedshift.examples import first_not_finite as first_not_finite
 from fedshift.kernels.torch_private import within_vmap
 from fedshift.real import is_whole
@@ -154,6 +160,8 @@ def check_clients(clients: Sequence[ClientData]) -> None:
             "an id is the client's position, client_data(x, y, position)"
         )
     for i, c in enumerate(clients):
+        for name, v in (("x", c.x), ("y", c.y)):
+            check_plain(v, name, i)
         check_labels(c.y, f"client {i}")
         check_importance(c.w, len(c.y), i)
         if c.y.dtype != torch.int64:
@@ -262,6 +270,7 @@ class Examples:
     y: Tensor
 
     def __post_init__(self) -> None:
+        check_numbered(self.y, "Examples")
         check_fields(self)
         if len(self.x) != len(self.y):
             raise InputError(f"{len(self.x)} inputs and {len(self.y)} labels; give as many")

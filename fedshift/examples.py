@@ -33,6 +33,8 @@ def check_finite(x: Tensor, what: str, until: str) -> None:
 
 def check_plain(v: object, name: str, client: int) -> None:
     """Raise InputError for what is no tensor, one of several shapes, or one without numbers."""
+    if name == "y":
+        check_numbered(v, f"client {client}")
     if not isinstance(v, Tensor):
         raise InputError(
             f"client {client}: {name} is a {type(v).__name__}; give torch.as_tensor({name})"
@@ -40,6 +42,22 @@ def check_plain(v: object, name: str, client: int) -> None:
     if v.is_nested or v.is_meta:
         odd = "nested" if v.is_nested else "on the device meta, and holds no numbers"
         raise InputError(f"client {client}: {name} is {odd}; give a tensor [n, ...] of one shape")
+    if v.layout != torch.strided:
+        raise InputError(f"client {client}: {name} is sparse; give {name}.to_dense()")
+
+
+def check_numbered(y: object, whose: str) -> None:
+    """Raise InputError for labels that are text: torch has no tensors of text."""
+    if not isinstance(y, Tensor) and _has_text(y):
+        raise InputError(
+            f"{whose}: labels are text; number those of all clients together, names, numbers = "
+            "numpy.unique(y, return_inverse=True), and give torch.as_tensor(numbers)"
+        )
+
+
+def _has_text(y: object) -> bool:
+    entries = y.tolist() if hasattr(y, "tolist") else y
+    return isinstance(entries, list | tuple) and any(isinstance(label, str) for label in entries)
 
 
 def check_labels(y: Tensor, whose: str) -> None:

@@ -180,3 +180,5 @@ def test_the_command(
     assert [one["client"] for one in told["clients"]] == [0, 1, 2, 3]
     assert perform(app, ["audit", "marginals", str(tmp_path)]) == 2
     assert "not a run folder" in capsys.readouterr().err
+    assert perform(app, ["audit", "marginals", "f.toml", "--level", "2"]) == 2
+    assert "--level 2: allowed: more than 0, less than 0.5" in capsys.readouterr().err

@@ -35,13 +35,15 @@ def marginals(
     """
     with loading():
         from fedshift.cli import console
-        from fedshift.errors import unknown
+        from fedshift.errors import InputError, unknown
         from fedshift.experiments.claims import audit_task, claimed, configured, model_of
         from fedshift.experiments.task import prepare
         from fedshift.files import clean
 
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
+    if not 0 < level < 0.5:
+        raise InputError(f"--level {level:g}: allowed: more than 0, less than 0.5")
     config, source, model = configured(place)
     with source.placing():
         prepared = prepare(config)

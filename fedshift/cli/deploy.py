@@ -91,8 +91,9 @@ def _next(folder: Path) -> Path:
 def client(place: Path, address: str, patience: float) -> None:
     """Join, and stay until interrupted or refused."""
     check_flower()
-    from fedshift.deploy.joining import join
+    from fedshift.deploy.joining import join, node_command
 
+    node_command(place, address)  # refuses a wrong folder or address before anything is printed
     console.put(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
     sys.stdout.flush()
     join(place, address, patience=patience, say=lambda t: console.tell(t))

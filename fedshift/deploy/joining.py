@@ -46,7 +46,7 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
     answer, shows a certificate that is not the federation's, or does not let this client in, and
     TrainingError for a SuperNode that was killed.
     """
-    node = _node(place, server)
+    node = node_command(place, server)
     last_reason, until = "", time.monotonic() + patience
     while True:
         if why := _work_once(node, place, server, say):
@@ -60,8 +60,8 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
         time.sleep(PAUSE)
 
 
-def _node(place: Path, server: str) -> list[str]:
-    """The SuperNode's command without its port. Raises InputError."""
+def node_command(place: Path, server: str) -> list[str]:
+    """The SuperNode's command without its port. Raises InputError as `join` does for its inputs."""
     try:
         client = json.loads((place / "client.json").read_text(encoding="utf-8"))
         node_config = (

@@ -97,8 +97,8 @@ def has_examples(server: Parts, ids: Tensor) -> bool:
         return True
     if not n.any():
         raise InputError(
-            f"none of the {len(n)} clients has an example, so there is nothing to train on; give "
-            "one of them data"
+            f"none of the {len(n)} clients has an example (importance 0 counts as none), so "
+            "there is nothing to train on; give one of them data"
         )
     return False
 

@@ -50,6 +50,7 @@ def check_model(model: Model, federation: Federation) -> None:
         if len(data.x) <= len(pair):
             raise
         look(model, federation.params, federation.buffers, data.x[:BATCH])
+    _warn_of_probabilities(logits)
     _check_shapes(model, federation, data)
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
@@ -109,6 +110,18 @@ def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
         initial = params if model is algorithm.model else model.init()[0]
         for phase in stage.phases().values():
             phase.check(model, initial)
+
+
+def _warn_of_probabilities(logits: Tensor) -> None:
+    """Warn where the outputs [n, K] are 0 or more and sum to 1: log-softmax would come twice."""
+    if logits.shape[1] > 1 and bool((logits >= 0).all()):
+        sums = logits.float().sum(1)
+        if torch.allclose(sums, torch.ones_like(sums), atol=1e-2 if logits.itemsize < 4 else 1e-4):
+            warnings.warn(
+                "the network's outputs are probabilities, and the loss takes logits: it learns "
+                "slowly or not at all; leave out the softmax at its end",
+                stacklevel=4,
+            )
 
 
 def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> None:

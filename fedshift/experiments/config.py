@@ -56,6 +56,16 @@ class ServerData(Section):
     validation: Annotated[int, Field(ge=0)] = 0
 
 
+# The networks that take a key of [model].
+NETWORKS_WITH = {
+    "hidden": ("mlp", "mlp-moon", "mlp-projected"),
+    "pretrained": ("resnet18", "resnet50"),
+    "freeze_norm": ("resnet18", "resnet50"),
+    "projection": ("resnet18", "resnet50", "mlp-moon", "lenet-moon"),
+    "branches": ("lenet-gn",),
+}
+
+
 class Network(Section):
     """[model]: "lenet", "mlp" (with `hidden`), "linear", or a ResNet.
 
@@ -89,15 +99,16 @@ class Network(Section):
     projection: Count | None = None
 
     @model_validator(mode="after")
-    def _batch_norm(self) -> Network:
-        for key in ("pretrained", "freeze_norm", "projection"):
-            names = ["resnet18", "resnet50"]
-            names += ["mlp-moon", "lenet-moon"] if key == "projection" else []
-            if getattr(self, key) and self.name not in names:
-                allowed = ", ".join(f'"{n}"' for n in names[:-1]) + f' and "{names[-1]}"'
+    def _takes(self) -> Network:
+        for key, names in NETWORKS_WITH.items():
+            # Run folders record every key: a default is no choice of the user's.
+            if (
+                self.name not in names
+                and getattr(self, key) != type(self).model_fields[key].default
+            ):
+                *others, last = (f'"{name}"' for name in names)
+                allowed = f"{', '.join(others)} and {last}" if others else last
                 raise ValueError(f'{key} is for {allowed}, not for "{self.name}"')
-        if self.branches is not None and self.name != "lenet-gn":
-            raise ValueError(f'branches is for "lenet-gn", not for "{self.name}"')
         return self
 
 

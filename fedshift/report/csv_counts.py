@@ -75,9 +75,7 @@ def read_target(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
     labels that the counts do not have.
     """
     header, rows = _table(path)
-    # Two labels in one row look like two columns; the names decide.
-    in_a_row = set(header.cells) <= set(classes) and len(rows) == 1
-    if len(header.cells) == 2 and not in_a_row:
+    if len(header.cells) == 2 and not _is_row(header, rows, classes):
         return _target_column(path, header, rows, classes)
     if header.cells[0].lower() in CLIENT_COLUMN and header.cells[0] not in classes:
         header = _Line(header.number, header.cells[1:])
@@ -94,11 +92,25 @@ def read_target(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
     return _in_order(path, entries, classes)
 
 
+def _is_row(header: _Line, rows: list[_Line], classes: Sequence[str]) -> bool:
+    """Whether two columns are two labels over one row of numbers, one maybe misspelled."""
+    if len(rows) != 1:
+        return False
+    if set(header.cells) <= set(classes):
+        return True
+    over_numbers = all(_NUMBER.fullmatch(cell) for cell in rows[0].cells)
+    return over_numbers and not _NUMBER.fullmatch(header.cells[1]) and not _names_columns(header)
+
+
+def _names_columns(header: _Line) -> bool:
+    label, value = (c.lower() for c in header.cells)
+    return label in LABEL_COLUMN and value in VALUE_COLUMN
+
+
 def _target_column(
     path: Path, header: _Line, rows: list[_Line], classes: Sequence[str]
 ) -> NDArray[np.float64]:
-    label, value = (c.lower() for c in header.cells)
-    if not (label in LABEL_COLUMN and value in VALUE_COLUMN):
+    if not _names_columns(header):
         rows = [header, *rows]
     entries = [(r.cells[0], r.number, _number(path, r, 1, r.cells[0])) for r in rows]
     return _in_order(path, entries, classes)

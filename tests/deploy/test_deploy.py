@@ -244,7 +244,8 @@ def test_exit_codes(
         }  # fmt: skip
         for told, args in cases.items():
             assert call(*args, monkeypatch=monkeypatch) == 2
-            said = capsys.readouterr().err
+            printed, said = capsys.readouterr()
+            assert not printed
             assert said.startswith(f"error: {told}")
             assert len(said.splitlines()) == 1
 

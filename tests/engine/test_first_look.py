@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -83,6 +84,16 @@ def test_a_state_of_its_own_is_refused_however_little_it_does(kind: Any, message
 
 def test_what_is_kept_and_the_same_in_each_pass_is_right() -> None:
     assert begun(Remembering(FEATURES, CLASSES))[1][-1].t == 2
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1), nn.Sigmoid(), nn.Identity()])
+def test_probabilities_are_warned_of_once(last: nn.Module) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        begun(nn.Sequential(nn.Linear(FEATURES, CLASSES), last))
+    texts = [str(w.message) for w in caught if "probabilities" in str(w.message)]
+    assert len(texts) == isinstance(last, nn.Softmax)
+    assert all("leave out the softmax" in text for text in texts)
 
 
 def network() -> nn.Module:

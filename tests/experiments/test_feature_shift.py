@@ -168,8 +168,8 @@ def test_the_configuration_comes_back() -> None:
 
 @pytest.mark.parametrize(("name", "width"), [("mlp-moon", 256), ("lenet-moon", 16)])
 def test_moons_head_is_a_network_by_name(name: str, width: int) -> None:
-    given = Network(name=name, hidden=(12,), projection=None if width == 256 else width)  # type: ignore[arg-type]
-    model = network(given, (1, 28, 28), 10, seed=0)
+    table: Any = {"hidden": (12,)} if name == "mlp-moon" else {"projection": width}
+    model = network(Network.model_validate({"name": name} | table), (1, 28, 28), 10, seed=0)
     params, buffers = model.init()
     assert model(params, buffers, torch.zeros(2, 1, 28, 28))["features"].shape == (2, width)
     with pytest.raises(InputError, match="not for"):

@@ -56,6 +56,12 @@ CASES = (
         'f.toml:9: unknown key "trainig"; allowed: data, method, model, name, seeds, selection, server, shift, training. Did you mean "training"?',
     ),
     config(
+        "key of another network",
+        "[training]",
+        '[model]\nname = "lenet"\nhidden = [8]\n[training]',
+        'f.toml:11: model: hidden is for "mlp", "mlp-moon" and "mlp-projected", not for "lenet"',
+    ),
+    config(
         "unknown key",
         "rounds = 1",
         "ruonds = 1",

@@ -30,6 +30,13 @@ TABLE_CASES = (
         counts="client,cat,dog,owl\na,10,nan,1\nb,0,5,5\n",
     ),
     Broken(
+        "diagnose misspelled label of two",
+        3,
+        't.csv, line 1: label "dgo" is not among the labels of the counts (cat, dog). Did you mean "dog"? If no client holds it, give the counts a column of zeros for it.',
+        counts="client,cat,dog\na,10,20\nb,5,5\n",
+        target="cat,dgo\n0.2,0.8\n",
+    ),
+    Broken(
         "diagnose all zero",
         2,
         "label_counts are all zero: no client has any example to weigh",
