@@ -31,8 +31,8 @@ def python(*arguments: str, **variables: str) -> str:
 
 @pytest.mark.slow
 def test_the_laws_hold_without_shortcuts() -> None:
-    """And the contract, and what dense training and stacked clients promise."""
-    names = "laws contract stateless slopes dense stacked"
+    """And the contract, and what dense training promises."""
+    names = "laws contract stateless slopes dense"
     files = [str(next(HERE.rglob(f"test_{name}.py"))) for name in names.split()]
     options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow")
     told = python("-m", "pytest", *options, *files, FEDSHIFT_PLAIN="1")

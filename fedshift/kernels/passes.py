@@ -82,11 +82,7 @@ def call(
     except KeyError:
         raise misfit(where, tensors) from None
     if before and isinstance(before[0][0], nn.Module):  # nothing can be replaced there
-        given = dict(tensors)
-        out = functional_call(net, given, inputs)
-        if written is not None:
-            written.update({name: given[name] for name in written})
-        return out
+        return _functional_call(net, where, tensors, inputs, written)
     try:
         for name, tensor in tensors.items():
             for holder, key in where[name]:
@@ -100,6 +96,23 @@ def call(
     finally:
         for holder, key, tensor in before:
             holder[key] = tensor
+
+
+def _functional_call(
+    net: nn.Module, where: Places, tensors: Params, inputs: Any, written: Params | None
+) -> Any:
+    """`call` by documented parts of torch alone."""
+    paths = {id(module): path for path, module in net.named_modules()}
+
+    def full(holder: nn.Module, key: str) -> str:
+        return f"{paths[id(holder)]}.{key}".lstrip(".")
+
+    given = {full(*place): v for name, v in tensors.items() for place in where[name]}
+    # All places are given: torch's own ties would leave a layer that is used twice changed.
+    out = functional_call(net, given, inputs, tie_weights=False)
+    for name in written or ():
+        written[name] = given[full(*where[name][0])]  # type: ignore[index]
+    return out
 
 
 def misfit(where: Places, tensors: Params) -> InputError:
