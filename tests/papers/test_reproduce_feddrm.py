@@ -319,8 +319,8 @@ def test_a_router_that_was_not_refitted_is_told_with_its_reason(
     ("key", "value", "message"),
     [
         ("class_accuracy", [[0.5, 0.5]], '"serving.class_accuracy" has 1 entries, 4 are needed'),
-        ("class_accuracy", "x", "serving.class_accuracy: Input should be"),
-        ("router", {"sent": []}, "serving.router.auc: Field required"),
+        ("class_accuracy", "x", '"serving.class_accuracy": Input should be'),
+        ("router", {"sent": []}, '"serving.router.auc": Field required'),
     ],
 )
 def test_damaged_details_are_named(

@@ -66,7 +66,8 @@ def test_a_cell_can_be_run(name: str, dataset: str, split: str, label: str) -> N
     assert plan.problem(row, column) is None
     done = run_experiment(config_of(plan, row, column, {}, 0))
     assert done.outcome.last.t == 2
-    last = summary(done)["last"]
+    last = summary(done).last
+    assert last is not None
     value = last[row.reads or found.metric.key]
     drift = found.metric.key.startswith("drift")
     assert value > 0 if drift else 0 <= value <= 1
