@@ -195,7 +195,7 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
                 assert plan[1].equal(again.plans[k][1])
                 assert plan[2:] == again.plans[k][2:]
         whole = [isinstance(one.plans, dict) for one in some]
-        assert whole == [sent is not jobs] * 6
+        assert whole == ([False] if sent is jobs else [True] * 6)
         assert [job.client for job in back] == list(range(6))
         assert len({id(job.message) for job in back}) == 6
         assert len({id(job.state) for job in back}) == 6
