@@ -23,7 +23,7 @@ PAGE = HERE.parent / "results" / "benchmarks.md"
 FILES = PAGE.with_suffix("")
 # Those that take one core play W4 for three minutes a round. Named by as many as engine.py takes.
 CORES = os.cpu_count() or 1
-SPREAD = ";".join(f"{kind}{CORES} workers" for kind in ("", "channels-last, ", "winograd, "))
+SPREAD = ";".join(f"{kind}{CORES} workers" for kind in ("", "channels-last, "))
 # In this order: the longest first, what needs most memory last. A round of W4 takes minutes.
 PARTS: dict[str, tuple[str, ...]] = {
     "engine": ("engine.py", "--only", "W1,W2,W3,W5"),

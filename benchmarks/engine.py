@@ -35,7 +35,7 @@ from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import plan_all
 from fedshift.engine.backends import Backend, loop
-from fedshift.engine.levers import channels_last, winograd
+from fedshift.engine.levers import channels_last
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, draw_cohort, play_round, start
 from fedshift.engine.stacked import Stacked
@@ -218,8 +218,6 @@ def contenders_of(
     if not isinstance(workload.net(), Mlp):
         found["channels-last"] = ours(channels_last(loop))
         found[f"channels-last, {count} workers"] = ours(channels_last(team))
-        found["winograd"] = ours(winograd(channels_last(loop)))
-        found[f"winograd, {count} workers"] = ours(winograd(channels_last(team)))
     if isinstance(workload.net(), Mlp):
         found["stacked"] = ours(Stacked())
         found["dense"] = ours(Stacked(dense=True))
@@ -292,7 +290,7 @@ def table(results: Sequence[Result]) -> Iterator[str]:
 def offered(workload: Workload, count: int) -> set[str]:
     """The names in `contenders_of`."""
     linear = isinstance(workload.net(), Mlp)
-    spread = ("dense",) if linear else ("channels-last", "winograd")
+    spread = ("dense",) if linear else ("channels-last",)
     alone = {"loop", *spread, *(("stacked",) if linear else ())}
     return alone | {f"{count} workers", *(f"{name}, {count} workers" for name in spread)}
 

@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fedshift.client.local import Local, gradient_of, plan_all
 from fedshift.client.objectives import CrossEntropy
 from fedshift.client.precision import Precision
 from fedshift.data import ClientData, client_data, take
+from fedshift.engine.levers import with_channels_last
 from fedshift.kernels.allocator import keep_memory
 from fedshift.model import Model, build
 from fedshift.seeds import generator
@@ -64,14 +66,12 @@ def steps_of(
     found: dict[str, Callable[[], object]] = {}
     for precision in PRECISIONS:
         phase = replace(local, epochs=None, steps=steps, precision=precision)
-        plain = plan_all({"train": phase}, data, 1, 0, 0)["train"]
+        plan = plan_all({"train": phase}, data, 1, 0, 0)["train"]
         for layout in ("", ", channels-last"):
-            plan = plain._replace(channels_last=bool(layout))
-            found[precision + layout] = (
-                lambda phase=phase, plan=plan: phase(
-                    model, CrossEntropy(), params, buffers, {}, data, plan
-                )
-            )  # fmt: skip
+            train = with_channels_last if layout else Local.__call__
+            found[precision + layout] = partial(
+                train, phase, model, CrossEntropy(), params, buffers, {}, data, plan
+            )
     return found
 
 

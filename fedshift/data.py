@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields, check_listed, check_whole
-from fedshift.errors import InputError, UnfitError, shown
+from fedshift.errors import InputError, shown
 from fedshift.examples import check_finite, check_importance, check_labels, check_plain
 from fedshift.examples import first_not_finite as first_not_finite
-from fedshift.kernels.layout import channels_last
+from fedshift.kernels.torch_private import within_vmap
 from fedshift.real import is_whole
 from fedshift.sketch import sketched
 
@@ -44,7 +44,8 @@ class Batch(NamedTuple):
 
     `size` is how many rows are not padding; losses divide by it, never by `len(x)`. `seed` is for
     layers that draw random numbers (dropout) in this step. `padded` says that some rows may be
-    padding; `stacked` is the plan's. `even` says that w is known to be 1 throughout.
+    padding, which layers that mix examples must not see; `even` says that w is known to be 1
+    throughout, so that means need not multiply by it.
     """
 
     x: Tensor
@@ -54,7 +55,6 @@ class Batch(NamedTuple):
     size: Tensor
     seed: int = 0
     padded: bool = False
-    stacked: bool = False
     even: bool = False
 
 
@@ -66,10 +66,8 @@ class Plan(NamedTuple):
     first step's random layers.
     `sizes` gives the rows of each step that are not padding where that is known outside of the
     tensors: steps are then cut to size and behave as in plain training, which BatchNorm needs.
-    Without it (clients stacked to equal shapes) padding stays and is masked. `stacked` is for those
-    who work within `torch.func.vmap` over clients. `dense` asks a phase to train without autograd,
-    by `fedshift.client.dense`; `channels_last` to lay out its batches by `fedshift.kernels.layout`.
-    Clients' plans may share `weight` and `lr`: nobody writes to them.
+    Without it (clients of equal shapes) padding stays and is masked.
+    Clients' plans may share `weight` and `lr`, which are never written to.
     """
 
     rows: Tensor
@@ -77,9 +75,6 @@ class Plan(NamedTuple):
     lr: Tensor
     sizes: tuple[int, ...] | None = None
     seed: int = 0
-    stacked: bool = False
-    dense: bool = False
-    channels_last: bool = False
 
     @property
     def steps(self) -> int:
@@ -230,18 +225,14 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
         known = plan.sizes[step]
         rows = rows[:known] if known < len(rows) else rows
         w, size = data.w[rows], plan.weight.new_full((), float(known))
-    # Twice as fast as an index for one client, and slower for stacked ones.
-    x = data.x[rows] if plan.stacked else data.x.index_select(0, rows)
-    padded = plan.sizes is None
-    return Batch(x, data.y[rows], w, rows, size, plan.seed + step, padded, plan.stacked)
+    # `index_select` is twice as fast as an index, and slower within vmap.
+    x = data.x[rows] if within_vmap(rows) else data.x.index_select(0, rows)
+    return Batch(x, data.y[rows], w, rows, size, plan.seed + step, padded=plan.sizes is None)
 
 
 def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     """The examples of all steps in turn, as `take` gives them, with less to do in each step."""
-    if plan.rows.dim() != 2:
-        why = "clients came at once, as the backend dense gives them, and this phase takes one"
-        raise UnfitError(f"{why}; use the backend stacked, loop or workers")
-    if plan.sizes is None or plan.stacked:
+    if plan.sizes is None or within_vmap(plan.rows):
         yield from (take(data, plan, s) for s in range(plan.steps))
         return
     labels, importance = data.y[plan.rows], plan.weight
@@ -255,7 +246,6 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
         if size < len(rows):
             rows, y, w = rows[:size], y[:size], w[:size]
         x = data.x.index_select(0, rows)
-        x = channels_last(x) if plan.channels_last else x
         yield Batch(x, y, w, rows, counts[size], plan.seed + s, even=even)
 
 

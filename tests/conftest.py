@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedshift.client import winograd
 from fedshift.client.local import Local
 from fedshift.engine.run import Federation
 from fedshift.engine.sums.running import Fold, Share
@@ -129,9 +128,3 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     monkeypatch.setattr(products, "WORTH", 0)
     monkeypatch.setattr(products, "_each", spy)
     return found
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Winograd's form for few channels on every processor."""
-    monkeypatch.setattr(winograd, "faster", lambda: False)

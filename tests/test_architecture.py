@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -68,6 +69,25 @@ MAY |= {
     "__main__": {"cli"},
     "__init__": LIBRARY - {"report"},
 }
+
+
+def rooms_table() -> list[tuple[list[str], list[str]]]:
+    """(rooms, those that they must not know), by row of ARCHITECTURE.md's table."""
+    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
+    return [(re.findall(r"`(\w+)/?`", row[0]), re.findall(r"[\w.]+", row[2])) for row in rows]
+
+
+def test_rooms_do_not_know_what_the_table_says() -> None:
+    rows = rooms_table()
+    named = {room for rooms, _ in rows for room in rooms}
+    assert named >= set(MAY) - {"__init__", "__main__", "files"}
+    for rooms, others in rows:
+        assert others, rooms
+        for other in others:
+            assert other.split(".")[0] in MAY, other
+            allowed = [room for room in rooms if {other, other.split(".")[0]} & MAY[room]]
+            assert not allowed, other
 
 
 def imported(tree: ast.AST) -> set[str]:

@@ -74,6 +74,7 @@ METHODS: dict[str, Callable[[Model], Any]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_constants_pass(name: str, tmp_path: Path) -> None:
     model = build(lambda: Holding(CONSTANTS), seed=0)
@@ -89,7 +90,7 @@ def test_constants_pass(name: str, tmp_path: Path) -> None:
     assert all(same(a, b) for a, b in pairs)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["stacked", "workers", "shares", "flower"])
 def test_constants_pass_everywhere(kind: str) -> None:
     own = CONSTANTS

@@ -51,7 +51,7 @@ def test_weighted_sum_skips_zero_weights_and_sums_in_double() -> None:
     assert (big[0] + big[1] + big[2]).item() == 0.0  # what float32 makes of it
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("count", [tree.MANY.start, tree.MANY.start + 1, 50])
 @pytest.mark.parametrize(
     "n", [1, tree.FEW, tree.FEW + 1, tree.COLUMNS, tree.COLUMNS + 1, 2 * tree.COLUMNS + 7]

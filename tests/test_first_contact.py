@@ -141,6 +141,7 @@ def _asked(clients: tuple[ClientData, ...]) -> str:
         return str(e)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("daemon", [True, False])
 def test_workers_within_another_process(daemon: bool) -> None:
     """As in a pool of a sweep over settings, whose processes may have no children."""

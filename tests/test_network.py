@@ -64,7 +64,7 @@ def centring(in_place: bool, hidden: str = "") -> Model:
     return build(lambda: Centring(in_place, hidden), seed=3)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("backend", "hidden"),  # torch itself refuses `x.data` of stacked clients
     [(loop, ""), (loop, "data"), (loop, "numpy"), (Stacked(), "")],
@@ -210,6 +210,7 @@ CHANGES: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 @pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_a_network_that_is_changed_after_its_model(

@@ -74,6 +74,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return seen
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [lambda: loop, lambda: channels_last(loop), Stacked])
 def test_training_ends_with_the_same_bits(
     kind: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch

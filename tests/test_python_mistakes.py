@@ -39,7 +39,7 @@ from fedshift.diagnose import diagnose
 from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.device import on
-from fedshift.engine.levers import channels_last, dense, winograd
+from fedshift.engine.levers import channels_last, dense
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.storage.client_states import Shelf

@@ -94,6 +94,7 @@ def test_draws_are_part_of_the_run(between: Any) -> None:
     assert not same(whole, ended(between, 1))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_the_process_keeps_its_state(between: Any) -> None:
     before = states()
@@ -101,7 +102,7 @@ def test_the_process_keeps_its_state(between: Any) -> None:
     assert not before.moved(states())
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_draws_differ_from_step_to_step(between: Any) -> None:
     """A control: the numbers that are drawn do move the model, and not the same way each time."""
@@ -118,6 +119,7 @@ def test_draws_differ_from_step_to_step(between: Any) -> None:
     assert any(not torch.equal(outs[0], out) for out in outs[1:-1])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("between", DRAWS, ids=lambda f: f.__name__)
 def test_stacked_clients_are_refused(between: Any) -> None:
     with pytest.raises(UnfitError, match=r"random numbers|andom"):

@@ -89,7 +89,7 @@ CALLS = (
 GIVEN = [x for x in (*NOT_NUMBERS, math.nan, -1.0, -math.inf) if x is not None]
 
 
-@pytest.mark.few(64)
+@pytest.mark.few(38)
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("name", ["lam", "ess", "cap"])
 @pytest.mark.parametrize("call", CALLS)
@@ -129,6 +129,7 @@ def test_sizes_that_cannot_be_computed_with(count: float, setting: dict[str, flo
             pals_weights([[1, 2, 3], row, [3, 4, 5]], TARGET, **setting)
 
 
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("cap", [None, 0.6])
 @pytest.mark.parametrize("setting", [{"lam": 0.0}, {"lam": 1.0}, {"ess": 1e-17}, {"lam": math.inf}])

@@ -193,6 +193,7 @@ class Counting:
         return self.within(update, todo)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("between", "rounds"), [(nothing, 3), (dropout, 3), (unforeseen, 4)])
 def test_a_backend_is_called_once_a_round(between: Any, rounds: int) -> None:
     """And once more in the first one where the network draws what the trial did not show."""

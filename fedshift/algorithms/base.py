@@ -14,7 +14,6 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
-Update = TypeVar("Update", bound=Callable[..., tuple[Parts, Parts]])
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 
@@ -126,6 +125,14 @@ class Capabilities(Protocol):
         model: Model = self.model
         return model
 
+    def is_elementwise(self) -> bool:
+        """Whether all that `client_update` does besides training is done entry by entry.
+
+        Then several clients may be given to it at once, all leaves [C, ...], plans included, where
+        one phase is trained so; its answers are stacked likewise. By default not.
+        """
+        return False
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; None, the default, means that there are none."""
         return None
@@ -162,15 +169,17 @@ def check_method(algorithm: Any) -> None:
     check_kind("the algorithm's model", algorithm.model, Model, "give Model(net)")
 
 
-def takes_many(client_update: Update) -> Update:
-    """Mark a `client_update` that takes C clients at once where it has one phase, trained densely.
+def is_elementwise(client_update: Callable[..., Any]) -> bool:
+    """Whether a method says `Capabilities.is_elementwise` of this `client_update`.
 
-    It is then given leaves [C, ...], plans included, and what it returns is stacked likewise: all
-    that it does besides training must be element by element, as `update_of` is. Others are given
-    clients by `torch.func.vmap`, which costs a millisecond a call.
+    It must say so in the class that defines the function, since a subclass may have changed one
+    alone; and its phases must train as `Local` does, which leaves several clients to a `Trainer`.
     """
-    client_update.takes_many = True  # type: ignore[attr-defined]
-    return client_update
+    method: Any = getattr(client_update, "__self__", None)
+    kinds = (kind for kind in type(method).__mro__ if "client_update" in vars(kind))
+    if "is_elementwise" not in vars(next(kinds, object)) or not method.is_elementwise():
+        return False
+    return all(type(phase).__call__ is Local.__call__ for phase in method.phases().values())
 
 
 def rows(server: Parts, ids: Tensor) -> Params:

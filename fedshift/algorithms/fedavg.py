@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows, takes_many
+from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.steps import averaged, fold, heard, revealed, train_locally, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local
@@ -80,26 +80,24 @@ class FedAvg:
         model = {"params": server["params"], "buffers": server["buffers"]}
         return model | self.objective.hear(server)
 
-    @takes_many
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start = message["params"] | state["private"]
         buffers = message["buffers"] | state["private_buffers"]
-        known = heard(message, state)
+        context = heard(message, state)
         end, after, loss = train_locally(
-            self.model, self.objective, self.phases(), start, buffers, known, data, plans
+            self.model, self.objective, self.phases(), start, buffers, context, data, plans
         )
-        shared, remembered = self.share.shared, self.objective.remember(end, after, data)
-        # Where clients are trained at once, what they end at was made for them (`client.dense`). It
-        # is nobody else's unless a term keeps it.
-        own = all(plan.rows.dim() == 3 for plan in plans.values()) and not remembered
-        update = update_of(self.model, shared(start), shared(end), shared(after), loss, data, own)
-        return update, {
-            "private": self.share.kept(end),
-            "private_buffers": self.share.kept(after),
-            **remembered,
+        shared, kept = self.share.shared, self.share.kept
+        return update_of(self.model, shared(start), shared(end), shared(after), loss, data), {
+            "private": kept(end),
+            "private_buffers": kept(after),
+            **self.objective.remember(end, after, data),
         }
+
+    def is_elementwise(self) -> bool:
+        return True
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers, unless `combine` must see each client's."""

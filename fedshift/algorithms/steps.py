@@ -13,7 +13,7 @@ from fedshift.data import ClientData, Plan
 from fedshift.model import Model, split_buffers
 from fedshift.server.combine import combine_counters, total
 from fedshift.server.optimizers import ServerOptimizer
-from fedshift.tree import Params, Parts, map_
+from fedshift.tree import Params, Parts, sub
 
 REVEALED = {
     "delta": "the change of the shared parameters",
@@ -80,20 +80,15 @@ def train_phases(
 
 
 def update_of(
-    model: Model, start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData,
-    own: bool = False,
-) -> Parts:  # fmt: skip
+    model: Model, start: Params, end: Params, buffers: Params, loss: Tensor, data: ClientData
+) -> Parts:
     """The update that leaves a client: change, buffers as values, counters, and the report.
 
     The change has no names of `model.fixed`.
-    own: nobody else has the end's tensors, but for those that did not move, and the change takes
-    their memory.
     """
     floats, counters = split_buffers(buffers)
-    ends, starts = model.trainable(end), model.trainable(start)
-    change = map_(lambda v, at: v.sub_(at) if own and v is not at else v - at, ends, starts)
     return {
-        "delta": change,
+        "delta": sub(model.trainable(end), model.trainable(start)),
         "buffers": floats,
         "counters": counters,
         "report": {"id": data.id, "loss": loss},

@@ -271,7 +271,7 @@ class CentralTuning:
 
         for rows in batches:
             # Parameters that the logits do not depend on (a router's) get gradient zero.
-            grad = slope(partial(value, rows), moving, stacked=False).grad
+            grad = slope(partial(value, rows), moving, rows).grad
             moving, moments = descent(moving, grad, moments, rate)
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import Choice
 
 import fedshift
 from fedshift.cli import console
@@ -15,7 +16,7 @@ from fedshift.cli.choices import Format, FormatOption, Overrides, Where
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
-from fedshift.engine import ways
+from fedshift.engine.ways import GONE, NAMES
 
 app = typer.Typer(
     name="fedshift",
@@ -99,8 +100,11 @@ def run(
         int | None, typer.Option(help="Clients at once, a process each; default: one by one.")
     ] = None,
     backend: Annotated[
-        ways.Name | None,
-        typer.Option(help="How clients train; auto tries all and takes the fastest."),
+        str | None,
+        typer.Option(
+            click_type=Choice([*NAMES, *GONE]),
+            help="How clients train; auto tries all and takes the fastest.",
+        ),
     ] = None,
     state_memory: Annotated[
         float | None,

@@ -90,7 +90,7 @@ def gradient_trace(
             out = model(whole, buffers, batch.x)
             return objective(View(model, whole, out, batch, context)), {}
 
-        grad = slope(value, moving, batch.stacked).grad
+        grad = slope(value, moving, batch.rows).grad
         squares = [g.double().square().sum() for g in grad.values()]
         live = plan.weight[s].sum() > 0
         total = total + torch.where(live, torch.stack(squares).sum(), total.new_zeros(()))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields, check_number
-from fedshift.client.dense import train_dense
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
@@ -19,24 +18,17 @@ from fedshift.client.slopes import GradFn as GradFn
 from fedshift.client.slopes import Gradient as Gradient
 from fedshift.client.slopes import Oracle as Oracle
 from fedshift.client.slopes import slope
+from fedshift.client.trainer import Trained as Trained
+from fedshift.client.trainer import trainer
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
 from fedshift.errors import FedshiftError, InputError, unknown
+from fedshift.kernels.torch_private import within_vmap
 from fedshift.model import Model
 from fedshift.seeds import key
-from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, map_, split
 
 Schedule = Callable[[int], float]
 Optimizer = Literal["sgd", "adam"]
-
-
-@sketched
-class Trained(NamedTuple):
-    """What a phase leaves: parameters, buffers, and the mean loss over its steps []."""
-
-    params: Params
-    buffers: Params
-    loss: Tensor
 
 
 def gradient_of(
@@ -48,7 +40,7 @@ def gradient_of(
     Where the model augments, all terms and all passes see the same augmented batch. `precision` is
     the pass's that is trained; terms take other models' passes in float32.
     """
-    if batch.stacked and batch.padded and model.mixes:
+    if batch.padded and model.mixes and within_vmap(batch.rows):
         raise InputError(
             "BatchNorm would see the padding of clients with batches of different sizes; give "
             "`steps` and a batch size that divides every client's examples, or do not stack"
@@ -63,8 +55,8 @@ def gradient_of(
         return objective(View(model, params, out, batch, context)), after
 
     def at(moving: Params) -> Gradient:
-        found = slope(value, moving, batch.stacked)
-        return Gradient(found.grad, found.rest, found.loss)
+        grad, loss, after = slope(value, moving, batch.rows)
+        return Gradient(grad, after, loss)
 
     return at
 
@@ -183,23 +175,41 @@ class Local:
         plan: Plan,
         *extra: Oracle,
     ) -> Trained:
-        """Train from `params` along the plan. A padding step changes nothing, moments included."""
+        """Train from `params` along the plan. A padding step changes nothing, moments included.
+
+        A `Trainer` that is in force trains in its place (`client.trainer.trained_by`).
+        """
+        by = trainer()
+        if by is not None:
+            return by(self, model, objective, params, buffers, context, data, plan, *extra)
+        along = batches(data, plan)
+        return self.along(along, model, objective, params, buffers, context, data, plan, *extra)
+
+    def along(
+        self,
+        batches: Iterable[Batch],
+        model: Model,
+        objective: Term,
+        params: Params,
+        buffers: Params,
+        context: Parts,
+        data: ClientData,
+        plan: Plan,
+        *extra: Oracle,
+    ) -> Trained:
+        """Train from `params` on these batches, which are those of the plan, however they lie."""
         moving, frozen = self._begun(model, params, buffers)
-        if plan.dense:
-            oracles = (*self.oracles, *extra)
-            end, loss = train_dense(self, model, objective, params, context, data, plan, oracles)
-            return Trained(end, buffers, loss)
         descent = self._descent()
         moments, lr = descent.start(moving), descent.rate(moving, plan.lr)
         losses: list[Tensor] = []
-        for s, batch in enumerate(batches(data, plan)):
+        for s, batch in enumerate(batches):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
             step = _taken(oracle, moving, batch, data, plan)
             live = None if plan.sizes is not None else plan.weight[s].sum() > 0
             # From the second step on, the parameters are this phase's own.
-            own = s > 0 and live is None and not plan.stacked
+            own = s > 0 and live is None
             grad = self._decayed(moving, step.grad)
             moved, after = descent(moving, grad, moments, lr, own=own)
             moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedshift.kernels.torch_private import backward
+from fedshift.kernels.torch_private import backward, within_vmap
 from fedshift.sketch import sketched
 from fedshift.tree import Params
 
@@ -39,13 +39,14 @@ class Slope(NamedTuple):
     rest: Params
 
 
-def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, stacked: bool) -> Slope:
+def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, rows: Tensor) -> Slope:
     """The gradient of `value`, which gives (loss [], what else the pass gives), at a point.
 
-    stacked: within `torch.func.vmap` over clients. A parameter that the loss does not reach (an
-    unused head) has gradient zero.
+    rows: those of the batch, which tell whether this is within `torch.func.vmap` over clients;
+    parameters need not. A parameter that the loss does not reach (an unused head) has gradient
+    zero.
     """
-    if stacked:
+    if within_vmap(rows):
         # autograd.grad knows nothing of vmap. This does, and costs twice as much per call.
         grad, (loss, rest) = torch.func.grad_and_value(value, has_aux=True)(at)
         return Slope(grad, loss, rest)

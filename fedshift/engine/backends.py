@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedshift.client.trainer import Trainer, trained_by
 from fedshift.data import ClientData, Plan
 from fedshift.errors import TrainingError, UnfitError
 from fedshift.kernels.torch_private import supported, version
@@ -23,7 +25,10 @@ FAILED = "failed"
 
 @sketched
 class Job(NamedTuple):
-    """One client's work in round t."""
+    """One client's work in round t.
+
+    how: what trains its phases; None is their own loop (`client.trainer`).
+    """
 
     client: int
     message: Parts
@@ -31,6 +36,7 @@ class Job(NamedTuple):
     data: ClientData
     plans: Mapping[str, Plan]
     t: int = 0
+    how: Trainer | None = None
 
 
 @sketched
@@ -147,7 +153,8 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     A backend that was asked for what it is not for raises UnfitError: no client is to blame.
     """
     try:
-        result = update(job.message, job.state, job.data, job.plans)
+        with contextlib.nullcontext() if job.how is None else trained_by(job.how):
+            result = update(job.message, job.state, job.data, job.plans)
     except UnfitError:
         raise
     except (RuntimeError, ValueError, IndexError) as e:

@@ -16,7 +16,10 @@ from typing import NoReturn, cast
 import torch
 from torch import Tensor
 
+from fedshift.algorithms.base import is_elementwise
 from fedshift.arguments import check_fields
+from fedshift.client.dense import train as train_dense
+from fedshift.client.trainer import trained_by
 from fedshift.data import ClientData, Plan
 from fedshift.engine.backends import (
     FAILED,
@@ -221,6 +224,11 @@ def _trained(
 
 
 def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool) -> Block:
+    if any(job.how is not None for job in block):
+        raise UnfitError(
+            "fedshift.engine.levers are for backends that take clients one by one; of stacked "
+            "clients there is Stacked(dense=True) besides"
+        )
     plans = {name: [job.plans[name] for job in block] for name in block[0].plans}
     sizes = {name: _common(many) for name, many in plans.items()}
     no_seed = cast(int, _NoSeed())
@@ -228,16 +236,17 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
     def one(
         message: Parts, state: Parts, data: ClientData, drawn: Mapping[str, dict[str, Tensor]]
     ) -> tuple[Parts, Parts]:
-        own = {
-            name: Plan(v["rows"], v["weight"], v["lr"], sizes[name], no_seed, True, dense)
+        stacked = {
+            name: Plan(v["rows"], v["weight"], v["lr"], sizes[name], no_seed)
             for name, v in drawn.items()
         }
-        return update(message, state, data, own)
+        return update(message, state, data, stacked)
 
-    at_once = dense and len(plans) == 1 and getattr(update, "takes_many", False)
+    at_once = dense and len(plans) == 1 and is_elementwise(update)
     train = one if at_once else torch.func.vmap(one)
+    by = trained_by(train_dense) if dense else contextlib.nullcontext()
     # No gradient is taken of what is trained at once, and calls need not note what one would need.
-    with torch.inference_mode(at_once):
+    with torch.inference_mode(at_once), by:
         tensors = {name: _stretched(many) for name, many in plans.items()}
         messages = _stack([job.message for job in block])
         states = _stack([job.state for job in block])
@@ -252,11 +261,6 @@ def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:
 
 def _stretched(plans: Sequence[Plan]) -> dict[str, Tensor]:
     """rows and weight [C, S, B] with padding up to the most steps and rows, lr [C]."""
-    if any(plan.dense or plan.channels_last for plan in plans):
-        raise UnfitError(
-            "fedshift.engine.levers are for backends that take clients one by one; of stacked "
-            "clients there is Stacked(dense=True) besides"
-        )
     lr = _joined([plan.lr for plan in plans])
     steps = max(plan.steps for plan in plans)
     # No further than the largest batch: a small client fills no batch of 256.

@@ -13,13 +13,13 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
-from fedshift.engine.levers import channels_last, winograd
+from fedshift.engine.levers import channels_last
 from fedshift.engine.probe import check_fit, probe
 from fedshift.engine.processes.pool import Team, workers
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.ways import FIT, NAMES, SPREAD
+from fedshift.engine.ways import FIT, GONE, NAMES, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Training
 
@@ -52,13 +52,16 @@ class Engine(Protocol):
 # Faster ways to train one client, by name.
 ONE_BY_ONE: Mapping[str, Callable[[Backend], Backend]] = {
     "channels-last": channels_last,
-    "winograd": lambda backend: winograd(channels_last(backend)),
 }
 Say = Callable[[str], None]
 
 
 def check_name(name: str) -> str:
     """The name of a backend. Raises InputError for any other."""
+    if name in GONE:
+        raise InputError(
+            f"the backend {name} is gone, since it was hardly faster: use {GONE[name]}"
+        )
     if name not in NAMES:
         raise unknown("backend", name, NAMES)
     return name
@@ -120,7 +123,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
     """The engine in this process by the backend of this name.
 
     count   processes of "workers", and the most that "auto" may take, None being one per core;
-            "dense", "channels-last" and "winograd" are one process unless it is given
+            "dense" and "channels-last" are one process unless it is given
     say     is told in one line what "auto" has chosen and why, once per experiment
 
     Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where

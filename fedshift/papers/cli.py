@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import Choice
 
 from fedshift.cli.choices import Format, FormatOption, Overrides
 from fedshift.cli.loading import loading
-from fedshift.engine import ways
+from fedshift.engine.ways import ALONE, GONE
 
 app = typer.Typer(add_completion=False)
 
@@ -24,7 +25,9 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="As in 0-7 or 0,2,5.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
-    backend: Annotated[ways.Alone, typer.Option(help="How clients train.")] = "loop",
+    backend: Annotated[
+        str, typer.Option(click_type=Choice([*ALONE, *GONE]), help="How clients train.")
+    ] = "loop",
     tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
     no_train: Annotated[
         bool, typer.Option("--no-train", help="Draw the table from what is there.")

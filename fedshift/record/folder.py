@@ -70,9 +70,12 @@ def read_run(folder: Path) -> RunResult:
 def _summary(path: Path) -> Summary:
     text = _text(path)
     try:
-        return parsed(text)
+        summary = parsed(text)
     except ValueError as error:
         raise DataError(f"{path}: {error}; {REDO}") from error
+    if (summary.last is None) != (summary.serving is None):
+        raise DataError(f'{path}: only one of "last" and "serving" is there; {REDO}')
+    return summary
 
 
 def _agree(path: Path, summary: Summary, clients: Sequence[Client]) -> None:

@@ -281,8 +281,6 @@ def parsed(text: str | bytes) -> Summary:
     for name, has, needed in _lengths(summary):
         if has != needed:
             raise ValueError(f'"{name}" has {has} entries, {needed} are needed')
-    if (summary.last is None) != (summary.serving is None):
-        raise ValueError('only one of "last" and "serving" is there')
     final = json.loads(text)["final"]
     own = {one.name for one in fields(Final)}
     others = {k: v for k, v in final.items() if k not in own}

@@ -150,6 +150,7 @@ def inner_from(setting: Setting, federation: Federation, algorithm: FedDisk, rou
     return final(algorithm.inner, federation, algorithm.before + rounds, after=late)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_weights_of_one_are_the_inner_method(inputs: Setting, federated: Any, mu: float) -> None:
     algorithm, federation = direct(inputs, mu=mu), federated()

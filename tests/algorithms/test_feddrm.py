@@ -58,6 +58,7 @@ def trained_parts(params: Params) -> tuple[Params, Params]:
 # ------------------------------------------------------------------------------- the two extremes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decay", [0.0, 5e-2])
 def test_lam_1_is_fedper_off_the_router(model: Model, decay: float) -> None:
     """Also FedPer of the network that has no router; the router itself only decays."""

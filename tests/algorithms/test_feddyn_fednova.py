@@ -208,7 +208,7 @@ def test_feddyn_refuses_alpha(mlp: Model, alpha: float) -> None:
 # FedNova
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("combine", [Mean(), Mean(Pals(TARGET, ess=0.6))])
 def test_fednova_with_equal_steps_is_fedavg(
@@ -263,6 +263,7 @@ def fixed_point(algorithm: Algorithm) -> Tensor:
     return torch.linalg.solve(torch.eye(2).double() - torch.stack([x - s, y - s], 1), s)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_fednova_stops_at_the_minimiser_as_the_rate_falls(momentum: float) -> None:
     """Its distance to argmin sum_i p_i F_i is O(eta); FedAvg tends to argmin sum_i p_i tau_i F_i.

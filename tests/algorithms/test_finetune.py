@@ -101,6 +101,7 @@ def test_without_pull_or_ascent_it_is_fedavgft(four: Setting) -> None:
     assert recipes.fedproxft(four, tune_rounds=2) != plain
 
 
+@pytest.mark.few(2)
 @each
 def test_global_rounds_are_the_inner_methods(make: Any, four: Setting, federated: Any) -> None:
     """Bit for bit, and whoever is asked serves the global model: a vote is its answer."""
@@ -115,6 +116,7 @@ def test_global_rounds_are_the_inner_methods(make: Any, four: Setting, federated
             assert apart(served(algorithm, federation, a, i), a.server["params"]) == 0
 
 
+@pytest.mark.few(1)
 @each
 def test_tuning_is_plain_sgd_from_the_global_model(
     make: Any, four: Setting, federated: Any
@@ -140,6 +142,7 @@ def test_what_the_setting_does_to_gradients_stays_in_tuning(four: Setting) -> No
     assert algorithm.inner.local.oracles == (Sam(0.1), Clip(1.0))
 
 
+@pytest.mark.few(2)
 @each
 def test_one_client_is_plain_sgd(make: Any, four: Setting, mlp: Model) -> None:
     """With one client and nothing but SGD, rounds and tuning are one long local training."""

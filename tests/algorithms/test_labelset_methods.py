@@ -107,6 +107,7 @@ def test_personal_models_know_their_own_labels_alone(setting: Setting, federated
     assert apart(personal(again, 1), personal(tied, 1)) > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["labelset_fedavg", "labelset_ditto"])
 def test_clients_serve_their_own_labels(name: str, setting: Setting, federated: Any) -> None:
     """Other labels have probability 0, also in a model of K outputs; the rest is as trained."""
@@ -138,7 +139,7 @@ MAKERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_empty_slots_change_nothing(name: str, setting: Setting, federated: Any) -> None:
     """What the server has and clients keep, in two rounds of cohorts."""
@@ -170,6 +171,7 @@ class First:
         return torch.eye(len(table["n"]), dtype=torch.float64)[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
 def test_who_has_no_weight_holds_nothing(mode: Any, mlp: Model) -> None:
     """Its labels count as absent, round after round; none is before the first."""

@@ -162,6 +162,7 @@ def test_rows_are_means_over_their_holders(mode: Mode, mlp: Model) -> None:
         assert apart(moved, body.server["params"]) == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_row_that_nobody_holds_stays(mode: Mode, mlp: Model) -> None:
     """Through local momentum and decay and the server's momentum; and it is reported."""
@@ -241,6 +242,7 @@ def relabelled(federation: Federation, to: Tensor) -> Federation:
     return Federation(clients, params, {}, register(clients, len(to)), federation.seeds)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PAIRS)
 def test_names_of_labels_do_not_matter(name: str, setting: Setting, mlp: Model) -> None:
     algorithm = PAIRS[name][0](setting)

@@ -14,6 +14,7 @@ from support.comparing import by_bisection
 vectors = st.lists(st.floats(-50, 50), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(vectors, st.floats(0.1, 1000.0))
 def test_projection_agrees_with_bisection(values: list[float], total: float) -> None:
     v = torch.tensor(values, dtype=torch.float64)

@@ -59,6 +59,7 @@ def test_the_first_round_is_fedavg_bit_for_bit(setting: Setting, federated: Any)
     assert apart(one, two) > 1e-3
 
 
+@pytest.mark.few(2)
 @both
 @pytest.mark.parametrize("cohort", [6, 3])
 def test_c_is_the_population_mean_of_c_i(
@@ -93,6 +94,7 @@ def test_absent_clients_keep_their_control(setting: Setting, federated: Any) -> 
     assert moved > 2
 
 
+@pytest.mark.few(1)
 @both
 def test_one_full_step_is_fedsgd(option: Option, mlp: Model) -> None:
     """Q = 1, full batch, everybody: the mean of the corrections is c - (1/M) sum_i c_i = 0."""
@@ -106,6 +108,7 @@ def test_one_full_step_is_fedsgd(option: Option, mlp: Model) -> None:
     assert apart(got, plain) > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_options_coincide_for_one_full_step(mlp: Model, decay: float) -> None:
     """Both controls are then grad F_i(theta), decay theta included."""
@@ -118,6 +121,7 @@ def test_options_coincide_for_one_full_step(mlp: Model, decay: float) -> None:
     assert apart(one.server["control"], two.server["control"]) > 1e-3
 
 
+@pytest.mark.few(1)
 @both
 def test_identical_clients_are_fedavg(option: Option, mlp: Model) -> None:
     """c = c_i, so nothing is corrected; full batches, so that the order cannot matter."""
@@ -229,7 +233,7 @@ def test_weights_reach_the_fixed_point_only_through_the_controls() -> None:
     assert float((naive - done).abs().max()) > 0.1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @both
 @pytest.mark.parametrize("cohort", [6, 4])
 @pytest.mark.parametrize("lam", [0.0, 20.0])

@@ -36,6 +36,7 @@ def tuned(inner: Any, **options: Any) -> CentralTuning:
     return CentralTuning(inner, drawn(40, FEATURES, seed=5), **given)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "public"])
 def test_no_steps_are_no_tuning(mode: Any, setting: Setting, federated: Any) -> None:
     plain = recipes.labelset_fedavg(setting, mode=mode)

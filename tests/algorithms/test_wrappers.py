@@ -106,6 +106,7 @@ def test_no_router_is_said_where_none_is_trained(name: str, setting: Setting) ->
         routed(method, played)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", [name for name in WRAP if name != "FineTune at once"])
 def test_a_network_without_a_branch_is_refused_before_round_1(name: str, setting: Setting) -> None:
     narrow = replace(setting, model=routed_model(len(SIZES) - 1))

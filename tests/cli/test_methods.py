@@ -33,6 +33,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
+@pytest.mark.few(34)
 @pytest.mark.parametrize("name", recipes.__all__)
 def test_an_entry_says_nothing_of_a_hidden_setting(name: str) -> None:
     """Neither rounds nor steps of the stand-in, and no rule that is a mere name."""

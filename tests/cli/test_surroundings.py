@@ -28,6 +28,7 @@ from support.surroundings import COMMANDS, GIVEN, LONG, PLACES, SETTINGS
 if sys.platform != "linux":
     pytest.skip("closed folders and forks as on Linux", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 DOCUMENTED = {0, 2, 3, 5}
 # A fifth of them, and a part in which every setting, place and command has its turn.
 CELLS, SOME = (
@@ -91,7 +92,6 @@ def test_odd_surroundings_end_as_documented(performed: Perform) -> None:
     assert faults(performed, SOME) == []
 
 
-@pytest.mark.slow
 def test_many_odd_surroundings_end_as_documented(performed: Perform) -> None:
     assert len(CELLS) > 300
     assert faults(performed, CELLS) == []
@@ -163,7 +163,6 @@ REAL: dict[str, tuple[list[str], list[str], dict[str, str], int, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_what_only_a_new_process_shows(name: str, tmp_path: Path) -> None:
     options, arguments, more, code, told = REAL[name]

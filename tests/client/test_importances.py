@@ -63,7 +63,7 @@ def federation_of(model: Model, clients: tuple[ClientData, ...]) -> Federation:
     return Federation(clients, *model.init(), register(clients, CLASSES), Seeds.of(0))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [pytest.param(MAKE[k], id=k) for k in METHODS])
 def test_an_example_of_importance_0_is_left_out(make: Make, setting: Setting) -> None:
     """Bit for bit what the federation without it is, its table too."""

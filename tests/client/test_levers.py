@@ -32,6 +32,7 @@ from support.photographs import images
 from support.rounds import last
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_channels_last_is_the_loop_but_for_rounding(
@@ -96,7 +97,7 @@ def test_batches_are_those_of_each_step(batch: int, weighted: bool) -> None:
     for s, one in enumerate(found):
         right = take(data, plan, s)
         assert all(torch.equal(a, b) for a, b in zip(one[:5], right[:5], strict=True))
-        assert (one.seed, one.padded, one.stacked) == (right.seed, False, False)
+        assert (one.seed, one.padded) == (right.seed, False)
         assert one.even is not weighted
 
 

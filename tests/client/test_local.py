@@ -57,6 +57,7 @@ def test_local_sgd_is_torch_sgd(mlp: Model, momentum: float, decay: float) -> No
     assert float(got.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("decay", "epochs"), [(0.0, 10), (0.02, 3)])
 def test_local_adam_is_torch_adam(mlp: Model, decay: float, epochs: int) -> None:
     client = make_clients()[3]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedshift import recipes
-from fedshift.client import nets as module
+from fedshift.client.dense import nets as module
+from fedshift.client.dense.nets import Nets
 from fedshift.client.local import Local
-from fedshift.client.nets import Nets
 from fedshift.engine.stacked import Stacked
 from fedshift.kernels.products import products
 from fedshift.model import build
@@ -43,7 +43,7 @@ def setting_of(hidden: tuple[int, ...] = (10, 7), **local: object) -> Setting:
     return Setting(model, TARGET, Local(**{"lr": 0.3, "batch": 12, **local}))  # type: ignore[arg-type]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [k for k in MAKE if k not in REFUSED])
 def test_every_method(name: str, pairs: list[int]) -> None:
     setting = setting_of()
@@ -54,6 +54,7 @@ def test_every_method(name: str, pairs: list[int]) -> None:
     assert 2 in pairs or name != "fedavg"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("hidden", [(10, 7), ()], ids=["two hidden layers", "none"])
 def test_any_number_of_steps(hidden: tuple[int, ...], steps: int, pairs: list[int]) -> None:
@@ -92,7 +93,7 @@ def check(make: Make, local: dict[str, object]) -> None:
     assert gap(make, setting, federation, Stacked(dense=True)) < 1e-12
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", [*MOVES, "bias stays"])
 def test_what_else_moves_the_layer_is_taken_step_by_step(what: str, pairs: list[int]) -> None:
     make, local = MOVES.get(what, (recipes.fedavg, {"frozen": ("body.1.bias",)}))

@@ -56,6 +56,7 @@ def test_products_but_for_rounding(
     assert counted == [(m, n)] * c * 27
 
 
+@pytest.mark.few(1)
 @needed
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold I"])
 def test_training_with_them(name: str, setting: Setting, counted: list[torch.Size]) -> None:

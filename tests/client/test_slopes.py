@@ -15,6 +15,9 @@ from fedshift.kernels.torch_private import supported
 from fedshift.seeds import generator
 from fedshift.tree import Params
 
+# Of a batch that is one client's.
+ROWS = torch.zeros(0, dtype=torch.int64)
+
 
 @pytest.fixture(params=[False, True], ids=["by the engine", "by autograd.grad"])
 def switched(request: pytest.FixtureRequest, set_plain: Callable[[bool], None]) -> bool:
@@ -35,7 +38,7 @@ def value(at: Params) -> tuple[Tensor, Params]:
 
 def test_the_gradient_is_the_closed_form(switched: bool, at: Params) -> None:
     """d log(f) = df / f, with f = sum_ij exp(w_i . u_j) + ||w||^2; zero for what is not reached."""
-    found = slope(value, at, stacked=False)
+    found = slope(value, at, ROWS)
     e = (at["w"] @ at["u"].T).exp()
     f = e.sum() + at["w"].square().sum()
     torch.testing.assert_close(found.grad["w"], (e @ at["u"] + 2 * at["w"]) / f)
@@ -55,14 +58,14 @@ def test_torch_has_the_engine(switched: bool) -> None:
 
 def test_both_ways_give_the_same_bits(at: Params, set_plain: Callable[[bool], None]) -> None:
     set_plain(False)
-    short = slope(value, at, stacked=False)
+    short = slope(value, at, ROWS)
     set_plain(True)
-    long = slope(value, at, stacked=False)
+    long = slope(value, at, ROWS)
     assert all(torch.equal(short.grad[k], long.grad[k]) for k in at)
 
 
 def test_a_loss_that_reaches_nothing_has_slope_zero(switched: bool, at: Params) -> None:
-    found = slope(lambda at: (torch.tensor(2.0), {}), at, stacked=False)
+    found = slope(lambda at: (torch.tensor(2.0), {}), at, ROWS)
     assert not any(bool(v.any()) for v in found.grad.values())
 
 
@@ -71,7 +74,7 @@ def test_a_loss_that_is_no_number_is_refused(
     switched: bool, at: Params, loss: Callable[[Tensor], Tensor]
 ) -> None:
     with pytest.raises(RuntimeError, match=r"(?i)shape|size"):
-        slope(lambda at: (loss(at["w"]), {}), at, stacked=False)
+        slope(lambda at: (loss(at["w"]), {}), at, ROWS)
 
 
 def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
@@ -84,7 +87,7 @@ def test_a_loss_of_a_kind_of_its_own_goes_through_autograd(at: Params) -> None:
             told.append(func)
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    slope(lambda at: (value(at)[0].as_subclass(Own), {}), at, stacked=False)
+    slope(lambda at: (value(at)[0].as_subclass(Own), {}), at, ROWS)
     assert torch.autograd.grad in told
 
 
@@ -107,7 +110,7 @@ def test_a_mode_is_asked_before_the_way_back(at: Params) -> None:
             return torch.negative(torch.negative(2 * grad))
 
     with Mode():
-        found = slope(lambda at: (Doubled.apply(at["w"]).sum(), {}), at, stacked=False)
+        found = slope(lambda at: (Doubled.apply(at["w"]).sum(), {}), at, ROWS)
     assert torch.equal(found.grad["w"], torch.full((4, 3), 2.0))
     assert torch.autograd.grad in told
     assert torch.negative not in told

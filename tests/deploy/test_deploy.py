@@ -105,6 +105,7 @@ def test_a_port_in_use() -> None:
     check_port("127.0.0.1", free_port())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("apart", [False, True])
 def test_processes_end_with_their_children(apart: bool, tmp_path: Path) -> None:
     """Also with those that have a session of their own."""

@@ -39,7 +39,7 @@ def setting(mlp: Model) -> Setting:
     return Setting(mlp, (0.2,) * 5, Local(lr=0.1, epochs=None, steps=2, batch=8), rounds=ROUNDS)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
     """Bit for bit the loop's result: totals grow by ascending client, whatever is in a block."""
@@ -50,6 +50,7 @@ def test_every_method_in_blocks(make: Any, setting: Setting) -> None:
         assert not different(alone, last(run(algorithm, federation, ROUNDS, backend=backend)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("turned", [False, True])
 def test_blocks_of_clients_that_do_not_follow_one_another(
     turned: bool, setting: Setting, federation: Federation, entered: list[tuple[int, ...]]
@@ -102,7 +103,7 @@ NUMBERS = ["nan", "inf", "large", "another's"]
 FORMS = ["form", "type", "names", "more"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("client", [0, 2, 6])
 @pytest.mark.parametrize(
     ("kind", "each"), [*((kind, 3) for kind in NUMBERS), *((kind, 1) for kind in NUMBERS + FORMS)]
@@ -133,7 +134,7 @@ def test_what_is_bad_is_said_as_one_by_one(
         assert entered == ([(0, 1, 2, 3, 4, 5)] if client == 6 else [])
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("client", [0, 3])
 @pytest.mark.parametrize("change", ["double", "more", "less", "other", "wide"])
 def test_reports_of_two_blocks_are_alike(
@@ -166,7 +167,7 @@ class Remembering(Together):
             yield Block(block.clients, *changed, block.t)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("part", [0, 1], ids=["sent", "kept"])
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=linux)])
 def test_the_history_of_a_gradient_does_not_travel(

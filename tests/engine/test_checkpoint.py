@@ -108,6 +108,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "spoil"), DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_one_is_passed_over(name: str, spoil: Any, tmp_path: Path, played: Round) -> None:
     write_checkpoint(tmp_path, played, {"which": 1})
@@ -250,6 +251,7 @@ LIES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_headers_that_lie(lie: Any, tmp_path: Path, played: Round) -> None:
     """With checksums that fit, so that only the look at the header is left."""

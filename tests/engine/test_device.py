@@ -94,6 +94,7 @@ def test_two_devices_at_once_are_refused(setting: Setting, monkeypatch: pytest.M
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("within", [loop, Stacked()], ids=["loop", "stacked"])
 def test_on_the_processor_nothing_changes(within: Backend, setting: Setting) -> None:
     algorithm, federation = recipes.scaffold(setting), make_federation(setting.model)
@@ -125,6 +126,7 @@ def test_examples_go_there_once_and_the_model_once_a_round(
     assert weights[0] != weights[3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [lambda: on("cpu", loop), Stacked, lambda: Stacked(dense=True)])
 def test_what_is_kept_of_clients_is_theirs(make: Any) -> None:
     """The same inputs with other labels, or written to, are other clients."""

@@ -42,7 +42,7 @@ def with_an_empty_client(model: Model, on_bad: OnBad = "stop") -> Federation:
     return replace(federation, gate=Gate(on_bad=on_bad, max_skips=1))
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["stop", "drop"])
 @pytest.mark.parametrize("name", ALONE)
 def test_its_round_is_skipped(name: str, on_bad: OnBad, setting: Setting, mlp: Model) -> None:

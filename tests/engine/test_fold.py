@@ -69,7 +69,7 @@ WAYS = (
 )  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", WAYS)
 def test_sums_are_those_of_stacked_updates(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +80,7 @@ def test_sums_are_those_of_stacked_updates(
 SUMMED = ("Ditto", "LabelSets public", "CentralTuning without steps", "FedDisk", "FedDisk(Ditto)")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SUMMED)
 def test_sums_through_wrappers(
     name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch

@@ -63,7 +63,7 @@ def test_the_corpus_is_large_enough() -> None:
     assert len(ATTACKS) >= 60
 
 
-@pytest.mark.few(41)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_leaves_the_round_of_the_others(name: str, place: Arena) -> None:
     rest = [reply for reply in place.honest if reply.client != 3]
@@ -76,6 +76,7 @@ def test_every_attack_leaves_the_round_of_the_others(name: str, place: Arena) ->
     assert different(spoilt.server, place.settled(place.honest).server)  # the control
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "name"), [("fedpals", "duplicate"), ("scaffold", "one row"), ("ditto", "drop")]
 )
@@ -108,6 +109,7 @@ def test_a_gate_that_stops_names_the_client(setting: Setting, mlp: Model) -> Non
         list(run(recipes.fedavg(setting), stops, 1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_a_client_whose_training_fails_drops_out(
     side_by_side: bool, setting: Setting, mlp: Model

@@ -114,6 +114,7 @@ ODD: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("change", "told"), ODD.values(), ids=ODD)
 def test_what_is_no_plain_tensor_is_dropped(change: Change, told: str, setting: Setting) -> None:
     algorithm, many = MAKE["fedavg"](setting), federation(setting.model)
@@ -134,6 +135,7 @@ KEPT: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("on_bad", ["drop", "stop"])
 @pytest.mark.parametrize(("kept", "told"), KEPT.values(), ids=KEPT)
 def test_a_state_that_is_no_parts_of_tensors_is_told(
@@ -224,6 +226,7 @@ def test_a_gap_that_nobody_knows_passes_no_limit() -> None:
     assert "0.51, above" in limited.lacking(3, 0.51)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "part"), [("fednova", "normaliser"), ("fedas", "fisher")])
 def test_a_claim_below_0_weighs_nothing(name: str, part: str, setting: Setting) -> None:
     """What a method's own numbers claim may be false, but turns nobody's change round."""
@@ -252,7 +255,7 @@ def fuzzed(name: str, setting: Setting, replies: int) -> tuple[str, ...]:
     return fuzz(arena(algorithm, federation(setting.model), gate), replies, seed=1).broken
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "fedadam"])
 def test_fuzzed_replies_of_other_methods(name: str, setting: Setting) -> None:
     assert fuzzed(name, setting, 60) == ()

@@ -75,7 +75,7 @@ class Processes:
         self.clock[0] = max(self.free)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 12])
 def test_processes_are_reckoned_with_all_of_them_at_work(

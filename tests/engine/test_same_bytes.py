@@ -60,7 +60,7 @@ def after(algorithm: Algorithm, federation: Federation, cohorts: list[list[int]]
     return current
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("clients", [5, 15, 16, 31, 100])
 def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
     """Unless it is drawn itself, which it is as often as any other."""
@@ -76,7 +76,7 @@ def test_one_more_client_leaves_the_draw_as_it_is(clients: int) -> None:
     assert not torch.stack([draw_cohort(40, 3, t, 0) for t in (1, 2)]).diff(dim=0).eq(0).all()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [n for n in COHORTS if n in MAKE])
 def test_who_is_never_drawn_changes_nothing(name: str, setting: Setting) -> None:
     """Two more clients: the same model and states of those who took part, bit for bit."""

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fedshift import recipes
+from fedshift.client.dense import train
 from fedshift.client.local import Local
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Gate
-from fedshift.engine.levers import channels_last
 from fedshift.engine.processes import messages
 from fedshift.engine.processes import pool as module
 from fedshift.engine.processes.messages import packed, unpacked
@@ -181,11 +181,11 @@ def test_every_share_is_trained_once(setting: Setting, monkeypatch: pytest.Monke
 
 
 def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
-    """What travels is how to draw them; a lever's mark makes them travel whole."""
+    """What travels is how to draw them, and how the job is done."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     opened = open_round(algorithm, start(algorithm, federation).server, torch.arange(6), 1)
     jobs = tuple(jobs_of(opened, federation.clients, lambda i: {}, 7))
-    for sent in (jobs, tuple(with_channels_last(jobs))):
+    for sent in (jobs, tuple(job._replace(how=train) for job in jobs)):
         some = packed(sent, {})
         back = unpacked(some, {}, federation.clients)
         for job, again in zip(sent, back, strict=True):
@@ -194,8 +194,8 @@ def test_plans_are_drawn_where_they_are_used(setting: Setting) -> None:
                 assert torch.equal(plan.rows, again.plans[k].rows)
                 assert plan[1].equal(again.plans[k][1])
                 assert plan[2:] == again.plans[k][2:]
-        whole = [isinstance(one.plans, dict) for one in some]
-        assert whole == ([False] if sent is jobs else [True] * 6)
+        assert [isinstance(one.plans, dict) for one in some] == [False]
+        assert [job.how for job in back] == [job.how for job in sent]
         assert [job.client for job in back] == list(range(6))
         assert len({id(job.message) for job in back}) == 6
         assert len({id(job.state) for job in back}) == 6
@@ -215,17 +215,6 @@ def test_messages_of_ones_own_arrive(setting: Setting) -> None:
     )
     back = unpacked(packed(jobs, {}), {}, federation.clients)
     assert [float(job.message["own"]["w"]) for job in back] == [0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
-
-
-def with_channels_last(jobs: Iterable[Job]) -> Iterator[Job]:
-    given: list[Job] = []
-
-    def spy(update: ClientUpdate, marked: Iterable[Job]) -> Iterator[Reply]:
-        given.extend(marked)
-        return iter(())
-
-    list(channels_last(spy)(lambda *a: ({}, {}), jobs))
-    return iter(given)
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def both(make: Make, setting: Setting, federation: Federation, **options: Any) -
     return apart(plain, other, start(algorithm, federation))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [pytest.param(m, id=k) for k, m in MAKE.items() if k not in ALONE])
 def test_the_loops_result_but_for_rounding(make: Make, setting: Setting) -> None:
     federation = make_federation(setting.model)
@@ -81,6 +81,7 @@ def test_the_loops_result_but_for_rounding(make: Make, setting: Setting) -> None
     assert both(make, setting, double(federation)) < 1e-12
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "reason"), ALONE.items(), ids=ALONE)
 def test_what_cannot_be_stacked_says_why(name: str, reason: str, setting: Setting) -> None:
     federation = make_federation(setting.model)

@@ -140,6 +140,7 @@ def test_a_local_backend_for_shares_is_refused(setting: Setting) -> None:
         list(run(recipes.fedavg(setting), federation, 1, backend=team.blocks(local)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spread", [lambda team: team, lambda team: team.blocks(loop)])
 def test_workers_that_have_ended_say_so(spread: Any, setting: Setting) -> None:
     federation = make_federation(setting.model)

@@ -194,6 +194,7 @@ def test_bad_files(name: str, kind: str, called: Any, tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [n for n in TARGETS if n != "events"])
 def test_files_that_may_not_be_read(
     name: str, called: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

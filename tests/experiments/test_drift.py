@@ -38,6 +38,7 @@ def by_hand(which: str, shift: float) -> float:
     return float((w * (g - (w[:, None] * g).sum(0)).square().sum(1)).sum())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("which", ["class", "client"])
 @pytest.mark.parametrize("shift", [0.0, 0.3])
 def test_drift_is_the_spread_of_whole_gradients(which: str, shift: float) -> None:

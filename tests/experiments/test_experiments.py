@@ -120,6 +120,7 @@ def test_targets_can_be_given() -> None:
         prepare(FAST.model_copy(update={"shift": Split(labels_per_client=3, target=doubled)}))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "split",
     [

@@ -234,6 +234,7 @@ def test_weights_are_told_where_clients_test_on_their_own_data(tmp_path: Path) -
     assert sum(s.startswith("Example weights leave") for s in data["why"]) == 1
 
 
+@pytest.mark.slow
 def test_the_report_shows_both(folder: Path) -> None:
     run = read_run(folder)
     text = page([run])
@@ -288,6 +289,7 @@ def test_clients_too_small_for_a_classifier_are_left_out() -> None:
     assert found["mean"]["domain_auc"] is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("large", [0, 1])
 def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, large: int) -> None:
     config = validate(tables(noise=0.5, clients=3))

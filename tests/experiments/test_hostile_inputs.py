@@ -97,6 +97,7 @@ def test_numbers_beyond_any_machine(training: dict[str, Any], message: str) -> N
         validate({"training": training})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("tables", "message"),
     [

@@ -143,6 +143,7 @@ def test_a_run_without_label_sets_says_nothing_of_them(tmp_path: Path) -> None:
     assert 'id="label-sets"' not in page([read_run(tmp_path)])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("validation", "told"), [(0.0, False), (0.001, True)])
 def test_a_missing_estimate_is_told_only_where_one_was_asked_for(
     tmp_path: Path, validation: float, told: bool
@@ -174,7 +175,7 @@ def test_sentences_name_labels_of_nobody_and_labels_absent_at_times() -> None:
     assert sentences(calm, ("cat",)) == []
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["private", "holders", "public"])
 @pytest.mark.parametrize("over", [None, "union", "all"])
 def test_rows_of_nobodys_labels_are_said_to_move_where_they_do(

@@ -252,7 +252,7 @@ def test_other_versions_are_noted(tmp_path: Path) -> None:
         assert "platform Plan9 mips then, " in moved
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

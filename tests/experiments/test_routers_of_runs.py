@@ -80,6 +80,7 @@ def test_a_shared_head_is_served_by_all(tmp_path: Path) -> None:
     assert torch.equal(router.predict(x), of_run(made).predict(x))
 
 
+@pytest.mark.slow
 def test_other_folders_are_refused(trained: tuple[Path, Experiment], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a run folder \(no config.resolved.toml\); give one"):
         load_router(tmp_path)

@@ -185,7 +185,7 @@ def copied(parts: Parts) -> Parts:
     return {part: {k: v.clone() for k, v in tree.items()} for part, tree in parts.items()}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [n for n in MAKE if n not in ROBUST])
 def test_models_of_every_method_come_back(name: str, setting: Setting) -> None:
     """Bit for bit, buffers as well, of clients that took part and of those that never did."""

@@ -31,7 +31,7 @@ def test_the_clients_are_of_unequal_sizes_and_so_are_their_shares_of_tests() -> 
     assert np.abs(drawn / drawn.sum() - hand.sizes / hand.sizes.sum()).max() > 1e-4
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "cohort"),
     [("feddrm", None), ("feddrm", 3), ("fedper", None), ("ditto", None), ("fedala_drm_repo", None)],
@@ -59,6 +59,7 @@ def test_the_metrics_can_be_told_apart() -> None:
     assert abs(known["mixture_accuracy"] - hand.right(uniform)) > 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["ditto", "fedala_drm_repo"])
 def test_global_accuracy_is_the_servers_model(method: str) -> None:
     hand = played(method)

@@ -16,7 +16,8 @@ from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.engine.probe import check_fit
 from fedshift.engine.run import run
-from fedshift.errors import InputError
+from fedshift.engine.ways import ALONE, IN_PYTHON, NAMES, SPREAD
+from fedshift.errors import DataError, InputError
 from fedshift.experiments.engines import InProcess, Way, backend_of
 from fedshift.experiments.experiment import federation_of, method_of, record
 from fedshift.experiments.folder import kept_in
@@ -33,6 +34,24 @@ from support.tables import MINI, cell, results
 
 Printed = pytest.CaptureFixture[str]
 ONE = replace(MINI, methods=("fedavg",), seeds=(0,), rounds=4)
+
+
+def test_every_name_makes_an_engine_and_has_its_words_for_python() -> None:
+    assert set(NAMES) <= set(IN_PYTHON)
+    for name in NAMES:
+        if not name.startswith("cuda"):
+            assert backend_of(name, 2 if name in SPREAD else None).backend
+    with pytest.raises(InputError, match='Did you mean "dense"'):
+        backend_of("dence")
+    assert set(ALONE) < set(NAMES)
+    with pytest.raises(InputError, match="use channels-last"):
+        backend_of("winograd")
+
+
+def test_a_run_of_winograd_is_not_taken_up_by_it(tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text('{"backend": "winograd in 2 workers"}')
+    with pytest.raises(DataError, match="use channels-last; name the backend with --backend"):
+        begun_by(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +92,7 @@ def typed(place: Path, model: str, method: str, backend: str) -> int:
     ("model", "method", "backend", "told"),
     [
         ("lenet", "fedavg", "dense", "the backend dense trains chains of linear layers"),
-        ("lenet", "fedavg", "winograd", "winograd is for convolutions of step 1"),
-        ("mlp", "fedavg", "winograd", "winograd is for convolutions of step 1"),
+        ("lenet", "fedavg", "winograd", "the backend winograd is gone"),
         ("lenet", "fedala", "stacked", "clients cannot be stacked"),
     ],
 )

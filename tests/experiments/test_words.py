@@ -188,7 +188,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return capsys.readouterr().err.partition("error: ")[2].rstrip("\n")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("change", "words", "call", "named"), CASES, ids=[c[1][:45] for c in CASES]
 )

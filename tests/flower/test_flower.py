@@ -40,7 +40,7 @@ def setting(mlp: Model) -> Setting:
     return Setting(mlp, TARGET, Local(lr=0.1, epochs=1, batch=16))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_every_method_is_the_same_on_flower(make: Make, setting: Setting, federated: Any) -> None:
     algorithm, federation = make(setting), federated()
@@ -62,7 +62,7 @@ class Noisy(torch.nn.Module):
         return self.inner(x + torch.randn_like(x) if self.training else x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto", "fedsam"])
 def test_networks_that_draw_are_the_same_on_flower(name: str, federated: Any) -> None:
     """Clients there know nothing of what a look at the network showed here."""

@@ -104,6 +104,7 @@ def test_registrations_that_cannot_be_read(
 ODD = [float("inf"), float("nan"), -1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "value"),
     [*(("correct", v) for v in (*ODD, 10**6)), *(("loss_sum", v) for v in ODD)],

@@ -23,7 +23,7 @@ traffic = import_module("flower_bytes")
 METHODS = sorted({row.partition(",")[0] for row in traffic.SPECIFIED})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_cost_what_is_specified_and_printed(name: str) -> None:
     for row, found in traffic.counted(name, traffic.makers()[name]).items():

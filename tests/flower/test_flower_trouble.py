@@ -96,7 +96,7 @@ TROUBLE: dict[str, tuple[Forge | None, str]] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("forge", [pytest.param(v, id=k) for k, v in TROUBLE.items()])
 def test_a_client_that_sends_nothing_useful_drops_out(
     forge: tuple[Forge | None, str],

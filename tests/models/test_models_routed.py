@@ -149,7 +149,7 @@ def test_the_stages_are_the_layers_of_the_paper() -> None:
     assert torch.allclose(out["client_features"], F.relu(norm(theirs(trunk))), atol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "shape", "width"),
     [

@@ -182,6 +182,7 @@ def test_nothing_to_freeze_is_refused() -> None:
 # ------------------------------------------------------------------------------------ configuration
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["resnet18-gn", "resnet18", "resnet50"])
 def test_networks_are_configured_by_name(name: Any) -> None:
     model = network(Network(name=name, freeze_norm=name != "resnet18-gn"), (3, 16, 16), 5, seed=0)
@@ -231,6 +232,7 @@ def torchvision_like(net: ResNet) -> dict[str, Tensor]:
     return {f"their.{k}": v for k, v in enumerate([*values, *head])}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("projection", [None, 16])
 def test_weights_are_copied_up_to_the_classifier(projection: int | None) -> None:
     net = ResNet(18, 5, projection=projection)

@@ -125,6 +125,7 @@ def test_a_candidate_that_diverged_is_not_chosen(
     assert results(tmp_path / "one") != results(finished[0])
 
 
+@pytest.mark.slow
 def test_without_the_first_candidate_the_seed_has_no_value(
     tmp_path: Path, finished: tuple[Path, Reproduced]
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_table_of_another_paper_is_not_replaced(tmp_path: Path, place: str) ->
 # --------------------------------------------------------------------------- what is shown
 
 
+@pytest.mark.slow
 def test_reduced_cells_say_so_and_the_papers_rounds_do_not(
     finished: tuple[Path, Reproduced],
 ) -> None:

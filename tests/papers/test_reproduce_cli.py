@@ -95,6 +95,7 @@ def test_a_failed_run_does_not_stop_the_others(
     assert len(json.loads(out)["trained"]) == 1
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("args", "message"),
     [

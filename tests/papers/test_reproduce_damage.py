@@ -171,7 +171,7 @@ COLUMN = "fashion-mnist-mini C=3"
 RECORD = {"column": COLUMN, "row": "FedRS", "options": {"alpha": 0.1}, "seed": 0, "rounds": 1}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("tuned", "said"),
     [

@@ -42,7 +42,7 @@ def test_every_table_and_figure_of_the_paper_is_there() -> None:
     assert set(NAMES) == tables | {"feddrm/small", "feddrm/heart", "feddrm/lenet"}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_experiment(name: str) -> None:
     found = study(name)
@@ -178,6 +178,7 @@ def test_heat_maps_and_risk_are_drawn_with_captions(drawn: tuple[Path, Reproduce
     assert "client 2: switzerland" in (folder / "heart-disease-M=4-own.svg").read_text()
 
 
+@pytest.mark.slow
 def test_heat_maps_are_means_over_seeds(drawn: tuple[Path, Reproduced]) -> None:
     folder, found = drawn[0] / "out" / "heart", summaries(*drawn)
     for name, values, columns in (

@@ -27,6 +27,7 @@ def test_the_table_and_figures_are_there() -> None:
     assert NAMES == ["made/baselines", "made/fig2", "made/fig3", "made/table1"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_is_a_valid_experiment(name: str) -> None:
     found = study(name)
@@ -148,6 +149,7 @@ def test_table_1_in_small(place: Path, table: Reproduced) -> None:
     assert json.loads((run / "summary.json").read_text())["importance"] is not None
 
 
+@pytest.mark.slow
 def test_complete_runs_are_not_trained_again(place: Path, table: Reproduced) -> None:
     again = reproduce(asked(place, "made/table1", "sigma=0.5"))
     assert again.report.trained == ()

@@ -146,6 +146,7 @@ def test_images_that_are_too_small_are_a_problem_of_their_column_alone(plan: Pla
     assert problems(plan, "pacs-96") == {None}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("module", "told"),
     [

@@ -125,7 +125,7 @@ def test_one_seed_has_no_deviation_and_no_seed_is_refused() -> None:
 # --------------------------------------------------------------------------- the protocols
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shown", studies().values(), ids=lambda s: s.name)
 def test_protocols_are_valid_experiments(shown: Study) -> None:
     """Whether the data are there or not."""

@@ -101,6 +101,7 @@ def stopped(run: Any, store: Any, channel: Any, backend: str) -> None:
     channel.send({"event": "over", "error": None, "stopped": True})
 
 
+@pytest.mark.slow
 def test_asked_while_the_table_is_written(whole: Any, tmp_path: Path) -> None:
     """All is there, and the exit code is that of the signal."""
     request = replace(REQUEST, out=tmp_path, seeds=(0,), rounds=1)

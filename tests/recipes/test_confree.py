@@ -223,6 +223,7 @@ def test_sizes_do_not_count(setting: Setting, federated: Any) -> None:
     assert torch.equal(one, two)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scope", ["tensor", "model"])
 def test_rounds_with_any_host(scope: Scope, setting: Setting, normed: Model) -> None:
     """Running statistics are averaged by 1/C; the loss falls."""
@@ -255,6 +256,7 @@ HOSTS: dict[Host, Callable[[Setting], Any]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("host", get_args(Host))
 def test_every_host_is_itself_but_for_the_combination(
     host: Host, setting: Setting, federated: Any

@@ -66,7 +66,7 @@ def test_inputs_are_not_written_to(make: Make, setting: Setting, federated: Any)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @each
 def test_no_global_generator_is_used(make: Make, setting: Setting, federated: Any) -> None:
     state = torch.random.get_rng_state()
@@ -74,7 +74,7 @@ def test_no_global_generator_is_used(make: Make, setting: Setting, federated: An
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @each
 def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated: Any) -> None:
     first = last(run(make(setting), federated(), ROUNDS, cohort=4))
@@ -85,6 +85,7 @@ def test_the_same_run_twice_is_the_same(make: Make, setting: Setting, federated:
     assert not equal(first, other)  # the control: another seed is another run
 
 
+@pytest.mark.few(20)
 @each
 def test_parts_are_two_levels_of_tensors_of_stable_shape(
     make: Make, setting: Setting, federated: Any
@@ -104,7 +105,7 @@ def test_parts_are_two_levels_of_tensors_of_stable_shape(
     }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @each
 def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated: Any) -> None:
     def backwards(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -115,7 +116,7 @@ def test_order_of_replies_is_irrelevant(make: Make, setting: Setting, federated:
     assert equal(one, two)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @each
 def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
     def padded(c: ClientData) -> ClientData:
@@ -137,7 +138,7 @@ def test_padded_rows_change_nothing(make: Make, setting: Setting, federated: Any
     assert equal(plain, more)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @each
 def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: Any) -> None:
     """Plans brought to equal shapes, as stacked clients need, against plans cut to size."""
@@ -167,7 +168,7 @@ def test_padding_steps_change_nothing(make: Make, setting: Setting, federated: A
     assert apart(wrong) > 1e-4
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @each
 def test_saved_and_read_in_the_middle(
     make: Make, setting: Setting, federated: Any, tmp_path: Path
@@ -213,7 +214,7 @@ def test_a_client_that_diverges_is_named(make: Make, setting: Setting, federated
 SINGLE = [k for k in MAKE if k.split()[0] in one_model.__all__ and k != "feddyn"]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", [pytest.param(MAKE[k], id=k) for k in SINGLE])
 def test_one_client_is_centralised_training(make: Make, setting: Setting, mlp: Model) -> None:
     """theta after each round is plain training on the same batches, then the server's step."""

@@ -65,7 +65,7 @@ def moved(after: Params, before: Params) -> set[str]:
     return {k for k, v in after.items() if not torch.equal(v, before[k])}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @each
 def test_they_stay_and_are_not_sent(make: Make, setting: Setting, federated: Any) -> None:
     sent: list[Parts] = []
@@ -114,7 +114,7 @@ def test_it_is_what_a_torch_optimiser_does() -> None:
     assert max(float((got[k] - right[k]).abs().max()) for k in got) < 1e-14
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn", "fedadam"])
 @pytest.mark.parametrize("backend", [Stacked(), Stacked(dense=True)], ids=["stacked", "dense"])
 def test_stacked_clients_do_as_the_loop(name: str, backend: Backend) -> None:
@@ -139,7 +139,7 @@ def test_workers_do_as_the_loop() -> None:
     assert moved(after, federation.params) == after.keys() - CHAIN
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold I", "fedpac", "fedyogi", "labelset_ditto"])
 def test_flower_does_as_the_loop(name: str, setting: Setting, federated: Any) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")

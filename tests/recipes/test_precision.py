@@ -213,7 +213,7 @@ def test_unknown_names_are_refused() -> None:
         Local(precision=wrong)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedsam", "moon", "scaffold I", "fedrep", "fedala", "fedas"])
 def test_methods_train_in_it(name: str) -> None:
     setting = Setting(routed_model(), (0.2,) * CLASSES, Local(lr=0.1, batch=12))

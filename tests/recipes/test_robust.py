@@ -213,6 +213,7 @@ def test_numbers_out_of_range_are_refused(make: Any, message: str) -> None:
         make()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", recipes.robust.__all__)
 def test_recipes_differ_from_the_mean(name: str, setting: Setting, federated: Any) -> None:
     make = getattr(recipes, name)

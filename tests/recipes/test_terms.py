@@ -37,6 +37,7 @@ from support.comparing import same, whole
 from support.federations import CLASSES, FEATURES, double, make_clients, make_federation, one_job
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["indicator", "frequency"])
 def test_alpha_one_is_fedavg(setting: Setting, federated: Any, mode: Any) -> None:
     plain = recipes.fedavg(setting)
@@ -146,6 +147,7 @@ def test_fedrs_settings_out_of_range_are_refused(setting: Setting) -> None:
         recipes.fedrs(setting, mode="frequenzy")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_compositions_differ_from_their_parts(setting: Setting, federated: Any) -> None:
     """FedPALS with each term is neither FedPALS nor the term alone."""
     federation = double(federated())

@@ -126,6 +126,7 @@ def test_bars_from_the_side_are_as_long_as_their_values() -> None:
     assert "no values recorded" in side_bars("t", ["p"], [None], Axis("y"))
 
 
+@pytest.mark.slow
 def test_names_do_not_overlap_on_crowded_axes() -> None:
     for K in (10, 62):
         columns = [f"class {k}" for k in range(K)]

@@ -96,7 +96,7 @@ NETWORKS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(19)
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("k", [1, 2, N])
 def test_answers_are_those_of_a_pass_for_each_client(name: str, k: int) -> None:

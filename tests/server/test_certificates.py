@@ -39,7 +39,7 @@ def best_found(counts: np.ndarray, target: np.ndarray, lam: float) -> float:
     return min(found)
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("lam", [1.0, 12.0, 42.0, 93.0, 1e4])
 @pytest.mark.parametrize(
     ("counts", "target"),

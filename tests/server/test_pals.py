@@ -167,7 +167,7 @@ def test_effective_sample_size_at_its_ends() -> None:
 # ---------------------------------------------------------------- ESS and cap
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("fidelity", ["squared", "norm"])

@@ -53,6 +53,7 @@ def norm_objective(counts: np.ndarray, target: np.ndarray, lam: float, a: np.nda
     return float(np.linalg.norm(target - a @ (counts / n[:, None])) + lam * np.sum(a**2 / n))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inside", [False, True])
 def test_norm_form_agrees_with_a_cone_solver(inside: bool) -> None:
     for seed in range(5):

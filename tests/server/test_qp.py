@@ -260,6 +260,7 @@ def frank_wolfe_gap(case: Case, a: np.ndarray) -> float:
     return float(g @ (a - linear_minimiser(g, upper)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("capped", [False, True])
 def test_lambda_zero_maximises_ess_as_a_two_stage_solve_does(capped: bool) -> None:
     rng = np.random.default_rng(6)
@@ -299,7 +300,7 @@ def test_linear_minimiser_fills_the_cheapest_first() -> None:
     assert linear_gap(np.array([3.0, 1.0, 2.0]), np.full(3, 1 / 3), np.full(3, 0.4)) > 0
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("clients", [10, 100, 1000])
 @pytest.mark.parametrize("classes", [10, 182])
 @pytest.mark.parametrize("inside", [False, True])
@@ -339,6 +340,7 @@ def test_too_large_a_problem_is_solved_by_gradients_and_never_certified(monkeypa
     assert error <= min(1e-3, rough.l1_bound)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("clients", [200, 400])
 def test_lambda_zero_with_barely_more_clients_than_classes(clients: int) -> None:
     """Weights far below the small lam's resolution: the last resorts of the limit are needed."""

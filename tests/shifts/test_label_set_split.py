@@ -191,6 +191,7 @@ def test_configurations_that_cannot_be(changes: dict[str, Any], says: str) -> No
         validate(tables(**changes))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -107,6 +107,7 @@ def deviation(shift: DirichletPerClient, labels: np.ndarray, clients: int, seed:
     return counts - counts.sum(axis=1, keepdims=True) * p
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("beta", [0.1, 0.2, 1, 100])
 @pytest.mark.parametrize("clients", [1, 10, 60])
 def test_exact_dirichlet_follows_p_at_the_largest_size(beta: float, clients: int) -> None:

@@ -186,6 +186,7 @@ def test_a_minimum_out_of_reach_is_an_error_within_a_second(capacity: bool) -> N
     assert outcome.startswith("min_size=50 not reached: in the best of 100 draws")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [DirichletPerClient, DirichletPerClass])
 def test_beta_goes_from_one_label_to_iid(kind: type[DirichletPerClient]) -> None:
     labels, concentrated, even = np.repeat(np.arange(10), 5000), [], []

@@ -89,7 +89,7 @@ def fedlab(labels: np.ndarray, classes: int, clients: int, beta: float, seed: in
             return np.array([np.bincount(labels[h], minlength=classes) for h in held])
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("labels", "classes", "clients"), [(CIFAR_10, 10, 8), (CIFAR_100, 100, 8), (CIFAR_10, 10, 32)]

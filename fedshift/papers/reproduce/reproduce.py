@@ -47,7 +47,7 @@ TUNED, RUNS = "tuned.json", "runs"
 class Request:
     """What `fedshift reproduce` was asked for; None and empty mean as in the paper.
 
-    backend how clients train, one of `ways.ALONE`
+    backend how clients train, one of `fedshift.engine.ways.ALONE`
     train   False draws the table from what is there
     publish another folder for the table, with the runs' summaries alone
     """

@@ -1,7 +1,7 @@
 """Chains of linear layers, those of many clients at a time, forward, backward and one step on.
 
-`fedshift.client.dense` has the equations. Examples are columns: W a with a [d, B] and W [h, d], as
-both lie in memory, is up to twice as fast in batches of 32 as a W^T with a [B, d].
+`phase.py` has the equations. Examples are columns: W a with a [d, B] and W [h, d], as both lie in
+memory, is up to twice as fast in batches of 32 as a W^T with a [B, d].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.client.chains import Layer
+from fedshift.client.dense.chain import Layer
 from fedshift.kernels.products import add_products, by_onednn, products
 from fedshift.kernels.torch_private import relu_backward
 from fedshift.tree import Params

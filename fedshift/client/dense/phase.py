@@ -7,15 +7,15 @@ cross-entropy at the end,
     delta_(l-1) = (W_l^T delta_l) 1[a_(l-1) > 0]
     dW_l = delta_l a_(l-1)^T,   db_l = sum_b delta_l[:, b]
 
-and each step adds -lr dW_l to W_l (`fedshift.client.nets`). Clients are taken together as far as
-their parameters fit in the processor's cache. What a client gets is what `client.local.Local` gives
-it but for the order of sums.
+and each step adds -lr dW_l to W_l (`nets.py`). Clients are taken together as far as their
+parameters fit in the processor's cache. A client's result is that of `client.local.Local` but for
+the order of sums.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.client.chains import layers_of, not_dense
-from fedshift.client.nets import First, Nets, Recipe
+from fedshift.client.dense.chain import layers_of, not_dense
+from fedshift.client.dense.nets import First, Nets, Recipe
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
 from fedshift.client.slopes import Oracle
+from fedshift.client.trainer import Trained
 from fedshift.data import ClientData, Plan
 from fedshift.kernels.torch_private import log_softmax_backward
 from fedshift.model import Model
@@ -59,6 +60,9 @@ class Phase(Protocol):
     """What is asked of a phase of local training (`client.local.Local`)."""
 
     @property
+    def oracles(self) -> tuple[Oracle, ...]: ...
+
+    @property
     def optimizer(self) -> str: ...
 
     @property
@@ -73,35 +77,41 @@ class Phase(Protocol):
     def parts(self, model: Model, params: Params) -> tuple[Params, Params]:
         """(parameters that move, the others)."""
 
+    def check(self, model: Model, params: Params) -> None:
+        """Raise InputError if no parameter moves."""
 
-def train_dense(
-    local: Phase, model: Model, objective: Term, params: Params, context: Parts, data: ClientData,
-    plan: Plan, oracles: Sequence[Oracle],
-) -> tuple[Params, Tensor]:  # fmt: skip
-    """(parameters, mean loss []) after a phase. Raises UnfitError for what is not accepted:
 
-    chains as `client.chains.layers_of` has them; `CrossEntropy` alone or with `Proximal`; SGD, with
-    momentum and weight decay as they come, precision "float32"; no oracle but `Shift`; inputs of
-    the parameters' type.
+def train(
+    phase: Phase, model: Model, objective: Term, params: Params, buffers: Params, context: Parts,
+    data: ClientData, plan: Plan, *extra: Oracle,
+) -> Trained:  # fmt: skip
+    """What a phase leaves, as a `client.trainer.Trainer`. Raises UnfitError for all but this:
+
+    chains as `client.dense.chain.layers_of` has them; `CrossEntropy` alone or with `Proximal`; SGD,
+    with momentum and weight decay as they come, precision "float32"; no oracle but `Shift`; inputs
+    of the parameters' type.
 
     Clients that come stacked, their plan's rows [C, S, B], are trained at once, all [C, ...].
     """
-    many = plan.rows.dim() == 3
+    model.refresh(params, buffers)
+    oracles, many = (*phase.oracles, *extra), plan.rows.dim() == 3
     layers = layers_of(model, data.x.dim() - many)
     mus = _proximal(objective)
-    if local.optimizer != "sgd":
-        raise not_dense(f"the local optimizer is {local.optimizer}")
-    if local.precision != "float32":
-        raise not_dense(f"the local precision is {local.precision}")
+    if phase.optimizer != "sgd":
+        raise not_dense(f"the local optimizer is {phase.optimizer}")
+    if phase.precision != "float32":
+        raise not_dense(f"the local precision is {phase.precision}")
     if odd := [o for o in oracles if type(o) is not Shift]:
         raise not_dense(f"gradients go through {type(odd[0]).__name__}")
     if any(v.dtype != data.x.dtype for v in params.values()):
         raise not_dense(f"inputs are {data.x.dtype}, and not all parameters are")
-    moving, _ = local.parts(model, params)
+    moving, _ = phase.parts(model, params)
+    if not moving:
+        phase.check(model, params)
     shifts = [o.by for o in oracles if isinstance(o, Shift)]
     pulled = {k: mu for k in moving if (mu := sum(m for m, free in mus if not k.startswith(free)))}
     recipe = Recipe(
-        layers, tuple(moving), local.momentum, local.decay, pulled, tuple(moving) if shifts else ()
+        layers, tuple(moving), phase.momentum, phase.decay, pulled, tuple(moving) if shifts else ()
     )
     named = {f"at {k}": v for k, v in params.items()}
     named |= {f"anchor {k}": context["anchor"][k] for k in pulled}
@@ -113,9 +123,9 @@ def train_dense(
     drawn = Drawn(data.x, data.y, data.w, plan.rows, plan.weight, plan.lr)
     if many:
         loss, moved = descend(recipe, drawn, named)
-        return params | moved, loss
+        return Trained(params | moved, buffers, loss)
     loss, *ends = _Phase.apply(recipe, tuple(named), *drawn, *named.values())  # type: ignore[no-untyped-call]
-    return params | dict(zip(moving, ends, strict=True)), loss
+    return Trained(params | dict(zip(moving, ends, strict=True)), buffers, loss)
 
 
 def _proximal(objective: Term) -> list[tuple[float, tuple[str, ...]]]:
@@ -123,8 +133,8 @@ def _proximal(objective: Term) -> list[tuple[float, tuple[str, ...]]]:
     terms = objective.terms if type(objective) is Sum else (objective,)
     kinds = [type(term) for term in terms]
     if kinds.count(CrossEntropy) != 1 or set(kinds) - {CrossEntropy, Proximal}:
-        said = " + ".join(kind.__name__ for kind in kinds)
-        raise not_dense(f"the objective is {said}, not CrossEntropy, alone or with Proximal")
+        names = " + ".join(kind.__name__ for kind in kinds)
+        raise not_dense(f"the objective is {names}, not CrossEntropy, alone or with Proximal")
     return [(t.mu, t.free) for t in terms if isinstance(t, Proximal)]
 
 
@@ -161,10 +171,10 @@ class _Phase(torch.autograd.Function):
 def cache_of_a_core() -> int:
     """Bytes of the second level, as Linux says; 1 MB where it does not."""
     try:
-        found = re.fullmatch(r"(\d+)K", SIZE.read_text().strip())
+        size = re.fullmatch(r"(\d+)K", SIZE.read_text().strip())
     except OSError:
         return USUAL
-    return int(found[1]) << 10 if found and int(found[1]) else USUAL
+    return int(size[1]) << 10 if size and int(size[1]) else USUAL
 
 
 class Steps(NamedTuple):
