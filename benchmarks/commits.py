@@ -1,12 +1,13 @@
 """Processor time of rounds by two versions of the package, in turn.
 
-    python benchmarks/commits.py --before CHECKOUT [--only W1,W2,W3] [--pairs 9] [--write]
+    python benchmarks/commits.py --before CHECKOUT [--only W1,W2,W3] [--pairs 9] [--backend dense]
+                                 [--write]
 
 CHECKOUT holds the other version, such as one made by `git worktree add CHECKOUT f00c906`. Each
-pair is two new processes, one of each version, which play the loop's rounds in turn, TURNS turns
-each; its ratio is that of the summed seconds. New processes, because where one's memory lies makes
-it some per cent faster or slower for all its life. The interval is that of the pairs' median by
-order statistics, at least 95 %. `--write` writes results/commits.md.
+pair is two new processes, one of each version, which play rounds in turn, TURNS turns each; its
+ratio is that of the summed seconds. New processes, because where one's memory lies makes it some
+per cent faster or slower for all its life. The interval is that of the pairs' median by order
+statistics, at least 95 %. `--write` writes results/commits.md.
 """
 
 # ruff: noqa: E402
@@ -35,15 +36,23 @@ TURN = 1.0
 TURNS = 3
 
 
-def play(name: str) -> None:
+def play(name: str, backend: str) -> None:
     """A process of one version: each line that it reads has it play so many rounds."""
     from workloads import WORKLOADS
 
     from fedshift import run
+    from fedshift.engine.backends import loop
 
     workload = next(w for w in WORKLOADS if w.name == name)
     federation, algorithm = workload.federation(quick=name == "W1")
-    rounds = iter(run(algorithm, federation, 10**6, cohort=workload.cohort))
+    trained_by: Any = loop
+    if backend == "dense":
+        try:
+            from fedshift.engine.stacking.stacked import Stacked
+        except ImportError:  # a version before that folder
+            from fedshift.engine.stacked import Stacked
+        trained_by = Stacked(dense=True)
+    rounds = iter(run(algorithm, federation, 10**6, cohort=workload.cohort, backend=trained_by))
     next(rounds)
     for line in sys.stdin:
         began = time.process_time()
@@ -55,9 +64,9 @@ def play(name: str) -> None:
 class Version:
     """A process that plays one workload with the package of one checkout."""
 
-    def __init__(self, checkout: Path, name: str) -> None:
+    def __init__(self, checkout: Path, name: str, backend: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(checkout)}
-        command = [sys.executable, __file__, "--play", name]
+        command = [sys.executable, __file__, "--play", name, "--backend", backend]
         pipe: Any = subprocess.PIPE
         self.process = subprocess.Popen(
             command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd=ROOT
@@ -87,9 +96,9 @@ def interval(ratios: Sequence[float], level: float = 0.95) -> tuple[float, float
     return ordered[best], ordered[n - 1 - best]
 
 
-def ratio_of(before: Path, name: str) -> float:
+def ratio_of(before: Path, name: str, backend: str) -> float:
     """The ratio now / before of two new processes that take turns."""
-    versions = Version(before, name), Version(ROOT, name)
+    versions = Version(before, name, backend), Version(ROOT, name, backend)
     first = max(v.seconds(1) for v in versions)
     rounds = max(1, round(TURN / first))
     seconds = [0.0, 0.0]
@@ -101,9 +110,9 @@ def ratio_of(before: Path, name: str) -> float:
     return seconds[1] / seconds[0]
 
 
-def compared(before: Path, name: str, pairs: int) -> dict[str, Any]:
+def compared(before: Path, name: str, pairs: int, backend: str) -> dict[str, Any]:
     """The ratios of one workload, pair by pair."""
-    ratios = [ratio_of(before, name) for _ in range(pairs)]
+    ratios = [ratio_of(before, name, backend) for _ in range(pairs)]
     low, high = interval(ratios)
     return {"workload": name, "median": median(ratios), "low": low, "high": high}
 
@@ -114,11 +123,12 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--only", default="W1,W2,W3")
     parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--backend", choices=("loop", "dense"), default="loop")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.play:
-        play(asked.play)
+        play(asked.play, asked.backend)
         return
     if asked.before is None:
         parser.error("--before CHECKOUT is missing")
@@ -132,7 +142,7 @@ def main() -> None:
         "| --- | ---: | ---: |",
     ]
     for name in asked.only.split(","):
-        row = compared(asked.before.resolve(), name, asked.pairs)
+        row = compared(asked.before.resolve(), name, asked.pairs, asked.backend)
         print(json.dumps(row), flush=True)
         spread = f"{row['low']:.3f} to {row['high']:.3f}"
         lines.append(f"| {name} | {row['median']:.3f} | {spread} |")

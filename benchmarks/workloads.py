@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedshift import recipes
+from fedshift import Federation, recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.client.local import Local
 from fedshift.data import ClientData, client_data, register
-from fedshift.engine.run import Federation
 from fedshift.model import build
 from fedshift.models.dense import Mlp
 from fedshift.models.resnet import ResNet
