@@ -7,6 +7,8 @@ from typing import Any
 
 from goals import goals
 
+from fedshift.engine.ways import GONE
+
 MIB = 2**20
 # What each part is about, and where its figures to reach are said.
 ABOUT = {
@@ -45,7 +47,8 @@ def drawn(found: Mapping[str, Any]) -> str:
             "A workload that was played twice has two rows. Beside another library: its ratio is "
             "asked, and ours measured, each to a plain loop of its own, which may be another "
             "machine's. [Results](README.md) says which parts are of earlier versions and what "
-            "is short on which processor.",
+            f"is short on which processor. Tables below still have {', '.join(GONE)}, which is "
+            "gone; it counts for none of these figures.",
         ]
     for name, about in ABOUT.items():
         if name in found:
