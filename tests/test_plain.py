@@ -127,3 +127,30 @@ def test_what_tensors_and_modules_are(set_plain: SetPlain, off: bool) -> None:
     assert not torch_private.has_hooks(module)
     module.register_forward_hook(lambda *_: None)
     assert torch_private.has_hooks(module)
+
+
+FRESH = """
+import torch
+from fedshift.randomness import states
+before = states()
+from fedshift import FedAvg, Federation, Model, run
+from fedshift.data import client_data, register
+from fedshift.engine.stacking.stacked import Stacked
+from fedshift.seeds import Seeds
+from torch import nn
+source = torch.Generator().manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+assert before.moved(states()) == {"torch"}  # the layers' first weights: the control
+before, model = states(), Model(net)
+x, y = torch.rand(8, 4, generator=source), torch.arange(8) % 3
+clients = [client_data(x, y, i) for i in range(3)]
+federation = Federation(clients, *model.init(), register(clients, 3), Seeds.of(0))
+for trained_by in (None, Stacked(), Stacked(dense=True)):
+    list(run(FedAvg(model), federation, 2, **({"backend": trained_by} if trained_by else {})))
+print("moved", sorted(before.moved(states())))
+"""
+
+
+def test_a_new_process_keeps_its_state() -> None:
+    """Also where a private name is looked up for the first time."""
+    assert "moved []" in python("-c", FRESH)

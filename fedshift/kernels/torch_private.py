@@ -35,7 +35,7 @@ _NAMES: dict[str, Callable[[], Any]] = {
     "global_hooks": lambda: nn.modules.module._has_any_global_hook,
     "is_wrapped": lambda: torch._C._functorch.is_functorch_wrapped_tensor,
     "holders": lambda: [getattr(nn.Identity(), name) for name in HOLDERS],
-    "flat_weights": lambda: nn.RNN(1, 1)._flat_weights,
+    "flat_weights": lambda: nn.RNN(1, 1, device="meta")._flat_weights,  # draws no weights
     "hooks": lambda: [getattr(nn.Identity(), name) for name in HOOKS],
     "version": lambda: torch.zeros(())._version,
     "any_dropout": lambda: nn.modules.dropout._DropoutNd,
