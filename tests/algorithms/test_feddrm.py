@@ -267,7 +267,9 @@ def test_a_shared_head_makes_routing_a_no_op(model: Model) -> None:
     router = Router.of(recipes.feddrm_shared_head(setting), played.server, played.states)
     x = torch.cat([c.x for c in federation.clients])
     answer = model(played.server["params"], {}, x)["logits"].double().softmax(1)
-    noise = ClientHead(torch.zeros(N).double(), torch.randn(N, 6, dtype=torch.float64) * 5)
+    source = torch.Generator().manual_seed(0)
+    weights = torch.randn(N, 6, dtype=torch.float64, generator=source)
+    noise = ClientHead(torch.zeros(N).double(), weights * 5)
     for other in (router, replace(router, head=noise)):
         assert len(other.route(x).clients.unique()) > 1
         for mode in ("hard", 3, "mixture"):
