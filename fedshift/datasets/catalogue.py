@@ -40,7 +40,7 @@ def entries() -> tuple[Entry, ...]:
 
     Raises InputError for a package whose data sets cannot be loaded.
     """
-    known = {one.name: one for one in ENTRIES}
+    by_name = {one.name: one for one in ENTRIES}
     for package, added in registered(DATASETS).items():
         for one in added:
             if not isinstance(one, Entry):
@@ -48,8 +48,8 @@ def entries() -> tuple[Entry, ...]:
                     f'the package that registers "{package}" as {DATASETS} gives {called(one)}; '
                     "give a tuple of fedshift.datasets.Entry"
                 )
-            known.setdefault(one.name, one)
-    return tuple(known.values())
+            by_name.setdefault(one.name, one)
+    return tuple(by_name.values())
 
 
 def entry(name: str) -> Entry:
@@ -61,12 +61,12 @@ def entry(name: str) -> Entry:
     if not isinstance(name, str):
         raise InputError(f'name is {called(name)}; give the name of a data set, as "mnist"')
     # Packages are loaded for other names alone.
-    known = {one.name: one for one in ENTRIES}
-    if name not in known:
-        known = {one.name: one for one in entries()}
-    if name not in known:
-        raise unknown("data set", name, known)
-    return known[name]
+    by_name = {one.name: one for one in ENTRIES}
+    if name not in by_name:
+        by_name = {one.name: one for one in entries()}
+    if name not in by_name:
+        raise unknown("data set", name, by_name)
+    return by_name[name]
 
 
 def _rank_within_class(labels: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import re
 import tarfile
 from pathlib import Path
@@ -292,17 +291,7 @@ def test_an_incomplete_set_and_wrong_requests_are_refused(tree: Path) -> None:
             found.samples(np.array([0]), size)  # type: ignore[arg-type]
 
 
-def test_without_pillow_labels_are_counted_and_pixels_refused(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_import = builtins.__import__
-
-    def no_pillow(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "PIL":
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_pillow)
+def test_without_pillow_labels_are_counted_and_pixels_refused(tree: Path, no_pillow: None) -> None:
     found = pacs.scan(tree)
     assert np.bincount(found.y).tolist() == [16] * 7
     with pytest.raises(DataError, match=r"Pillow, which is not installed. Run `pip install"):

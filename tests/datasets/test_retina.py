@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -297,17 +295,7 @@ def test_a_damaged_image_is_named_with_its_place(originals: Path) -> None:
             found.sites(8)
 
 
-def test_without_pillow_labels_are_counted_and_pixels_refused(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_import = builtins.__import__
-
-    def no_pillow(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "PIL":
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_pillow)
+def test_without_pillow_labels_are_counted_and_pixels_refused(tree: Path, no_pillow: None) -> None:
     found = retina.scan(tree)
     assert counts(found) == SMALL
     with pytest.raises(DataError, match=r"Pillow, which is not installed. Run `pip install"):

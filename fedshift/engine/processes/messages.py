@@ -52,14 +52,14 @@ ROOM = 1 << 28
 
 def cut(jobs: Jobs, count: int) -> Iterator[Jobs]:
     """Equal shares, so many unless a share's answers would take more than `ROOM`."""
-    known: dict[int, int] = {}  # most of a message is one tree for all clients
+    sizes: dict[int, int] = {}  # most of a message is one tree for all clients
 
     def size(parts: Parts) -> int:
         total = 0
         for tree in filter(None, parts.values()):  # clients that keep nothing say so in empty ones
-            if id(tree) not in known:
-                known[id(tree)] = size_in_bytes({"": tree})
-            total += known[id(tree)]
+            if id(tree) not in sizes:
+                sizes[id(tree)] = size_in_bytes({"": tree})
+            total += sizes[id(tree)]
         return total
 
     # About as much comes back as was sent, for each client.
@@ -95,15 +95,15 @@ def named(jobs: Jobs) -> str:
 def by_themselves(jobs: Jobs) -> Jobs:
     """Jobs whose plans are drawn together, without those of jobs that go elsewhere."""
     draws = dict[tuple[int, int, int], Draws]()
-    found: list[Job] = []
+    separate: list[Job] = []
     for job in jobs:
         plans = job.plans
         if isinstance(plans, Drawn):
             old = plans.draws
             drawn = _together(draws, (old.phases, old.t, old.seed), job.client, job.data)
             job = job._replace(plans=drawn)
-        found.append(job)
-    return tuple(found)
+        separate.append(job)
+    return tuple(separate)
 
 
 def _together(
@@ -114,11 +114,11 @@ def _together(
     round.
     """
     phases, t, seed = how
-    found = draws.get((id(phases), t, seed))
-    if found is None:
-        found = draws[id(phases), t, seed] = Draws(phases, t, seed, {})
-    found.clients[client] = data
-    return Drawn(found, client)
+    shared = draws.get((id(phases), t, seed))
+    if shared is None:
+        shared = draws[id(phases), t, seed] = Draws(phases, t, seed, {})
+    shared.clients[client] = data
+    return Drawn(shared, client)
 
 
 def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:

@@ -281,9 +281,9 @@ def _assign(
     about = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
     terms = None if task.books is None else task.books.terms([job.client for job in jobs])
-    told = task._replace(books=None)
+    bare = task._replace(books=None)
     try:
-        news = None if _knows(worker, told) else told
+        news = None if _knows(worker, bare) else bare
         with one_at_a_time():  # elsewhere a pass may have other tensors in the network's places
             send(worker.connection, (news, about, terms), worker.room, end)
     except TimeoutError:
@@ -297,13 +297,13 @@ def _assign(
             "what trains within them, in a module, not within a function, or use no workers"
         ) from None
     else:
-        worker.task, worker.message = told, jobs[-1].message
+        worker.task, worker.message = bare, jobs[-1].message
 
 
-def _knows(worker: _Worker, told: Task) -> bool:
+def _knows(worker: _Worker, task: Task) -> bool:
     """True if the worker already has this task; tasks that cannot be compared are sent again."""
     try:
-        return bool(worker.task == told)
+        return bool(worker.task == task)
     except Exception:  # whatever an __eq__ of one's own may raise
         return False
 
