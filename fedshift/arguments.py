@@ -80,6 +80,18 @@ def check_number(name: str, given: object) -> None:
         raise InputError(f"{name} must be a number, got {called(given)}{_number(given, float)}")
 
 
+def check_positive(name: str, given: float) -> None:
+    """Raise InputError unless it is above 0 and finite; NaN is neither."""
+    if not 0.0 < given < math.inf:
+        raise InputError(f"{name} must be a positive number, got {given}")
+
+
+def check_not_negative(name: str, given: float) -> None:
+    """Raise InputError unless it is 0 or more and finite; NaN is neither."""
+    if not 0.0 <= given < math.inf:
+        raise InputError(f"{name} must be 0 or more, got {given}")
+
+
 def check_path(name: str, given: object) -> None:
     """Raise InputError unless it names a file or folder: text that is not empty, or a Path."""
     if not isinstance(given, str | os.PathLike) or given == "":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.defaults import SharedModel
 from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_not_negative, check_positive
 from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
@@ -40,8 +39,7 @@ def project_simplex(v: Tensor, total: float = 1.0) -> Tensor:
     """
     if v.ndim != 1 or not len(v) or not bool(torch.isfinite(v).all()):
         raise InputError(f"a projection needs a vector of finite numbers, got {v}")
-    if not 0.0 < total < math.inf:
-        raise InputError(f"the simplex's total must be a positive number, got {total}")
+    check_positive("the simplex's total", total)
     # Scaled to a sum of 1, so that `allocate`, made for weights, can project.
     scores = v.double().numpy() / total
     ones = np.ones(len(scores))
@@ -110,8 +108,7 @@ class Afl(SharedModel):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= self.gamma < math.inf:
-            raise InputError(f"gamma must be 0 or more, got {self.gamma}")
+        check_not_negative("gamma", self.gamma)
         numbers = set(self.domains or (0,))
         if numbers != set(range(len(numbers))):
             raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(numbers)}")

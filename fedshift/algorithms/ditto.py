@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, numbered
 from fedshift.algorithms.defaults import Around
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_not_negative
 from fedshift.client.local import Local, context_of, train_phases
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import check_personal
@@ -46,8 +46,7 @@ class Ditto(Around):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= self.lam < float("inf"):
-            raise InputError(f"Ditto lam must be 0 or more, got {self.lam}")
+        check_not_negative("Ditto lam", self.lam)
         check_personal(self.objective)
         if not ask(self.inner, Capabilities.moves_server):
             name = type(self.inner).__name__

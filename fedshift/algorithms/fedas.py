@@ -25,7 +25,7 @@ from fedshift.client.prototypes import (
 )
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -76,8 +76,7 @@ class FedAs(SharedModel):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.match not in ("classes", "examples"):
-            raise unknown("match of FedAS", str(self.match), ("classes", "examples"))
+        check_name("match of FedAS", self.match, ("classes", "examples"))
         if self.align is not None and (self.align.only or self.align.frozen):
             raise InputError(
                 "FedAS aligns the body alone; leave out "
@@ -131,7 +130,7 @@ class FedAs(SharedModel):
         if self.fisher:
             context = context_of(end, end_buffers, state, data)
             frame = (end, end_buffers, context, data, plans["pass"])
-            # Of the likelihood alone, as Fisher information is; regularising terms are no part of it.
+            # Fisher information is that of the likelihood: regularising terms are no part of it.
             trace = gradient_trace(self.model, CrossEntropy(), *frame)
             update["fisher"] = {"trace": trace}
         done = {"history": {"trained": torch.ones((), dtype=torch.bool)}}

@@ -11,12 +11,11 @@ from torch import Tensor
 from fedshift.algorithms.base import rows
 from fedshift.algorithms.defaults import SharedModel
 from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_positive
 from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -51,8 +50,7 @@ class FedDyn(SharedModel):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.alpha < float("inf"):
-            raise InputError(f"FedDyn alpha must be a positive number, got {self.alpha}")
+        check_positive("FedDyn alpha", self.alpha)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         state = server_state(self.model, self.server, params, buffers, table)

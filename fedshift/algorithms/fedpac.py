@@ -11,7 +11,7 @@ from torch import Tensor
 from fedshift.algorithms.base import numbered, rows
 from fedshift.algorithms.defaults import SharedModel
 from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_not_negative
 from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.prototypes import (
@@ -74,8 +74,7 @@ class FedPac(SharedModel):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= self.lam < float("inf"):
-            raise InputError(f"FedPAC lam must be 0 or more, got {self.lam}")
+        check_not_negative("FedPAC lam", self.lam)
         for phase in (self.fit, self.local):
             if phase.only or phase.frozen:
                 raise InputError(

@@ -27,7 +27,7 @@ from fedshift.client.slots import (
     reordered,
 )
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.server.combine import Mean
 from fedshift.server.rows import (
     by_label,
@@ -88,8 +88,7 @@ class LabelSets(Around):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("private", "public", "holders"):
-            raise unknown("mode of label sets", str(self.mode), ("private", "public", "holders"))
+        check_name("mode of label sets", self.mode, ("private", "public", "holders"))
         if self.slots is not None and not isinstance(self.slots, Integral):
             raise InputError(f"slots must be a whole number or left out, got {self.slots!r}")
         if self.slots is not None and self.mode != "private":

@@ -17,7 +17,7 @@ from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.server.combine import Mean, total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -55,8 +55,7 @@ class Scaffold(SharedModel):
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
-        if self.option not in ("I", "II"):
-            raise unknown("SCAFFOLD option", str(self.option), ("I", "II"))
+        check_name("SCAFFOLD option", self.option, ("I", "II"))
         if not isinstance(self.local, Local):
             raise InputError("a SCAFFOLD control belongs to one local phase; give one Local")
         if not isinstance(self.combine, Mean):

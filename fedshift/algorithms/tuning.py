@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
 from fedshift.algorithms.defaults import Around
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_positive
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.slopes import slope
 from fedshift.data import first_not_finite, plan_phase
-from fedshift.errors import DivergedError, InputError, unknown
+from fedshift.errors import DivergedError, InputError, check_name
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
 from fedshift.server.agreement import Disagreement, disagreement, seen_by
@@ -104,14 +104,12 @@ class CentralTuning(Around):
             ("part to tune", self.part, ("head", "all")),
             ("labels to tune over", self.over, ("all", "union")),
         ):
-            if value not in allowed:
-                raise unknown(what, str(value), allowed)
+            check_name(what, value, allowed)
         if self.steps < 0 or self.batch < 1:
             raise InputError(
                 f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
             )
-        if not 0.0 < self.lr < float("inf"):
-            raise InputError(f"tuning lr must be a positive number, got {self.lr}")
+        check_positive("tuning lr", self.lr)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)

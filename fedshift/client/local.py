@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_number
+from fedshift.arguments import check_fields, check_not_negative, check_number
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
@@ -21,7 +21,7 @@ from fedshift.client.slopes import slope
 from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
-from fedshift.errors import FedshiftError, InputError, unknown
+from fedshift.errors import FedshiftError, InputError, check_name
 from fedshift.kernels.torch_private import within_vmap
 from fedshift.model import Model
 from fedshift.seeds import key
@@ -113,16 +113,13 @@ class Local:
             raise InputError(f"lr must be a positive number, got {self.lr}")
         if not 0.0 <= self.momentum < 1.0:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not 0.0 <= self.decay < float("inf"):
-            raise InputError(f"decay must be 0 or more, got {self.decay}")
-        if self.optimizer not in ("sgd", "adam"):
-            raise unknown("local optimizer", str(self.optimizer), ("sgd", "adam"))
+        check_not_negative("decay", self.decay)
+        check_name("local optimizer", self.optimizer, ("sgd", "adam"))
         if self.optimizer == "adam" and self.momentum:
             raise InputError(
                 f"momentum {self.momentum} is SGD's; Adam has moments of its own: set momentum = 0"
             )
-        if self.precision not in get_args(Precision):
-            raise unknown("local precision", str(self.precision), get_args(Precision))
+        check_name("local precision", self.precision, get_args(Precision))
 
     def rate(self, t: int) -> float:
         """The learning rate of round t. Raises InputError for what a schedule may not give."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import called, check_fields
+from fedshift.arguments import called, check_fields, check_positive
 from fedshift.client.local import gradient_of
 from fedshift.client.objectives import Term
 from fedshift.data import ClientData, Plan, take
@@ -94,8 +94,7 @@ class Mix:
     def __post_init__(self) -> None:
         check_fields(self)
         for name, v in (("lr", self.lr), ("threshold", self.threshold)):
-            if not 0.0 < v < math.inf:
-                raise InputError(f"FedALA's {name} for W must be a positive number, got {v}")
+            check_positive(f"FedALA's {name} for W", v)
         if not 0.0 < self.share <= 1.0:
             raise InputError(f"FedALA's share of examples must be in (0, 1], got {self.share}")
         for name, v in (("window", self.window), ("cap", self.cap)):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.arguments import check_fields, check_kind, check_number
+from fedshift.arguments import check_fields, check_kind, check_number, check_positive
 from fedshift.data import Batch, ClientData, label_counts
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, split, sq_norm, sub
@@ -185,8 +185,7 @@ class Proximal(Term):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.mu < float("inf"):
-            raise InputError(f"Proximal mu must be a positive number, got {self.mu}")
+        check_positive("Proximal mu", self.mu)
 
     def reads_data(self) -> bool:
         return False
@@ -226,8 +225,7 @@ class RestrictedSoftmax(Term):
                 f"RestrictedSoftmax alpha must be in [0, 1), got {self.alpha}; "
                 "alpha = 1 is CrossEntropy"
             )
-        if self.mode not in ("indicator", "frequency"):
-            raise unknown("mode of RestrictedSoftmax", self.mode, ("indicator", "frequency"))
+        check_name("mode of RestrictedSoftmax", self.mode, ("indicator", "frequency"))
 
     def scale(self, counts: Tensor) -> Tensor:
         """a [K] for a client with these label counts [K]."""
@@ -270,8 +268,7 @@ class Contrastive(Term):
     def __post_init__(self) -> None:
         check_fields(self)
         for name, v in (("mu", self.mu), ("tau", self.tau)):
-            if not 0.0 < v < float("inf"):
-                raise InputError(f"Contrastive {name} must be a positive number, got {v}")
+            check_positive(f"Contrastive {name}", v)
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         return {"previous": params, "previous_buffers": buffers}

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_positive
 from fedshift.client.slopes import GradFn, Gradient
-from fedshift.errors import InputError
 from fedshift.sketch import sketched
 from fedshift.tree import Params, add, map_, sq_norm
 
@@ -50,8 +49,7 @@ class Sam:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.rho < float("inf"):
-            raise InputError(f"Sam rho must be a positive number, got {self.rho}")
+        check_positive("Sam rho", self.rho)
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def ascended(params: Params) -> Gradient:
@@ -76,8 +74,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.norm < float("inf"):
-            raise InputError(f"Clip norm must be a positive number, got {self.norm}")
+        check_positive("Clip norm", self.norm)
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def clipped(params: Params) -> Gradient:

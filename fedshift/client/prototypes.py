@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_positive
 from fedshift.client.objectives import Term, View, batch_mean
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
@@ -138,8 +139,7 @@ class ToPrototypes(Term):
     lam: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.lam < float("inf"):
-            raise InputError(f"ToPrototypes lam must be a positive number, got {self.lam}")
+        check_positive("ToPrototypes lam", self.lam)
 
     def __call__(self, view: View) -> Tensor:
         return self.lam * batch_mean(to_prototypes(view), view.batch)
