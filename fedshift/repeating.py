@@ -40,11 +40,12 @@ TRIES = 3
 class Block:
     """A repeatable computation in progress.
 
-    before: states of the process's generators before it and before all concurrent computations;
-    start: their states when it began. own: generators of the networks that it used, with their
-    states at first use. met: models whose network was looked at; quiet: those of them whose
-    training passes are known to draw nothing, so that they need no seed. beside: whether another
-    thread computes at the same time.
+    before  states of the process's generators before it and before all concurrent computations
+    start   their states when it began
+    own     generators of the networks that it used, with their states at first use
+    met     models whose network was looked at
+    quiet   those of them whose training passes draw nothing, so that they need no seed
+    beside  whether another thread computes at the same time
     """
 
     def __init__(self, before: States, start: States) -> None:
@@ -110,7 +111,7 @@ def _same(one: Own, other: Own) -> bool:
 
 
 def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
-    """The network's own generators at a computation's first use of the model, else None.
+    """The network's generators at a computation's first use of the model, else None.
 
     Several models may share a network.
     """
@@ -126,7 +127,7 @@ def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
 
 
 def settled(model: object) -> bool:
-    """Whether the model's training passes in this computation are known to draw nothing."""
+    """Whether it was recorded that the model's training passes draw nothing (`settle`)."""
     block = _watch.block
     return block is not None and model in block.quiet
 
@@ -180,13 +181,14 @@ def repeatable(compute: Callable[[], T]) -> T:
     them, this is a RuntimeWarning.
     """
     if _watch.block is not None:
-        return compute()
+        return compute()  # the outer computation compares and repeats
     with _begin() as block:
         try:
             if block.beside:
                 return _compute_seeded(compute, block)
             result = compute()
             moved = block.moved()
+            # Another thread began meanwhile, or a network drew: the result cannot be trusted.
             if block.beside or (moved and block.own):
                 return _compute_seeded(compute, block)
             if moved:  # no network was used, so seeding passes would not help
@@ -207,6 +209,7 @@ def _begin() -> Iterator[Block]:
         start = states()
         block = Block(_blocks[0].before if _blocks else start, start)
         _blocks.append(block)
+        # From now on a moved generator would not show which computation moved it: watch all.
         for running in _blocks if len(_blocks) > 1 else ():
             running.beside = True
             running.quiet.clear()
@@ -227,11 +230,12 @@ def _compute_seeded(compute: Callable[[], T], block: Block) -> T:
             result = compute()
             drew = _watch.drew
         moved = block.moved()
+        # Alone, a second repetition would give the same; beside others, theirs may have moved it.
         if not (moved and block.beside):
             break
     if moved:
         _report(moved)
-    elif drew:
+    elif drew:  # with a seed each; the process's generators must not show it
         put_back(block.before)
     return result
 
