@@ -29,7 +29,7 @@ from fedshift.kernels.passes import (
 from fedshift.kernels.pools import pooled, with_pools
 from fedshift.kernels.torch_private import is_batch_norm, supported, version, within_vmap
 from fedshift.modules import check_network, fixed_in, is_random
-from fedshift.randomness import SOURCES, Source, one_at_a_time, own_generators, seeded
+from fedshift.randomness import SOURCES, Source, generators_of, one_at_a_time, seeded
 from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
 from fedshift.seeds import key
 from fedshift.sketch import sketched
@@ -90,7 +90,7 @@ class Model:
         # Dropout can be recognised before any pass; what else draws, the first passes show.
         dropping: set[Source] = {"torch"} if any(map(is_random, self.net.modules())) else set()
         object.__setattr__(self, "_draws", {True: dropping} if dropping else {})
-        object.__setattr__(self, "_generators", own_generators(self.net))
+        object.__setattr__(self, "_generators", generators_of(self.net))
         object.__setattr__(self, "fixed", fixed_in(self.net))
         normed = any(map(is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
@@ -253,7 +253,7 @@ class Model:
         watch = watching() or training not in self._draws
         draws = self._draws.setdefault(training, set())
         if watch:  # the network may have made new generators meanwhile
-            object.__setattr__(self, "_generators", own_generators(self.net))
+            object.__setattr__(self, "_generators", generators_of(self.net))
         sources = SOURCES if watch else draws
         with (
             seeded(index(seed), sources, self._generators, x.device),

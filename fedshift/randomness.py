@@ -118,7 +118,7 @@ def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return True
 
 
-def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
+def generators_of(net: nn.Module) -> tuple[torch.Generator, ...]:
     """The `torch.Generator`s that the network's modules hold, also `DEEP` containers deep."""
     seen: dict[int, torch.Generator] = {}
     values = [v for m in net.modules() for name, v in vars(m).items() if name not in HOLDERS]

@@ -24,14 +24,14 @@ from fedshift.errors import InputError
 from fedshift.randomness import (
     Source,
     States,
+    generators_of,
     one_at_a_time,
-    own_generators,
     put_back,
     states,
 )
 
 T = TypeVar("T")
-Own = dict[torch.Generator, Tensor]
+GeneratorStates = dict[torch.Generator, Tensor]
 NETWORK = "network"
 # How often a computation is repeated that another thread disturbs.
 TRIES = 3
@@ -40,17 +40,17 @@ TRIES = 3
 class Block:
     """A repeatable computation in progress.
 
-    before  states of the process's generators before it and before all concurrent computations
-    start   their states when it began
-    own     generators of the networks that it used, with their states at first use
-    met     models whose network was looked at
-    quiet   those of them whose training passes draw nothing, so that they need no seed
-    beside  whether another thread computes at the same time
+    before      states of the process's generators before it and before all concurrent computations
+    start       their states when it began
+    generators  those of the networks that it used, with their states at first use
+    met         models whose network was looked at
+    quiet       those of them whose training passes draw nothing, so that they need no seed
+    beside      whether another thread computes at the same time
     """
 
     def __init__(self, before: States, start: States) -> None:
         self.before, self.start = before, start
-        self.own: dict[nn.Module, Own] = {}
+        self.generators: dict[nn.Module, GeneratorStates] = {}
         self.met = set[object]()
         self.quiet = set[object]()
         self.beside = False
@@ -63,17 +63,19 @@ class Block:
         """
         with one_at_a_time():
             moved: frozenset[str] = self.start.moved(states())
-            if not all(_same(before, _generator_states(net)) for net, before in self.own.items()):
+            if not all(
+                _same(before, _generator_states(net)) for net, before in self.generators.items()
+            ):
                 moved |= {NETWORK}
         return moved
 
     def renew(self) -> None:
         """Begin again, with the networks' generators restored."""
         with one_at_a_time():
-            for net, generators in self.own.items():
+            for net, generators in self.generators.items():
                 for g, state in generators.items():
                     g.set_state(state)
-                self.own[net] = _generator_states(net)
+                self.generators[net] = _generator_states(net)
             self.start = states()
 
 
@@ -102,11 +104,11 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _generator_states(net: nn.Module) -> Own:
-    return {g: g.get_state() for g in own_generators(net)}
+def _generator_states(net: nn.Module) -> GeneratorStates:
+    return {g: g.get_state() for g in generators_of(net)}
 
 
-def _same(one: Own, other: Own) -> bool:
+def _same(one: GeneratorStates, other: GeneratorStates) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.values(), other.values()))
 
 
@@ -120,9 +122,9 @@ def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
         return None
     with one_at_a_time():
         block.met.add(model)
-        generators = block.own.get(net)
+        generators = block.generators.get(net)
         if generators is None:
-            block.own[net] = generators = _generator_states(net)
+            block.generators[net] = generators = _generator_states(net)
     return tuple(generators)
 
 
@@ -189,7 +191,7 @@ def repeatable(compute: Callable[[], T]) -> T:
             result = compute()
             moved = block.moved()
             # Another thread began meanwhile, or a network drew: the result cannot be trusted.
-            if block.beside or (moved and block.own):
+            if block.beside or (moved and block.generators):
                 return _compute_seeded(compute, block)
             if moved:  # no network was used, so seeding passes would not help
                 _report(moved)

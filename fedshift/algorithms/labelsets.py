@@ -22,9 +22,9 @@ from fedshift.client.slots import (
     check_slots,
     cut_as,
     local_labels,
-    own_rows,
     padded,
     reordered,
+    rows_of_client,
 )
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError, check_name
@@ -36,7 +36,7 @@ from fedshift.server.rows import (
     in_slots,
     keep_rows,
     local_numbers,
-    only_own,
+    only_labels,
     row_mean,
     slot_table,
     wire_labels,
@@ -124,7 +124,7 @@ class LabelSets(Around):
         if self.mode != "private":
             return self.inner.init_client(params, buffers, data)
         # Cut before `inner` sees it: no client may hold rows of labels that it does not have.
-        sliced = own_rows(params, self._rows(params), data)
+        sliced = rows_of_client(params, self._rows(params), data)
         data = data._replace(y=local_labels(data)[0])
         return {"client": {"id": data.id}, **self.inner.init_client(sliced, buffers, data)}
 
@@ -178,7 +178,7 @@ class LabelSets(Around):
         params, buffers = self.inner.model_for(server, state)
         if self.mode == "private":
             label_set = server["sets"]["held"][state["client"]["id"]]
-            params = only_own(params, self._rows(params), label_set)
+            params = only_labels(params, self._rows(params), label_set)
         return params, buffers
 
     def reveals(self) -> Mapping[str, str]:

@@ -55,6 +55,7 @@ class Sam:
         def ascended(params: Params) -> Gradient:
             here = gradient(params)
             reach = self.rho / (_norm(here.grad) + 1e-12)
+            # Only the gradient is taken from the second pass; loss and buffers are those at theta.
             return here._replace(grad=gradient(add(params, here.grad, reach)).grad)
 
         return ascended
@@ -86,6 +87,4 @@ class Clip:
 
 
 def _norm(grad: Params) -> Tensor:
-    # By name: a model read from a file has its names in another order, and sums would round
-    # otherwise, so that a run taken up again would differ in the last bits.
-    return sq_norm(dict(sorted(grad.items()))).sqrt()
+    return sq_norm(grad).sqrt()

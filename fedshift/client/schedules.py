@@ -34,4 +34,5 @@ class Cosine:
                 f"the cosine schedule has no rate for round {t}: it was made for rounds 1 to "
                 f"{self.rounds}; give Cosine(rounds=...) the rounds of the whole run"
             )
+        # t - 1: round 1 has the full rate, and the last round's is not yet 0.
         return self.lr / 2 * (1 + math.cos(math.pi * (t - 1) / self.rounds))
