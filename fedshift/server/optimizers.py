@@ -43,6 +43,7 @@ class Sgd:
         return zeros(params) if self.momentum else {}
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
+        # Without momentum there is no state to keep, send to a file, or restore.
         if not self.momentum:
             return add(params, delta, self.lr), {}
         moment = map_(lambda m, d: self.momentum * m + d, state, delta)
@@ -116,6 +117,7 @@ def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
 
 
 def _first_moments(params: Params, tau: float) -> Params:
+    # tau^2, the least that the paper allows: from 0 the first steps would be of size lr / tau.
     v = map_(lambda p: torch.full_like(p, tau**2), params)
     return _prefixed("m", zeros(params)) | _prefixed("v", v)
 

@@ -260,6 +260,7 @@ def _prepare(
     if cap is not None:
         largest = number(cap)
         check_cap(largest, active.size)
+    # Up to rounding of the cap all clients at it must sum to 1.
     bound = NO_CAP if largest >= 1.0 else max(largest, 1.0 / active.size)
     n = sizes[active]
     mixed = mixture(counts[active] / n[:, None], n, shares, bound, counts[active])

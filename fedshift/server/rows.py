@@ -79,6 +79,7 @@ def local_numbers(labels: Tensor, label_set: Tensor) -> Tensor:
 
     labels [L] as in a row of the table, label_set [K] bool.
     """
+    # clamp: an empty slot has no rank, but must have some index.
     rank = label_set.long().cumsum(0) - 1
     return torch.where(labels < 0, labels, rank[labels.clamp(min=0)])
 
@@ -124,6 +125,7 @@ def row_sum(shares: Tensor, stacked: Tensor) -> Tensor:
     out = torch.zeros(stacked.shape[1:], dtype=torch.float64, device=stacked.device)
     for share, rows in zip(shares, stacked, strict=True):
         factor = share.reshape(-1, *[1] * (rows.ndim - 1))
+        # Masked after multiplying: 0 * NaN is NaN.
         out.add_((rows.double() * factor).masked_fill(factor == 0, 0))
     return out.to(stacked.dtype)
 

@@ -93,6 +93,7 @@ class Pals:
             raise InputError(f"the target must sum to 1, it sums to {sum(target.tolist()):.6g}")
 
     def __call__(self, table: Params) -> Tensor:
+        # A copy: the cached array is read-only, which torch does not respect.
         return torch.tensor(self.solved(table).weights.tolist(), dtype=torch.float64)
 
     def solved(self, table: Params) -> PalsWeights:
