@@ -61,11 +61,12 @@ def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
             )
         return make(setting, **options)
 
-    # Where it is found by its name, as pickle looks for it.
+    # pickle looks the function up by module and name, and here the name means `checked`.
     checked.__module__ = __name__
     return checked
 
 
+# In this module alone: recipes that build on one another call the plain functions.
 for _name in __all__:
     globals()[_name] = _checked(globals()[_name])
 
@@ -123,5 +124,6 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def _field(text: str, label: str) -> str:
-    found = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
-    return " ".join(found.group(1).split()) if found else ""
+    # Up to the next label, since a field may run over several lines.
+    field = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
+    return " ".join(field.group(1).split()) if field else ""

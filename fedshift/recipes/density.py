@@ -43,6 +43,7 @@ def _density(
 
 
 def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs: int) -> Ratio:
+    # Without a shape `FedDisk` refuses to start, so any width will do here.
     inputs = math.prod(setting.shape or (1,))
     net = build(lambda: Discriminator(inputs), key(setting.seed, "discriminator"))
     training = replace(LOCAL, epochs=epochs)
@@ -112,7 +113,7 @@ def feddisk(
     density = _density(setting, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs)
-    inner = one_model.moon(setting, mu=mu, tau=tau)
+    inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
     return FedDisk(inner, density, ratio, *rounds, local, most, least_ess, (low, high))
 

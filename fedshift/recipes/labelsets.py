@@ -126,6 +126,7 @@ def _tuned(
     over: Over,
 ) -> Algorithm:
     """`inner` with label sets and, unless tune is "none", central tuning."""
+    # The seed of the slots' orders is the setting's, which clients do not know.
     plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
     if tune == "none":
         return plain

@@ -55,6 +55,7 @@ def _objective(mu: float) -> Term:
     """Cross-entropy, with the proximal term unless mu is 0."""
     if mu < 0:
         raise InputError(f"mu must be 0 or more, got {mu}")
+    # Left out, not multiplied by 0: the objective is then FedAvg's, bit for bit.
     return CrossEntropy() + Proximal(mu) if mu else CrossEntropy()
 
 
@@ -112,6 +113,7 @@ def oracle(setting: Setting) -> FedAvg:
     Reference: Listo Zec, Breitholtz and Johansson 2024, arXiv 2411.03799, Appendix B.5.
     Note: the experiment draws the clients afresh with the target's marginal, as many and as large.
     """
+    # The clients differ, not the method: `TRAITS` has experiments draw them anew.
     return fedavg(setting)
 
 
@@ -138,7 +140,7 @@ def fedrs(
     first step; alpha = 1 is FedAvg bit for bit.
     """
     if alpha == 1:
-        return fedavg(setting)
+        return fedavg(setting)  # nothing is restricted
     restricted = RestrictedSoftmax(len(setting.target), alpha, mode)
     return replace(fedavg(setting), objective=restricted)
 
@@ -175,12 +177,14 @@ def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
     for federated visual classification", arXiv 1909.06335.
     Note: theta <- theta + lr m, m <- momentum m + delta; momentum = 0 is FedAvg bit for bit.
     """
+    # Only the rate of a plain step can be kept beside this momentum.
     if not isinstance(setting.server, Sgd) or setting.server.momentum:
         raise InputError(f"fedavgm sets the server's momentum: leave it out of {setting.server}")
     return replace(fedavg(setting), server=replace(setting.server, momentum=momentum))
 
 
 def _with_server_step(setting: Setting, name: str, server: ServerOptimizer) -> FedAvg:
+    # Two server steps cannot both be taken, and to ignore the given one would be silent.
     if setting.server != Sgd():
         raise InputError(f"{name} brings its own server step: leave out {setting.server}")
     return replace(fedavg(setting), server=server)

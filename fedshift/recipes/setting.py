@@ -43,6 +43,7 @@ class Setting:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # A text would be taken letter by letter: "head." would match every name with h, e, a or d.
         if isinstance(self.head, str):
             raise InputError(
                 f'Setting.head is the text "{self.head}"; it must be a tuple of name prefixes: '
@@ -84,5 +85,6 @@ def divided(setting: Setting, name: str, parts: int) -> tuple[Local, Local]:
     if steps < parts:
         problem = f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few"
         raise SettingError(problem, "few", f", give {parts} or more")
+    # Of 5 steps in two phases the first has 2, the second 3.
     first = steps // parts
     return replace(setting.local, steps=first), replace(setting.local, steps=steps - first)

@@ -46,7 +46,7 @@ class GaussianNoise:
     def __call__(self, images: Tensor) -> Tensor:
         check_images(images)
         if not self.deviation or not len(images):
-            return images
+            return images  # torch.stack refuses an empty list
         noise = torch.stack([self._drawn(image) for image in images])
         return (images + self.deviation * noise).clamp(0.0, 1.0)
 
@@ -74,7 +74,7 @@ class Shared:
 
     def __call__(self, images: Tensor) -> Tensor:
         order = numpy_generator(self.seed, "shared looks").permutation(len(images))
-        changed = images.clone()
+        changed = images.clone()  # the caller's images stay
         for i, rows in enumerate(order[k :: len(self.pool)] for k in range(len(self.pool))):
             changed[rows] = self.pool[i](images[rows])
         return changed
