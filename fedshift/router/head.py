@@ -22,5 +22,6 @@ class ClientHead:
     xi: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
+        # In float64: a few hundred features are summed, and posteriors depend on differences.
         xi, gamma = self.xi.to(features.device), self.gamma.to(features.device)
         return gamma + features.double() @ xi.T

@@ -50,6 +50,7 @@ def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> T
     if bins < 1:
         raise InputError(f"bins must be 1 or more, got {bins}")
     confidence, best = probabilities.double().max(1)
+    # Each interval has its upper end; confidence 0 goes to the first one.
     group = (confidence * bins).ceil().long().clamp(1, bins) - 1
     gap = (best == origin).double() - confidence
     return torch.bincount(group, weights=gap, minlength=bins)
@@ -97,6 +98,7 @@ def risk_coverage(confidence: Tensor, wrong: Tensor) -> RiskCoverage:
     _check_vector("confidence", confidence)
     _check_vector("wrong", wrong)
     _check(len(confidence), wrong)
+    # np.unique sorts ascending, so the most confident come first.
     doubt = -confidence.detach().cpu().double().numpy()
     errors = wrong.detach().cpu().double().numpy()
     _, group, members = np.unique(doubt, return_inverse=True, return_counts=True)

@@ -84,22 +84,23 @@ def read(model: Model, pair: Pair, x: Tensor) -> Params:
         with torch.no_grad():
             out = model(*pair, x)
     except Exception as e:
-        # Whatever a network raises at inputs that it was not made for.
+        # A network may raise anything at inputs that it was not made for.
         raise InputError(_misfit(model, pair, x, str(e))) from e
     if out["logits"].ndim != 2 or len(out["logits"]) != len(x):
-        said = f"it gives logits {tuple(out['logits'].shape)} for them"
-        raise InputError(_misfit(model, pair, x, said))
+        reason = f"it gives logits {tuple(out['logits'].shape)} for them"
+        raise InputError(_misfit(model, pair, x, reason))
     return out
 
 
-def _misfit(model: Model, pair: Pair, x: Tensor, said: str) -> str:
-    told = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {said}. "
-    own = next((v.dtype for v in pair[0].values()), x.dtype)
-    if x.dtype != own:
-        return told + f"Its parameters are {own}: give it x.to({own}), scaled as in training"
+def _misfit(model: Model, pair: Pair, x: Tensor, reason: str) -> str:
+    """The message, with the likeliest mistake: another type, or one query without its axis."""
+    problem = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {reason}. "
+    kind = next((v.dtype for v in pair[0].values()), x.dtype)
+    if x.dtype != kind:
+        return problem + f"Its parameters are {kind}: give it x.to({kind}), scaled as in training"
     if _fits(model, pair, x[None]):
-        return told + "This is one query: give x[None], a row per query"
-    return told + (
+        return problem + "This is one query: give x[None], a row per query"
+    return problem + (
         "Give a row per query, each of the shape of the clients' training inputs and prepared in "
         "the same way"
     )

@@ -116,10 +116,11 @@ class Router:
                 f'"{private[0]}" stays on the clients, so each has a router of its own; share '
                 'all of "router." and all that it reads (private parts are for the classifier)'
             )
+        # Sizes of 0 keep clients without a model out of every score and every sum.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[list(served)] = True
         n = torch.where(present, server["table"]["n"].cpu().double(), 0.0)
-        log_tilt(n, prior)
+        log_tilt(n, prior)  # refuses a prior that does not fit, here and not at the first query
         shared = (params | server["params"], buffers | server["buffers"])
         return cls(algorithm.model, shared, served, n, prior)
 
@@ -214,7 +215,7 @@ class Router:
             raise InputError(f"client {client} is the last one; nothing would be left to route to")
         sizes = self.sizes.clone()
         sizes[int(client)] = 0.0
-        log_tilt(sizes, self.prior)
+        log_tilt(sizes, self.prior)  # refuses where all of the prior's mass would be gone
         gaussians = self.gaussians and self.gaussians.without(int(client))
         return replace(self, sizes=sizes, gaussians=gaussians, calibration=None)
 
@@ -267,6 +268,7 @@ class Router:
         """
         refits = [f(clients, fresh=fresh, seed=seed) for f in (self.refitted, self.from_moments)]
         measured = [(r.calibration, r) for r in refits if r.calibration is not None]
+        # By held-out loss; the best one that is also clearly better than this router is taken.
         ranked = sorted(measured, key=lambda pair: pair[0].after.loss)
         unchanged = replace(self, calibration=ranked[0][0])
         return next((r for figures, r in ranked if figures.better), unchanged)
@@ -317,6 +319,7 @@ class Router:
             return finite_answers(self._answers.chosen(x, outputs, client))
         score = scores(z, self.sizes, rule)
         if k < len(self.clients):
+            # By scores with prices, but mixed by the posterior: a price is no evidence.
             chosen = best(self._choice_scores(z, rule, prices), k)
             chosen_scores = score.gather(1, chosen)
             score = torch.full_like(score, -torch.inf).scatter(1, chosen, chosen_scores)

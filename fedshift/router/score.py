@@ -78,6 +78,7 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
 
 def shares(sizes: Tensor) -> Tensor:
     """n_i / N [N] in float64; InputError unless sizes are 0 or more and not all 0."""
+    # On the CPU, where it is a handful of numbers and checks need not wait for a GPU.
     n = sizes.detach().cpu().double()
     total = float(n.sum())
     if n.ndim != 1 or bool((n < 0).any()) or not 0.0 < total < float("inf"):

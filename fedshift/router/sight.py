@@ -63,12 +63,13 @@ class Sight:
         features = _in_order({i: client_features(out) for i, out in outs.items()}, N)
         if self.head is None and not all(_has_columns(out, N) for out in outs.values()):
             return ClientOutputs(features, None)
+        # As scores: clients that get no queries are at minus infinity, as in routing.
         z = {i: scores(self.logits_of(out), self.sizes) for i, out in outs.items()}
         return ClientOutputs(features, _in_order(z, N))
 
 
 def _in_order(values: dict[int, Tensor], clients: int) -> list[Tensor]:
-    nothing = next(iter(values.values()))[:0]
+    nothing = next(iter(values.values()))[:0]  # no rows, of the right width and type
     return [values.get(i, nothing).cpu() for i in range(clients)]
 
 

@@ -78,7 +78,7 @@ def _odd(data: bytes, rng: np.random.Generator) -> bytes:
 def _span(data: bytes, rng: np.random.Generator) -> bytes:
     """Leave out a stretch, repeat it, or replace it by another."""
     first, last = sorted((_place(data, rng), _place(data, rng)))
-    last = min(last, first + 4096)
+    last = min(last, first + 4096)  # files stay about as large, and runs as fast
     at = _place(data, rng)
     kinds = (b"", data[first:last] * 2, data[at : at + last - first])
     return data[:first] + kinds[int(rng.integers(3))] + data[last:]
@@ -124,7 +124,7 @@ def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
     """
     whole, rng = reader.path.read_bytes(), numpy_generator(seed, "damage", reader.name)
     taken, broken = 0, list[str]()
-    reader.read()  # the intact file must be readable
+    reader.read()  # the intact file must be readable, or all refusals would look right
     try:
         for i in range(times):
             reader.path.write_bytes(damaged(whole, rng))

@@ -77,6 +77,7 @@ def spoilt(name: str, content: RecordDict, client: int, t: int, seed: int = 0) -
 def _bytes(change: Callable[[bytes], bytes], content: RecordDict) -> RecordDict:
     """The answer with the first array of its change replaced."""
     record = content.array_records["delta"]
+    # One array suffices: a reader must refuse the whole answer for it.
     name, array = next(iter(record.items()))
     data = change(array.data)
     forged = Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)

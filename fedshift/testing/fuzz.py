@@ -86,6 +86,7 @@ def fuzz(place: Arena, replies: int, seed: int) -> Tally:
     rng, references = numpy_generator(seed, "fuzz"), dict[frozenset[int], Parts]()
     done, used, broken = 0, 0, list[str]()
     while done < replies:
+        # Never a majority: the honest clients must be able to finish the round.
         count = 1 + int(rng.integers(max(1, (len(place.honest) - 1) // 2)))
         touched = {int(i) for i in rng.choice(len(place.honest), count, replace=False)}
         arriving: list[Reply] = []
@@ -117,6 +118,7 @@ def _judge(
     wrong += [f"skipped: {played.skipped}"] if played.skipped else []
     wrong += list(_odd(played.server, place.server))
     if not accepted and not wrong:
+        # Once for each set of dropped clients: many fuzzed rounds drop the same ones.
         if dropped not in references:
             rest = [reply for reply in place.honest if reply.client not in dropped]
             references[dropped] = place.settled(rest).server
