@@ -230,7 +230,7 @@ class WeighExamples:
         pair = message["params"], state["density"]
         # Padded to whole blocks: a row's weight must not depend on how many rows follow it.
         whole = filled(data)
-        log_ratio, loss = self.ratio(self.density, *pair, whole, plans)
+        log_ratio, loss = self.ratio(self.density, pair, whole, plans)
         # `least` is n_i / N: p contains q_i with that share, so p / q_i is never below it.
         a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
         report = {"id": data.id, "loss": loss, "ess": effective_size(a)}

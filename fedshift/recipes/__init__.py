@@ -25,7 +25,6 @@ from fedshift.recipes import (
     personal,
     robust,
     routed,
-    uniform,
 )
 from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.density import *  # noqa: F403
@@ -36,10 +35,9 @@ from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
 from fedshift.recipes.traits import Traits as Traits
-from fedshift.recipes.uniform import *  # noqa: F403
 
 _MODULES: tuple[Any, ...] = (
-    collaborating, density, labelsets, one_model, personal, robust, routed, uniform,
+    collaborating, density, labelsets, one_model, personal, robust, routed,
 )  # fmt: skip
 __all__ = sorted(name for module in _MODULES for name in module.__all__)
 _TRAITS: dict[str, Traits] = {

@@ -15,7 +15,6 @@ from fedshift.models.made import Discriminator, Made, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits
-from fedshift.recipes.uniform import fedavg_uniform
 from fedshift.seeds import key
 
 __all__ = ["feddisk", "made"]
@@ -143,4 +142,4 @@ def made(
         low=low,
         high=high,
     )
-    return replace(disk, inner=fedavg_uniform(setting))
+    return replace(disk, inner=one_model.fedavg_uniform(setting))

@@ -25,12 +25,13 @@ from fedshift.recipes.traits import ContrastiveMu, ProximalMu, ServerTau, Temper
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals_input import Fidelity
-from fedshift.server.weights import Pals
+from fedshift.server.weights import Pals, Uniform
 
 __all__ = [
     "afl",
     "fedadam",
     "fedavg",
+    "fedavg_uniform",
     "fedavgm",
     "feddyn",
     "fednova",
@@ -40,13 +41,16 @@ __all__ = [
     "fedsam",
     "fedyogi",
     "moon",
+    "moon_uniform",
     "oracle",
     "scaffold",
 ]
 TRAITS = {
     "fedavg": Traits("FedAvg"),
     "fedpals": Traits("FedPALS", auto_ess=True, example={"ess": 0.5}),
+    "fedavg_uniform": Traits(page="fedavg"),
     "fedprox": Traits("FedProx"),
+    "moon_uniform": Traits(page="moon"),
     "oracle": Traits("Oracle", page="fedavg", follows_target=True),
 } | {name: Traits(page="fedopt") for name in ("fedadam", "fedavgm", "fedyogi")}
 
@@ -168,6 +172,24 @@ def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -
         raise InputError(f"MOON's mu must be a number of 0 or more (0 is FedAvg), got {mu}")
     plain = fedavg(setting)
     return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
+
+
+def fedavg_uniform(setting: Setting) -> FedAvg:
+    """FedAvg that averages clients' models uniformly, whatever their sizes.
+
+    Reference: FedAvg as the MADE/MOON report on EMNIST-Digits states it.
+    Note: with clients of one size it is fedavg.
+    """
+    return replace(fedavg(setting), combine=Mean(Uniform()))
+
+
+def moon_uniform(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -> FedAvg:
+    """MOON that averages clients' models uniformly, whatever their sizes.
+
+    Reference: the MADE/MOON report on EMNIST-Digits, after Li, He and Song 2021, arXiv 2103.16257.
+    Note: the weights are chosen: as in the report's FedAvg; MOON's authors weigh by size.
+    """
+    return replace(moon(setting, mu=mu, tau=tau), combine=Mean(Uniform()))
 
 
 def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import TrainingError
-from fedshift.router.head import ClientHead
 from fedshift.router.quality import calibration_gaps
+from fedshift.router.score import ClientHead
 from fedshift.seeds import generator
 
 # None below 1: the network was trained on these examples, on which clients are easier to

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.router.head import ClientHead
+from fedshift.router.score import ClientHead
 from fedshift.sketch import sketched
 
 

@@ -30,9 +30,8 @@ from fedshift.router.calibration import (
     choose,
     tempered,
 )
-from fedshift.router.head import ClientHead
 from fedshift.router.moments import Moments, moments, pooled
-from fedshift.router.score import shares
+from fedshift.router.score import ClientHead, shares
 
 # Gradient pairs that L-BFGS remembers, on the server: 100 take half the rounds that 20 take.
 MEMORY = 100

@@ -21,11 +21,10 @@ from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
 from fedshift.router.calibration import Calibration, Part, divided
-from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.refit import LOADING, Way, discriminant, fit_again, penalised
-from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.router.score import ClientHead, Numbers, Prior, log_tilt, posterior, scores
 from fedshift.router.sight import ClientOutputs, Sight
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts

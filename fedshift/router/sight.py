@@ -14,9 +14,8 @@ from torch import Tensor
 from fedshift.client.origin import client_logits
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.router.head import ClientHead
 from fedshift.router.queries import finite_logits, outputs
-from fedshift.router.score import scores
+from fedshift.router.score import ClientHead, scores
 from fedshift.tree import Params
 
 
