@@ -17,6 +17,7 @@ def first_not_finite(x: Tensor) -> int | None:
     # sum of finite entries that overflows is settled by the look.
     if not (x.is_floating_point() or x.is_complex()) or bool(torch.isfinite(x.sum())):
         return None
+    # Only now row by row, since the mask is as large as x.
     bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 

@@ -36,6 +36,7 @@ class ClientEntropy(Term):
 
     def hear(self, server: Parts) -> Parts:
         # Only the server knows the cohort, and it sends it to every client in it.
+        # All N entries, so that the message has the same form in every round.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[server["cohort"]["id"]] = True
         return {"cohort": {"present": present}}

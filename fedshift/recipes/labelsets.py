@@ -130,6 +130,7 @@ def _tuned(
     plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
     if tune == "none":
         return plain
+    # Not left to CentralTuning: its message would not offer "none".
     if tune not in ("mse", "pairwise"):
         raise unknown("tune", str(tune), ("none", "mse", "pairwise"))
     if setting.server_inputs is None:

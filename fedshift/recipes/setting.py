@@ -50,6 +50,7 @@ class Setting:
                 f'head=("{self.head}",)'
             )
         check_fields(self)
+        # Each share, too: a negative one can be hidden in a sum of 1.
         if not all(0 <= t <= 1 for t in self.target) or abs(sum(self.target) - 1) > 1e-6:
             raise InputError(
                 f"Setting.target must be shares from 0 to 1 that sum to 1, got {self.target}"

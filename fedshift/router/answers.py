@@ -179,6 +179,7 @@ class Answers:
             dtype = torch.promote_types(seen.inner.dtype, torch.float32)
             answer = self.heads.mixed(share, seen.inner, dtype).double()
             small = (answer < TINY).any(1).nonzero().flatten()
+            # float32 loses sums of tiny probabilities, which a query far from all data has.
             if len(small) and dtype != torch.float64:
                 answer[small] = self.heads.mixed(share[small], seen.inner[small], torch.float64)
             answer = answer / answer.sum(1, keepdim=True)

@@ -24,6 +24,7 @@ def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
     (FedDRM).
     """
     _check(len(chosen), origin)
+    # ABSTAIN is -1 and matches no client.
     columns = chosen if chosen.ndim == 2 else chosen[:, None]
     return float((columns == origin[:, None]).any(1).double().mean())
 
@@ -69,6 +70,7 @@ def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
     table = np.full((clients, clients), np.nan)
     for i in range(clients):
         for j in range(i):
+            # A client's prior adds a constant to its score, which changes no order of margins.
             margin = s[:, i] - s[:, j]
             table[i, j] = table[j, i] = auc(margin[client == i], margin[client == j])
     return torch.from_numpy(table)

@@ -19,6 +19,7 @@ from fedshift.model import Model
 from fedshift.tree import Params
 
 Pair = tuple[Params, Params]
+# Queries of one pass: a router is asked for many at a time, and memory must not depend on how many.
 BLOCK = 1000
 
 
@@ -121,6 +122,7 @@ def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
     """
     if bool(z.sum().isfinite()):  # and so are all: the rest takes ten times as long
         return z
+    # A logit of -inf is allowed for some clients, but not for all of those that have examples.
     most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
     bad = ~((z < torch.inf).all(1) & (most > -torch.inf))  # nor where there is a NaN
     if bool(bad.any()):

@@ -178,6 +178,7 @@ class Router:
             refused |= probabilities.amax(1) < min_posterior
         if max_novelty is not None:
             refused |= self.novelty(x) > max_novelty
+        # A refused query keeps its probabilities: they show why it was refused.
         shares = probabilities.gather(1, chosen)
         return Routed(chosen.masked_fill(refused[:, None] | (shares == 0.0), ABSTAIN), shares)
 
@@ -313,7 +314,7 @@ class Router:
     def _predict(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
         outputs = self._answers.see(x)
         z = self._sight.logits_of(outputs.out)
-        if k == 1:
+        if k == 1:  # no mixture: each client's model runs on its queries alone
             client = best(self._choice_scores(z, rule, prices), 1)[:, 0]
             return finite_answers(self._answers.chosen(x, outputs, client))
         score = scores(z, self.sizes, rule)

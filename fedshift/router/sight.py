@@ -54,6 +54,7 @@ class Sight:
         N = len(self.sizes)
         if len(inputs) != N:
             raise InputError(f"{len(inputs)} clients given, the router tells {N} apart; give all")
+        # Clients that no query is sent to are no part of a fit either.
         ids = [i for i in self.sizes.nonzero().flatten().tolist() if len(inputs[i])]
         pair = self.model, self.shared
         outs = {i: outputs(*pair, inputs[i], f"client {i}: {what.split()[-1]}") for i in ids}
@@ -69,6 +70,7 @@ class Sight:
 
 def _in_order(values: dict[int, Tensor], clients: int) -> list[Tensor]:
     nothing = next(iter(values.values()))[:0]  # no rows, of the right width and type
+    # On the CPU: fits are in float64 by scipy and by small factorisations.
     return [values.get(i, nothing).cpu() for i in range(clients)]
 
 

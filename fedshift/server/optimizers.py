@@ -103,6 +103,7 @@ class Yogi:
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
         m, v = _blend(_moment("m", state), delta, self.beta1), _moment("v", state)
+        # Additive, where Adam's is multiplicative: v falls by at most (1 - beta2) delta^2.
         v = map_(lambda v, d: v - (1.0 - self.beta2) * d * d * torch.sign(v - d * d), v, delta)
         return _step(params, m, v, self.lr, self.tau), _prefixed("m", m) | _prefixed("v", v)
 

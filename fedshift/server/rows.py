@@ -29,7 +29,7 @@ def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, 
             f"{', '.join(list(params)[:8])}.{close}"
         )
     for name in names:
-        rows = tuple(params[name].shape)[:1]
+        rows = tuple(params[name].shape)[:1]  # () for a scalar, which has no rows
         if rows != (labels,):
             raise InputError(
                 f"label sets cut the head into one row per label, {labels} of them; {name} is "
@@ -110,6 +110,7 @@ def holder_shares(weights: Tensor, label_sets: Tensor) -> Tensor:
     hold gets the weights as they are: dividing by a sum of 1 up to rounding would change bits where
     every client has every label.
     """
+    # Renormalised per label: a row is a mean over its holders, not shrunk by all other clients.
     masses = weights.double()[:, None] * label_sets
     total = masses.sum(0)
     share = masses / torch.where(total > 0, total, 1.0)

@@ -42,6 +42,7 @@ class Iid:
         self, labels: Ints, classes: int, clients: int, rng: np.random.Generator
     ) -> Partition:
         labels = check_inputs(labels, classes, clients, rng)
+        # In turn over a random order: sizes differ by at most one.
         owner = np.arange(labels.size) % clients
         return split_by_owner(rng.permutation(labels.size), owner, clients)
 
@@ -74,6 +75,7 @@ class Sparsity:
         labels = check_inputs(labels, classes, clients, rng)
         supply = np.bincount(labels, minlength=classes)
         sets = draw_label_sets(self.labels_per_client, supply > 0, clients, rng)
+        # Labels that no client drew set no limit; any number above all others stands for that.
         holders = sets.sum(axis=0)
         each = np.where(holders > 0, supply // np.maximum(holders, 1), labels.size)
         if each.min() == 0:
@@ -158,6 +160,7 @@ class DirichletPerClient:
             return deal(labels, fill(p, supply, even_sizes(labels.size, clients), rng), rng)
 
         def draw() -> tuple[int, Floats]:
+            # The size follows from the marginals, so it is part of what is drawn again.
             p = self._draw(supply, clients, rng)
             return largest_multiple(supply, p.sum(axis=0))[0], p
 

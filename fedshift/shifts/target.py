@@ -92,6 +92,7 @@ def resample_to(
             f"marginal[{missing[0]}]={target[missing[0]]:.3g} but there are no samples of label "
             f"{missing[0]}. Set its mass to 0 and renormalise, or add samples of it."
         )
+    # Without replacement the label that runs out first decides.
     largest, scarce = largest_multiple(supply, target)
     if size is None:
         size = largest

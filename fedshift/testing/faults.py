@@ -63,6 +63,7 @@ class Faulty:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies that arrive, in the backend's order; late ones come first."""
+        # Emptied before training: replies that are delayed now belong to the next round.
         arriving, self.late = self.late, []
         yield from arriving
         for reply in self.backend(update, jobs):

@@ -158,6 +158,7 @@ def fuzzed(reply: Reply, rng: np.random.Generator) -> list[Reply]:
             return [reply]
     for _ in range(1 + int(rng.integers(3))):
         reply = reply._replace(update=_mutate(reply.update, rng))
+    # Random tensors alone would hardly ever test what is checked before them.
     if rng.random() < 0.1:
         reply = reply._replace(t=reply.t + int(rng.integers(-3, 4)))
     return [reply] * (2 if rng.random() < 0.05 else 1)
@@ -201,6 +202,7 @@ def _bits(v: Tensor, rng: np.random.Generator) -> Tensor:
     """One bit flipped."""
     if not v.numel() or v.dtype == torch.bool:
         return v
+    # Through bytes: any bit may flip, those of exponents and signs, too.
     v = v.contiguous().clone()
     raw = v.view(-1).view(torch.uint8)
     raw[int(rng.integers(raw.numel()))] ^= 1 << int(rng.integers(8))

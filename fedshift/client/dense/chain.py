@@ -37,7 +37,7 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
         raise not_dense("the model augments its inputs")
     names = {id(v): k for k, v in model.net.named_parameters()}
     layers: list[Layer] = []
-    flat = dims <= 2
+    flat = dims <= 2  # vectors need no Flatten
     for module in _modules(model.net):
         if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             flat = True
