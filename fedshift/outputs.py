@@ -1,4 +1,4 @@
-"""What a network answers to a few inputs, looked at before any training."""
+"""A network's outputs for a few inputs, checked before any training."""
 
 from __future__ import annotations
 

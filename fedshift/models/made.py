@@ -40,7 +40,7 @@ def degrees(
         first = numpy_generator(seed, "made", "order").permutation(inputs)
     layers = [(first + 1).astype(np.int64)]
     for depth, width in enumerate(hidden):
-        # Keyed by depth: a further layer leaves the masks below it as they are.
+        # Keyed by depth: one more layer does not change the masks below it.
         rng = numpy_generator(seed, "made", "hidden", depth)
         # With one input there is no smaller degree; such units feed no output.
         low, high = int(layers[-1].min()), max(inputs - 1, 1)

@@ -46,7 +46,7 @@ _TRAITS: dict[str, Traits] = {
 
 
 def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """The recipe, which says what is wrong with its setting and options before it uses them."""
+    """The recipe, with its setting and options checked before it uses them."""
     hints = get_type_hints(make)
 
     @functools.wraps(make)

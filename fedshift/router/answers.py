@@ -30,9 +30,9 @@ TRIED = 16
 
 
 class Seen(NamedTuple):
-    """The shared network's outputs for B queries, and what it gave to the clients' part [B, ...].
+    """The shared network's outputs for B queries, and the input of the clients' module [B, ...].
 
-    inner is None where clients must be asked one by one.
+    inner is None where each client's whole model must be run.
     """
 
     out: Params
@@ -226,7 +226,7 @@ def finite_answers(answers: Tensor) -> Tensor:
 def _few_softmax(logits: Tensor) -> Tensor:
     """softmax over few columns [B, K] in float64, by rows of the transpose.
 
-    Over few numbers that lie together it takes torch ten times as long.
+    Over a short last axis it takes torch ten times as long.
     """
     return logits.T.contiguous().double().softmax(0).T
 
@@ -261,7 +261,7 @@ def _within(tree: Params, prefix: str) -> Params:
 
 
 def _only_input(calls: Sequence[tuple[Any, Any, Any]], logits: Tensor, rows: int) -> Tensor | None:
-    """What the part was given, if it was called once, with a row per query, and gave the logits."""
+    """The input of the module, if it was called once, with a row per query, and gave the logits."""
     if len(calls) != 1:
         return None
     ((args, more, out),) = calls

@@ -69,7 +69,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
 def outputs(model: Model, pair: Pair, x: Tensor, what: str = "query") -> Params:
     """The network's outputs for all queries x [B, ...], in blocks of `BLOCK`, without gradient.
 
-    Raises InputError for queries as `check_queries`, and for such that the network cannot read.
+    Raises InputError for queries as `check_queries`, and for those that the network cannot read.
     """
     x = check_queries(x, what)
     parts = [read(model, pair, block) for block in torch.split(x, BLOCK)]
@@ -77,9 +77,9 @@ def outputs(model: Model, pair: Pair, x: Tensor, what: str = "query") -> Params:
 
 
 def read(model: Model, pair: Pair, x: Tensor) -> Params:
-    """The network's outputs for one block of queries that `check_queries` has let through.
+    """The network's outputs for one block of queries that `check_queries` has accepted.
 
-    Raises InputError for such that the network cannot read.
+    Raises InputError for those that the network cannot read.
     """
     try:
         with torch.no_grad():

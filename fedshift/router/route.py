@@ -95,7 +95,7 @@ class Router:
         untrained: accept a method that trained no router, to refit it; its routes mean nothing yet.
 
         Raises InputError for a method that trains no router, when no client has a model, when
-        "router." is not shared, and for a prior that is none.
+        "router." is not shared, and for a prior that is no distribution.
         """
         check_method(algorithm)
         check_server(server)
@@ -164,8 +164,8 @@ class Router:
 
         min_posterior  refuse where the best client's probability is smaller: ambiguous queries
         max_novelty    refuse where no client's data is within this squared distance: new ones
-        Raises InputError for a k that is not 1 to the number of clients, thresholds that are none,
-        and queries that the network cannot read or that are not finite: it names the first.
+        Raises InputError for a k that is not 1 to the number of clients, invalid thresholds, and
+        queries that the network cannot read or that are not finite: it names the first.
         """
         k = self._check_width(k)
         check_thresholds(min_posterior, max_novelty)
@@ -238,7 +238,7 @@ class Router:
         penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
 
         `calibration` of the result has its figures on held-out examples. Raises InputError for
-        other clients and numbers that are none, TrainingError where `rounds` do not suffice.
+        other clients and invalid numbers, TrainingError where `rounds` do not suffice.
         """
         return self._fit_head(penalised(penalty, tolerance, rounds), clients, fresh, seed)
 

@@ -81,7 +81,7 @@ def posterior(logits: Tensor, sizes: Tensor, prior: Prior = "posterior") -> Tens
 def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
     """log q - log(n / N) [N]: 0 for the clients' own prior, exactly.
 
-    Raises InputError for a prior that is none for these clients.
+    Raises InputError for a prior that is no distribution over these clients.
     """
     client_shares = shares(sizes)
     if not isinstance(prior, str):

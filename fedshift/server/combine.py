@@ -106,7 +106,7 @@ def combine_counters(weights: Tensor, stacked: Params) -> Params:
 def check_weights(weights: Tensor, count: int) -> None:
     """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9.
 
-    Raises InputError for all other weights and says what is wrong with them.
+    Raises InputError for all other weights, with the reason.
     """
     if weights.shape != (count,):
         raise InputError(

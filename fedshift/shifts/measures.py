@@ -74,7 +74,7 @@ def domain_auc(
     scores; the AUC is the mean over folds, because scores of different fits do not compare. Below
     1/2 is chance, not a reversed classifier. NaN on the diagonal.
 
-    inputs[i] is [n_i, ...], flattened; of more than `most` examples, so many are drawn. All draws
+    inputs[i] is [n_i, ...], flattened; of more than `most` examples, `most` are drawn. All draws
     are keyed by (seed, client), so a pair's value does not depend on the other clients. Both sides
     weigh the same whatever their sizes. A linear f misses curved borders, so the value
     is a lower bound for what a better classifier finds.

@@ -13,7 +13,7 @@ from fedshift.model import Model
 
 
 class Chained(Protocol):
-    """A network that says what it is a chain of: these modules in turn give its logits."""
+    """A network that lists the modules which, applied in turn, give its logits."""
 
     def chain(self) -> Sequence[nn.Module]: ...
 
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
-    """The layers of a model for inputs x [n, ...] of so many dimensions.
+    """The layers of a model for inputs x [n, ...] of `dims` dimensions.
 
     Raises UnfitError, with the reason, unless the network is an `nn.Sequential` (or `Chained`) of
     `nn.Flatten`, `nn.Linear` and `nn.ReLU` themselves, each ReLU after a linear layer, the last

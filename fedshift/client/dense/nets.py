@@ -1,7 +1,7 @@
 """Chains of linear layers, those of many clients at a time, forward, backward and one step on.
 
-`phase.py` has the equations. Examples are columns: W a with a [d, B] and W [h, d], as both lie in
-memory, is up to twice as fast in batches of 32 as a W^T with a [B, d].
+`phase.py` has the equations. Examples are columns: with the memory layouts of W [h, d] and
+a [d, B], W a is up to twice as fast in batches of 32 as a W^T with a [B, d].
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Nets(NamedTuple):
             self._apply_step(bias, lr)
 
     def together(self, batch: int) -> int:
-        """How many steps `First` takes at once, in batches of so many."""
+        """How many steps `First` takes at once, in batches of `batch` examples."""
         layer = self.recipe.layers[0]
         plain = all(self.plain(k) for k in layer[:2] if k is not None)
         return 2 if plain and by_onednn(self.at[layer.weight], batch) else 1
@@ -161,8 +161,8 @@ class Nets(NamedTuple):
 class First:
     """The first layer in one step, or in several steps at once, whose batches are given.
 
-    With X_s [B, d] the batch of step s, and D_s [h, B] what is to be added to the layer's outputs
-    for it (-lr times their gradient),
+    With X_s [B, d] the batch of step s, and D_s [h, B] the step of the layer's outputs for it (-lr
+    times their gradient),
 
         z_s = W X_s^T + b + sum_(r<s) D_r (X_r X_s^T + 1)
 
