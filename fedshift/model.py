@@ -127,8 +127,8 @@ class Model:
             raise misfit(self._places, given)
 
     def check_unchanged(self) -> None:
-        """Raise InputError where the network's layers, ties or `requires_grad` have changed since it
-        was last inspected, as a run began.
+        """Raise InputError where the network's layers, ties or `requires_grad` have changed since
+        it was last inspected, as a run began.
         """
         with one_at_a_time():
             fixed = fixed_in(self.net)
