@@ -1,4 +1,4 @@
-"""The known data sets as data: where they come from, what they are called on disk, what is right.
+"""The known data sets as data: where they come from, their names on disk, how they are checked.
 
 Checksums of files are md5 because that is what the publishers print (Fashion-MNIST's README, the
 CIFAR page, torchvision for MNIST). It guards against accidents; `content` (SHA-256 of what was

@@ -40,7 +40,7 @@ BOOTSTRAP = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything known when the runs are over.
+    """Everything that a table's files show, once the runs are over.
 
     notes   what was chosen, tuned or changed, one sentence each
     """
