@@ -298,7 +298,7 @@ def test_without_pillow_labels_are_counted_and_pixels_refused(tree: Path, no_pil
         found.samples(np.array([0]), 8)
 
 
-def test_knstate_folders_and_archives_are_found(tree: Path, tmp_path: Path) -> None:
+def test_known_folders_and_archives_are_found(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match='"pacs" was not found.*Get it: follow the download link'):
         datasets.find("pacs", [tmp_path])
     (tmp_path / "pacs" / "photo").mkdir(parents=True)

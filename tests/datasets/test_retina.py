@@ -302,7 +302,7 @@ def test_without_pillow_labels_are_counted_and_pixels_refused(tree: Path, no_pil
         found.sites(8)
 
 
-def test_knstate_folders_and_archives_are_found(tree: Path, tmp_path: Path) -> None:
+def test_known_folders_and_archives_are_found(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match='"retina" was not found.*Get it: download ACRIMA'):
         datasets.find("retina", [tmp_path])
     (tmp_path / "retina" / "RIM-ONE_DL_images").mkdir(parents=True)
