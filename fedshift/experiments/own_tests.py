@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedshift import datasets
 from fedshift.datasets import Dataset, Samples
+from fedshift.datasets.base import joined
 from fedshift.errors import InputError
 from fedshift.experiments.config import Data
 from fedshift.experiments.config_shift import Split
@@ -86,11 +87,10 @@ def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
 
     Raises InputError where there are fewer than `limit`.
     """
-    x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+    both = joined([data.train, data.test])
     if limit is not None:
-        rows = pool_rows(data, limit, seed)
-        x, y = x[rows], y[rows]
-    return replace(data, train=Samples(x, y), test=Samples(x[:0], y[:0]))
+        both = both.take(torch.from_numpy(pool_rows(data, limit, seed)))
+    return replace(data, train=both, test=Samples(both.x[:0], both.y[:0]))
 
 
 def pool_rows(data: Dataset, limit: int | None, seed: int) -> Indices:

@@ -133,7 +133,7 @@ def test_protocols_are_valid_experiments(shown: Study) -> None:
     assert len({r.label for r in shown.rows}) == len(shown.rows)
     assert len({c.key for c in shown.columns}) == len(shown.columns)
     for column in shown.columns:
-        for row in shown.rows if column is shown.columns[0] or column.own else shown.rows[:1]:
+        for row in shown.rows if column is shown.columns[0] or column.by_method else shown.rows[:1]:
             if not row.available:
                 continue
             options = {"lam": 0.0} if row.ess else {}

@@ -73,7 +73,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
         where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
             notes.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
-        elif cell.problem is None and cell.row.grid.keys() - cell.column.own_options(cell.row):
+        elif cell.problem is None and cell.row.grid.keys() - cell.column.method_options(cell.row):
             notes.append(f"Chosen: {where}, a default (--tune has not been run).")
     notes += [f"Changed from the protocol: {override}." for override in plan.overrides]
     notes += [f"Run with: {text}." for text in _versions(cells)]
