@@ -47,7 +47,7 @@ class Prepared:
     """A task, its first model, where its data came from, and the checksum of the split.
 
     `pool` are the training rows that the oracle may draw from: none that is used for validation.
-    `told` is what the server takes for T: T itself unless shift.target_noise is set.
+    `announced` is the target that the server gets: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: the change of each client's images where it follows the target, None for no change.
     `gate`: which of the clients' replies are let through.
@@ -59,7 +59,7 @@ class Prepared:
     data: Dataset
     pool: Indices
     split_sha256: str
-    told: tuple[float, ...]
+    announced: tuple[float, ...]
     server_inputs: Tensor | None = None
     looks: tuple[Look | None, ...] = ()
     gate: Gate = Gate()
@@ -87,7 +87,7 @@ def prepare(config: Config) -> Prepared:
     check_extras(config.data, config.model)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
-    data, validation = dealt.data, dealt.held
+    data, validation = dealt.data, dealt.validation
     check_images(config.shift, data)
     trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
     raw = config.data.size is not None and config.model.name in BYTES
@@ -100,12 +100,12 @@ def prepare(config: Config) -> Prepared:
         photos(x, 0)  # raises for images that it cannot change
         model = replace(model, augment=photos)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
-    kept_back += dealt.own
+    kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
-    looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
+    looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
     return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
 
@@ -119,7 +119,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         return Examples(_images(data.train.x, rows, raw, look), y[rows])
 
     clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
-    tests = tuple(map(examples, dealt.own, looks))
+    tests = tuple(map(examples, dealt.tests, looks))
     return Task(
         clients=tuple(client_data(one.x, one.y, i) for i, one in enumerate(clients)),
         validation=tuple(map(examples, holdouts, looks)),
@@ -129,7 +129,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         else Examples(
             _images(data.test.x, dealt.test, raw, dealt.test_look), data.test.y[dealt.test]
         ),
-        target_validation=None if dealt.held is None else examples(dealt.held),
+        target_validation=None if dealt.validation is None else examples(dealt.validation),
         classes=data.classes,
         tests=tests,
     )

@@ -23,7 +23,7 @@ from fedshift.papers.reproduce.plan import Plan, config_of, last_rounds
 from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_known, mean_risk
+from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_defined, mean_risk
 from fedshift.papers.reproduce.statistics import Moments
 from fedshift.papers.reproduce.store import run_of
 from fedshift.papers.reproduce.verdict import verdicts
@@ -194,7 +194,7 @@ def test_heat_maps_are_means_over_seeds(drawn: tuple[Path, Reproduced]) -> None:
 
 
 def test_means_leave_out_seeds_without_a_value() -> None:
-    mean, count = mean_known([[[0.5, None, 1.0]], [[1.0, None, None]]])
+    mean, count = mean_defined([[[0.5, None, 1.0]], [[1.0, None, None]]])
     assert mean[0, [0, 2]].tolist() == [0.75, 1.0]
     assert np.isnan(mean[0, 1])
     assert count.tolist() == [[2, 0, 1]]

@@ -40,7 +40,7 @@ BOOTSTRAP = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything known when the runs are over.
+    """Everything that a table's files show, once the runs are over.
 
     notes   what was chosen, tuned or changed, one sentence each
     """
@@ -73,7 +73,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
         where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
             notes.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
-        elif cell.problem is None and cell.row.grid.keys() - cell.column.own_options(cell.row):
+        elif cell.problem is None and cell.row.grid.keys() - cell.column.method_options(cell.row):
             notes.append(f"Chosen: {where}, a default (--tune has not been run).")
     notes += [f"Changed from the protocol: {override}." for override in plan.overrides]
     notes += [f"Run with: {text}." for text in _versions(cells)]

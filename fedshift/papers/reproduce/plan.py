@@ -62,7 +62,7 @@ class Plan:
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
         tuned = self.tuned.get((column.key, row.label), {})
-        options = {**row.options, **column.own_options(row), **tuned}
+        options = {**row.options, **column.method_options(row), **tuned}
         rounds = self.rounds_of(column)
         scaled = {k: max(1, options[k] * rounds // column.rounds) for k in row.scaled}
         return options | scaled

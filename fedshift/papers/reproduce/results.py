@@ -101,7 +101,7 @@ class Cell:
 
     def _shares(self) -> list[str]:
         """Options in rounds whose share of a shortened run, rounded, differs from the whole."""
-        whole, notes = {**self.row.options, **self.column.own_options(self.row)}, []
+        whole, notes = {**self.row.options, **self.column.method_options(self.row)}, []
         for name in self.row.scaled:
             here, planned = self.options[name] / self.rounds, whole[name] / self.column.rounds
             if abs(here - planned) > 1e-9:
