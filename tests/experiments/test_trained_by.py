@@ -24,10 +24,10 @@ from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.resume import begun_by, reopened
 from fedshift.experiments.task import prepare
-from fedshift.papers.reproduce.execute import Report, execute
 from fedshift.papers.reproduce.plan import wanted
 from fedshift.papers.reproduce.reproduce import make_plan, reproduce
-from fedshift.papers.reproduce.store import Store
+from fedshift.sweeps.execute import Report, execute
+from fedshift.sweeps.store import Store
 from fedshift.testing.fuzz import different
 from support.small_runs import config_of
 from support.tables import MINI, cell, results

@@ -17,8 +17,8 @@ from fedshift.cli.app import main
 from fedshift.errors import TrainingError
 from fedshift.experiments import experiment
 from fedshift.papers.command import LiveRuns
-from fedshift.papers.reproduce import execute
 from fedshift.papers.reproduce.catalogue import studies
+from fedshift.sweeps import execute
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
         "-c", "model.name=linear"]  # fmt: skip

@@ -19,7 +19,6 @@ from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, study
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.checks import check_backend, check_grids, check_plan
-from fedshift.papers.reproduce.execute import Report, execute
 from fedshift.papers.reproduce.output import (
     Outcome,
     notes_of,
@@ -28,9 +27,7 @@ from fedshift.papers.reproduce.output import (
     write_outcome,
 )
 from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted
-from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.results import Cell, collect, scores
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.papers.reproduce.tuning import (
     Records,
     add_tuned,
@@ -39,6 +36,9 @@ from fedshift.papers.reproduce.tuning import (
     options_of,
     read_tuned,
 )
+from fedshift.sweeps.execute import Report, execute
+from fedshift.sweeps.records import recorded_in
+from fedshift.sweeps.store import Run, Store
 
 TUNED, RUNS = "tuned.json", "runs"
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fedshift.papers.protocols.study import Metric, Printed, Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.statistics import Moments
-from fedshift.papers.reproduce.store import Store
 from fedshift.report.tables import MISSING, Table
+from fedshift.sweeps.statistics import Moments
+from fedshift.sweeps.store import Store
 
 WIDEST = 6
 NUMBERS = (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.statistics import Moments
 from fedshift.papers.reproduce.tables import difference
+from fedshift.sweeps.statistics import Moments
 
 
 def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:

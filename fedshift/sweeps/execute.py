@@ -20,8 +20,8 @@ from typing import Any
 
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.training import Listener, silent
-from fedshift.papers.reproduce.store import Run, Store
-from fedshift.papers.reproduce.worker import perform, reason, work
+from fedshift.sweeps.store import Run, Store
+from fedshift.sweeps.worker import perform, reason, work
 
 Spawn = Callable[[Run], tuple[Connection, SpawnProcess]]
 # Seconds between two checks for a requested stop.

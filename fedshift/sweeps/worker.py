@@ -18,8 +18,8 @@ from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.server.pals import pals_weights
+from fedshift.sweeps.store import Run, Store
 
 
 def perform(
