@@ -63,7 +63,8 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
-    "sweeps": {"errors", "files", "seeds", "record", "engine.ways", "server.pals", "experiments"},
+    "sweeps": {"errors", "files", "seeds", "record", "report", "engine.ways", "server.pals"}
+    | {"experiments"},
     "cli": LIBRARY | {"fedshift", "experiments", "deploy", "diagnose", "diagnosis", "plugins"},
     "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},
