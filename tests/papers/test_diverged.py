@@ -74,10 +74,10 @@ def test_a_run_that_diverged_is_not_trained_again(jobs: int, tmp_path: Path) -> 
 def test_what_fails_otherwise_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(config: Any) -> None:
+    def fail(*given: Any) -> None:
         raise TrainingError("a process died")
 
-    monkeypatch.setattr(worker, "prepare", fail)
+    monkeypatch.setattr(worker, "record", fail)
     request = replace(MINI, out=tmp_path, methods=("fedavg",), seeds=(0,))
     first, _ = queues(request)
     assert list(first.report.failures.values()) == ["a process died"]

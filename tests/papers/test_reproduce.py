@@ -125,7 +125,7 @@ def test_a_process_that_dies_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(narrowed(study(MINI.target), MINI.datasets, MINI.splits, ("fedavg",)), (0,), 1)
-    monkeypatch.setattr("fedshift.sweeps.execute.work", print)
+    monkeypatch.setattr("fedshift.sweeps.starting.work", print)
     store = Store(tmp_path)
     report = execute(wanted(plan, store), store, jobs=2)
     assert list(report.failures.values()) == ["the process ended without a result, exit code 0"]

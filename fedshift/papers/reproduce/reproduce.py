@@ -38,6 +38,7 @@ from fedshift.papers.reproduce.tuning import (
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.records import recorded_in
 from fedshift.sweeps.store import Run, Store
+from fedshift.sweeps.worker import Means
 
 TUNED, RUNS = "tuned.json", "runs"
 
@@ -184,7 +185,7 @@ def _executor(request: Request, store: Store, listen: Listener, asked: Asked) ->
 
     def do(runs: Mapping[str, Run]) -> Report:
         report = execute(
-            runs, store, jobs=request.jobs, backend=request.backend, listen=listen, asked=asked
+            runs, store, jobs=request.jobs, means=Means(request.backend), listen=listen, asked=asked
         )
         return replace(report, failures={
             name: source.placed(why) if source.about((), why) else why
