@@ -12,7 +12,6 @@ from typing import Any
 
 from fedshift.engine.ways import ALONE
 from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
-from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Engine, backend_of
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in
@@ -25,13 +24,18 @@ from fedshift.server.pals import pals_weights
 from fedshift.sweeps.store import Run, Store
 
 
+def as_configured(run: Run) -> Prepared:
+    """The task of a run that its configuration describes in full."""
+    return prepare(run.config)
+
+
 @dataclass(frozen=True)
 class Means:
     """What runs are trained by: a backend, its processes, and what makes a run's task."""
 
     backend: str = "loop"
     workers: int | None = None
-    prepare: Callable[[Config], Prepared] = prepare
+    prepare: Callable[[Run], Prepared] = as_configured
 
     @property
     def engine(self) -> Engine:
@@ -78,7 +82,7 @@ def _train(
 ) -> None:
     check_links(folder)
     try:
-        prepared = means.prepare(run.config)
+        prepared = means.prepare(run)
         keeper = kept_in(folder, run.config, prepared, asked=asked)
         try:
             record(folder, run.config, prepared, tell, means.engine, keeper)

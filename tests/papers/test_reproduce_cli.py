@@ -215,7 +215,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that would have been trained, each of which fails."""
     begun: list[str] = []
 
-    def fails(run: Any, store: Any, tell: Any, asked: Any, backend: str) -> None:
+    def fails(run: Any, store: Any, tell: Any, asked: Any, means: Any) -> None:
         begun.append(run.name)
         raise TrainingError("not trained here")
 
