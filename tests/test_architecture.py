@@ -63,9 +63,11 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
-    "sweeps": {"errors", "files", "seeds", "record", "report", "engine.ways", "server.pals"}
+    "sweeps": {"errors", "files", "seeds", "recipes", "record", "report"}
+    | {"engine.ways", "server.pals"}
     | {"experiments"},
-    "cli": LIBRARY | {"fedshift", "experiments", "deploy", "diagnose", "diagnosis", "plugins"},
+    "cli": LIBRARY
+    | {"fedshift", "experiments", "sweeps", "deploy", "diagnose", "diagnosis", "plugins"},
     "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},
     "__init__": LIBRARY - {"report"},

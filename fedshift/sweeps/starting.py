@@ -43,6 +43,7 @@ class Forks:
 
     def __call__(self, store: Store, means: Means, run: Run) -> Started:
         """A copy that does the run; with workers of its own where `means` has some."""
+        means.load(run)
         context = get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
         self.ours = [*(c for c in self.ours if not c.closed), ours]

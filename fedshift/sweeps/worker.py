@@ -31,11 +31,17 @@ def as_configured(run: Run) -> Prepared:
 
 @dataclass(frozen=True)
 class Means:
-    """What runs are trained by: a backend, its processes, and what makes a run's task."""
+    """What runs are trained by.
+
+    backend, workers  a backend by name, and its processes
+    prepare           makes a run's task
+    load              is called before a copy of this process is made, to have the run's data here
+    """
 
     backend: str = "loop"
     workers: int | None = None
     prepare: Callable[[Run], Prepared] = as_configured
+    load: Callable[[Run], object] = as_configured
 
     @property
     def engine(self) -> Engine:
