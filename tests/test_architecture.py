@@ -63,8 +63,12 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
-    "cli": LIBRARY | {"fedshift", "experiments", "deploy", "diagnose", "diagnosis", "plugins"},
-    "papers": LIBRARY | {"experiments", "cli", "__version__"},
+    "sweeps": {"errors", "files", "seeds", "recipes", "record", "report"}
+    | {"engine.ways", "server.pals"}
+    | {"experiments"},
+    "cli": LIBRARY
+    | {"fedshift", "experiments", "sweeps", "deploy", "diagnose", "diagnosis", "plugins"},
+    "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},
     "__init__": LIBRARY - {"report"},
 }

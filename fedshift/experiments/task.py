@@ -90,15 +90,9 @@ def prepare(config: Config) -> Prepared:
     data, validation = dealt.data, dealt.validation
     check_images(config.shift, data)
     trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
-    raw = config.data.size is not None and config.model.name in BYTES
+    raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    routed = len(trains) if recipes.recipe(config.method.name).traits.router else None
-    x = task.clients[0].x[:2]
-    model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init, routed)
-    check_classes(model, x, len(data.classes))
-    if config.data.augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
-        model = replace(model, augment=photos)
+    model = _first_model(config, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
@@ -110,8 +104,35 @@ def prepare(config: Config) -> Prepared:
     return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
 
 
+def again(config: Config, before: Prepared) -> Prepared:
+    """`prepare` of a configuration whose data, clients and target are those of `before`: shared.
+
+    These follow from [data], [shift], [server], the split's seed and `as_bytes`.
+    """
+    seeds = config.seeds.resolved()
+    model = _first_model(config, before.task, seeds.init)
+    return replace(before, model=model, seeds=seeds, gate=gate_of(config.training, before.told))
+
+
+def as_bytes(config: Config) -> bool:
+    """Whether images stay bytes, mapped from disk where they are now."""
+    return config.data.size is not None and config.model.name in BYTES
+
+
+def _first_model(config: Config, task: Task, seed: int) -> Model:
+    """The network of [model] with its first weights, as the method needs it for these clients."""
+    routed = len(task.clients) if recipes.recipe(config.method.name).traits.router else None
+    x, classes = task.clients[0].x[:2], len(task.classes)
+    model = network(config.model, tuple(x.shape[1:]), classes, seed, routed)
+    check_classes(model, x, classes)
+    if config.data.augment == "photos":
+        photos(x, 0)  # raises for images that it cannot change
+        model = replace(model, augment=photos)
+    return model
+
+
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
-    """raw: images stay bytes, mapped from disk where they are now."""
+    """raw: see `as_bytes`."""
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
