@@ -6,13 +6,16 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from fedshift.datasets import entry
 from fedshift.datasets.registry import sized
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.section import Count, Positive, Section
 from fedshift.seeds import Seeds
+
+# The source of data, and the name of a network or method, that a program gave.
+PYTHON = "python"
 
 
 class Data(Section):
@@ -21,24 +24,36 @@ class Data(Section):
     For shift.target = "clients", training and test file are one pool, of which `limit` examples are
     drawn (all if left out), and each client keeps the share `test` of its examples for testing.
     size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
-    "photos" changes training images at random, see `fedshift.datasets.augment`.
+    "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
+    of your own come from, "python" for data that a program gave; name is then what results call
+    them.
     """
 
     name: str = "fashion-mnist-mini"
+    source: Annotated[str, Field(min_length=1)] | None = None
     size: Count | None = None
     augment: Literal["none", "photos"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
     test: Annotated[float, Field(gt=0, lt=1)] = 0.3
     limit: Count | None = None
 
-    @field_validator("name")
+    @model_validator(mode="before")
     @classmethod
-    def _known(cls, name: str) -> str:
-        return entry(name).name
+    def _called(cls, given: Any) -> Any:
+        """Data of one's own that are given no name are called by their source."""
+        if isinstance(given, dict) and given.get("source") is not None:
+            return {"name": given["source"], **given}
+        return given
+
+    @model_validator(mode="after")
+    def _known(self) -> Data:
+        if self.source is None:
+            entry(self.name)
+        return self
 
     @model_validator(mode="after")
     def _decoded(self) -> Data:
-        if self.size is not None and not entry(self.name).sized:
+        if self.size is not None and (self.source is not None or not entry(self.name).sized):
             names = " and ".join(f'"{name}"' for name in sized())
             raise ValueError(f'size is for {names}, not for "{self.name}"')
         return self
@@ -75,7 +90,8 @@ class Network(Section):
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
     "mlp-moon" (with `hidden`) and "lenet-moon" have MOON's projection head, two layers with a ReLU
-    between, before the classifier; there `projection` is its width (256 if left out).
+    between, before the classifier; there `projection` is its width (256 if left out). "python"
+    stands for a network that a program gave.
     """
 
     name: Literal[
@@ -91,6 +107,7 @@ class Network(Section):
         "resnet18-gn",
         "resnet18",
         "resnet50",
+        "python",
     ] = "lenet"
     branches: Literal["deep", "mid", "shallow", "none"] | None = None
     hidden: tuple[Count, ...] = (200,)
@@ -113,7 +130,10 @@ class Network(Section):
 
 
 class Method(Section):
-    """[method]: a recipe's name; the recipe's options are the other keys."""
+    """[method]: a recipe's name; the recipe's options are the other keys.
+
+    "python" stands for a method that a program gave.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 

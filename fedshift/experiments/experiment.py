@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.profile import (
@@ -43,6 +42,7 @@ from fedshift.experiments.folder import (
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own import recipe_of
 from fedshift.experiments.played import describe_weights, registered
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
@@ -117,15 +117,19 @@ def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
     """The task's clients; others, which follow the target, where the method's are such."""
-    traits = recipes.recipe(config.method.name).traits
+    traits = recipe_of(config, prepared.own).traits
     return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
 def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
-    """The configured recipe as a function of its options."""
-    shape = tuple(prepared.task.clients[0].x.shape[1:])
-    base = setting(config, prepared.model, prepared.told, prepared.server_inputs, shape)
-    return partial(recipes.recipe(config.method.name).make, base)
+    """The configured recipe, or the user's method, as a function of its options."""
+    clients = prepared.task.clients
+    base = replace(
+        setting(config, prepared.model, prepared.told, prepared.server_inputs),
+        shape=tuple(clients[0].x.shape[1:]),
+        clients=len(clients),
+    )
+    return partial(recipe_of(config, prepared.own).make, base)
 
 
 def run_experiment(
@@ -145,7 +149,7 @@ def run_experiment(
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
     options, make = config.method.options, method_of(config, ready)
-    recipe = recipes.recipe(config.method.name)
+    recipe = recipe_of(config, ready.own)
     federation = federation_of(config, ready)
     if keeper is not None:
         federation = replace(federation, shelf=keeper.shelf)

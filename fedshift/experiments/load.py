@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.method_fit import Problem, misfits
 from fedshift.experiments.places import Source, keys_set, line_in
 from fedshift.experiments.toml_lines import lines_of
@@ -260,6 +260,8 @@ def line_of(text: str, key: tuple[str, ...]) -> int | None:
 def _method_problems(config: Config) -> list[Problem]:
     """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
     method = config.method
+    if method.name == PYTHON:
+        return []  # the program that gave it has checked it
     try:
         recipe = recipes.recipe(method.name)
     except InputError as e:

@@ -14,6 +14,7 @@ from fedshift.engine.trial import pals_of
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own import recipe_of
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, measured_shift, sentence
@@ -61,7 +62,7 @@ def summary(experiment: Experiment) -> Summary:
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=experiment.config.method.name,
+        method=recipe_of(experiment.config, experiment.prepared.own).name,
         dataset=experiment.config.data.name,
         classes=tuple(task.classes),
         target=tuple(target.tolist()),
@@ -138,6 +139,8 @@ def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
 
 def _looks(experiment: Experiment) -> tuple[str, ...] | None:
     config, ready = experiment.config, experiment.prepared
+    if config.data.source is not None:
+        return None  # the clients' names say it
     return look_names(config.shift, config.data.name, len(ready.task.clients), ready.seeds.split)
 
 

@@ -21,12 +21,13 @@ from fedshift.datasets.augment import photos
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config, Data, ServerData
+from fedshift.experiments.config import PYTHON, Config, Data, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
 from fedshift.experiments.natural import Dealt, natural
 from fedshift.experiments.networks import BYTES, network
+from fedshift.experiments.own import Own
 from fedshift.experiments.own_looks import check_images
 from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.server_rows import reserve
@@ -50,7 +51,7 @@ class Prepared:
     `told` is what the server takes for T: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: the change of each client's images where it follows the target, None for no change.
-    `gate`: which of the clients' replies are let through.
+    `gate`: which of the clients' replies are let through. `own`: what a program adds.
     """
 
     task: Task
@@ -63,10 +64,13 @@ class Prepared:
     server_inputs: Tensor | None = None
     looks: tuple[Look | None, ...] = ()
     gate: Gate = Gate()
+    own: Own = Own()
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""
         chosen = self.task.clients if clients is None else tuple(clients)
+        if (importance := self.own.class_weights) is not None:
+            chosen = tuple(c._replace(w=c.w * importance.to(c.w)[c.y]) for c in chosen)
         params, buffers = self.model.init()
         table = register(chosen, len(self.task.classes))
         return Federation(chosen, params, buffers, table, self.seeds, self.gate)
@@ -84,6 +88,7 @@ def seen(x: Tensor, look: Look | None) -> Tensor:
 
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
+    _check_files(config)
     check_extras(config.data, config.model)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
@@ -108,6 +113,17 @@ def prepare(config: Config) -> Prepared:
     looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
     return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
+
+
+def _check_files(config: Config) -> None:
+    """Raise InputError for what a program gave and no file holds."""
+    given = {"data.source": config.data.source, "method.name": config.method.name}
+    for key, value in given.items():
+        if value == PYTHON:
+            raise InputError(
+                f'{key} = "python": a program gave it, and no file holds it; run that program '
+                "again, with fs.fit(..., resume=True) to go on with a run"
+            )
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
