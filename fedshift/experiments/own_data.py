@@ -12,8 +12,8 @@ from fedshift.datasets import Dataset
 from fedshift.experiments.config import Config
 from fedshift.experiments.networks import network
 from fedshift.experiments.own import Own, recipe_of
+from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.settings import gate_of
-from fedshift.experiments.task import Prepared
 from fedshift.model import Model
 from fedshift.outputs import check_classes
 

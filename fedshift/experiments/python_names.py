@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -18,14 +19,36 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from fedshift.errors import FedshiftError, InputError, nearest, shown
+from fedshift.errors import DataError, FedshiftError, InputError, nearest, shown
+from fedshift.files import is_file, read_object
+from fedshift.record.folder import LOCK
 
+# The source of data, and the name of a network or method, that a program gave.
+PYTHON = "python"
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
 
 def is_python(text: str) -> bool:
     """Whether a text is of the form FILE.py:NAME."""
     return _NAME.fullmatch(text) is not None
+
+
+def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
+    """In place: paths of the user's files are relative to the folder of the experiment's file."""
+
+    def place(text: str) -> str:
+        return os.path.abspath(folder / os.path.expanduser(text))
+
+    for section, key in (("data", "source"), ("model", "name"), ("method", "name")):
+        table = tables.get(section)
+        value = table.get(key) if isinstance(table, dict) else None
+        plain = key == "source" and value not in ("", PYTHON)
+        if isinstance(value, str) and (plain or is_python(value)):
+            tables[section][key] = place(value)
+    metrics = tables.get("metrics")
+    if isinstance(metrics, dict) and isinstance(extra := metrics.get("extra"), list):
+        names = [place(v) if isinstance(v, str) and is_python(v) else v for v in extra]
+        tables["metrics"] = metrics | {"extra": names}
 
 
 @dataclass(frozen=True)
@@ -43,15 +66,15 @@ class PythonName:
     expects: str
     files: Mapping[str, str]
 
-    def call(self, kind: type | tuple[type, ...], *given: Any, **options: Any) -> Any:
-        """What it returns. Raises InputError, with file and line, where that is not of `kind`."""
+    def call(self, fits: Callable[[Any], bool], *given: Any, **options: Any) -> Any:
+        """What it returns. Raises InputError, with file and line, where that does not fit."""
         try:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
             raise InputError(
                 f"{self.where}: {_raised(e, self.path)}; expected {self.expects}"
             ) from e
-        if not isinstance(value, kind):
+        if not fits(value):
             raise InputError(
                 f"{self.where} ({self.path}, line {self.line}) returned {_described(value)}; "
                 f"expected {self.expects}"
@@ -126,6 +149,21 @@ def digest_of(path: Path) -> str | None:
         return None
 
 
+def check_files(folder: Path, ending: str = "") -> None:
+    """Raise DataError for a file of the user's that is not as it was when a run began, by name.
+
+    folder: the run's; ending: of the names of those to look at. Comes before they are run again.
+    """
+    files = read_object(folder / LOCK).get("files") if is_file(folder / LOCK) else None
+    for path, digest in files.items() if isinstance(files, dict) else ():
+        now = digest_of(Path(path))
+        if path.endswith(ending) and now != digest:
+            what = "is not there, and was" if now is None else "is not what it was"
+            raise DataError(
+                f"{folder}: {path} {what} when the run began; put it back, or start a new run"
+            )
+
+
 def _digest(path: Path, where: str) -> str:
     digest = digest_of(path)
     if digest is None:
@@ -154,7 +192,8 @@ def _module(path: Path, where: str, digest: str) -> tuple[ModuleType, Mapping[st
         raise InputError(f"{where}: {_raised(e, path)}") from e
     beside = {
         file for one in set(sys.modules) - before
-        if (file := getattr(sys.modules[one], "__file__", None)) and Path(file).parent == path.parent
+        if (file := getattr(sys.modules[one], "__file__", None))
+        and Path(file).parent == path.parent
     }  # fmt: skip
     files = {file: digest_of(Path(file)) or "" for file in sorted(beside | {str(path)})}
     return module, MappingProxyType(files)

@@ -13,6 +13,10 @@ from fedshift.experiments.python_names import PythonName, digest_of, is_python, 
 EXPECTS = "a function of the task that gives a torch.nn.Module"
 
 
+def is_network(value: object) -> bool:
+    return isinstance(value, nn.Module)
+
+
 def loaded(folder: Path, source: str, name: str = "Net") -> PythonName:
     path = folder / "net.py"
     path.write_text(source)
@@ -34,11 +38,11 @@ def test_a_class_and_a_function(tmp_path: Path) -> None:
         "def make(input_shape, classes, *, width=3):\n    return nn.Linear(2, width)\n"
     )
     net, make = loaded(tmp_path, source), loaded(tmp_path, source, "make")
-    assert isinstance(net.call(nn.Module, None), nn.Linear)
-    assert make.call(nn.Module, None, 2, width=7).out_features == 7
+    assert isinstance(net.call(is_network, None), nn.Linear)
+    assert make.call(is_network, None, 2, width=7).out_features == 7
     assert (net.needs, make.needs) == (1, 2)
     assert (list(net.options), net.line, make.line) == (["width"], 2, 5)
-    assert type(net.call(nn.Module, None)) is net.value
+    assert type(net.call(is_network, None)) is net.value
 
 
 def test_a_file_runs_once_and_again_after_a_change(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_files_that_cannot_be_loaded(tmp_path: Path, source: str, name: str, mes
 )  # fmt: skip
 def test_calls_that_go_wrong(tmp_path: Path, source: str, message: str) -> None:
     with pytest.raises(InputError) as e:
-        loaded(tmp_path, source).call(nn.Module, 1)
+        loaded(tmp_path, source).call(is_network, 1)
     assert message in str(e.value)
     assert str(e.value).endswith(EXPECTS)
 
