@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.server_rows import reserve
 from fedshift.experiments.settings import gate_of
 from fedshift.experiments.wording import in_file_words
+from fedshift.holdout import hold_out_by_label
 from fedshift.model import Model
 from fedshift.outputs import check_classes
 from fedshift.seeds import Seeds, numpy_generator
@@ -94,7 +94,9 @@ def prepare(config: Config) -> Prepared:
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
     data, validation = dealt.data, dealt.held
     check_images(config.shift, data)
-    trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
+    trains, holdouts = hold_out_by_label(
+        data.train.y.numpy(), dealt.parts, config.data.validation, seeds.split
+    )
     raw = config.data.size is not None and config.model.name in BYTES
     task = _task(dealt, trains, holdouts, raw)
     routed = len(trains) if recipes.recipe(config.method.name).traits.router else None
@@ -307,31 +309,6 @@ def _target(split: Split, present: NDArray[np.bool_]) -> NDArray[np.float64]:
         if split.normalise_target or not shares or not given.sum():
             raise
         raise InputError(f"{e} Or set shift.normalise_target = true.") from None
-
-
-def _hold_out(
-    y: Tensor, parts: Sequence[Indices], share: float, seed: int
-) -> tuple[list[Indices], list[Indices]]:
-    """Each client's part cut label by label: share * count examples for validation.
-
-    What rounding down leaves is carried to the next client with that label, so that small clients
-    together hold out their share too; a client keeps at least one example of each of its labels.
-    """
-    trains, holdouts = [], []
-    carried: dict[int, float] = {}
-    for client, part in enumerate(parts):
-        order = numpy_generator(seed, "validation", client).permutation(part)
-        labels = y.numpy()[order]
-        is_held_out = np.zeros(len(order), dtype=bool)
-        for label in np.unique(labels):
-            rows = np.flatnonzero(labels == label)
-            owed = carried.get(label, 0.0) + share * len(rows)
-            taken = min(math.floor(owed + 1e-9), len(rows) - 1)
-            carried[label] = owed - taken
-            is_held_out[rows[:taken]] = True
-        trains.append(np.sort(order[~is_held_out]))
-        holdouts.append(np.sort(order[is_held_out]))
-    return trains, holdouts
 
 
 def _target_test(data: Dataset, target: NDArray[np.float64], seed: int) -> Indices:
