@@ -107,10 +107,13 @@ class Training(Section):
     precision: of the layers' products in local training, see `fedshift.client.local.Local`.
     schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
-    rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and the three that
-    follow: see `fedshift.engine.checks.gate.Gate`. deadline: seconds for a round, after which
-    clients that have not answered drop out (with --workers and on Flower). retries: how often a
-    client is asked again whose process died (--workers), or that says it failed (Flower).
+    rounds, in each of the last `evaluate_last`, and after the last. patience: training ends once
+    the target accuracy that the clients' validation examples estimate has not risen for so many
+    rounds. keep: the model of the last round, or of the round with the largest such estimate.
+    on_bad_reply and the three that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
+    seconds for a round, after which clients that have not answered drop out (with --workers and on
+    Flower). retries: how often a client is asked again whose process died (--workers), or that says
+    it failed (Flower).
     """
 
     rounds: Count = 150
@@ -128,6 +131,8 @@ class Training(Section):
     cohort: Count | None = None
     evaluate_every: Count = 5
     evaluate_last: Annotated[int, Field(ge=0)] = 0
+    patience: Count | None = None
+    keep: Literal["last", "best"] = "last"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     on_bad_reply: Literal["stop", "drop"] = "stop"
     max_norm: Positive | None = None

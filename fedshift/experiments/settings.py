@@ -20,11 +20,12 @@ def setting(
     model: Model,
     target: tuple[float, ...],
     server_inputs: Tensor | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Setting:
     """The recipe's setting: network, target, local steps and server step as configured.
 
-    server_inputs: what the server has without labels, [n, ...]. Networks that a method adds to the
-    configured one start from seeds.init, too.
+    server_inputs: what the server has without labels, [n, ...]; shape: of one input. Networks that
+    a method adds to the configured one start from seeds.init, too.
     """
     t = config.training
     return Setting(
@@ -35,6 +36,7 @@ def setting(
         rounds=t.rounds,
         clients=config.shift.clients,
         server_inputs=server_inputs,
+        shape=shape,
         seed=config.seeds.resolved().init,
     )
 

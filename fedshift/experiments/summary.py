@@ -105,7 +105,8 @@ def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
-    sentence = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
+    rounds = outcome.metrics[-1].round
+    sentence = outcome.missed.sentence(rounds, outcome.played is not None)
     return [sentence] if sentence else []
 
 
@@ -171,6 +172,7 @@ def _final(outcome: Outcome) -> Final:
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
             **label_sets.final_values(outcome.sets),
+            **final.own,
         },
         bytes_down=down,
         bytes_up=up,
