@@ -48,6 +48,7 @@ MAY = {
     "flower": CORE
     | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"},
     "pooled": CORE | {"data"},
+    "tasks": CORE | {"data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
     "errors": set(),
     "plugins": {"errors"},
     "audit": {"errors"},

@@ -25,7 +25,8 @@ class Samples:
 
     Images are kept as stored (uint8); the model scales them.
 
-    Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y int64 [n].
+    Shapes: x uint8 [n, channels, height, width] or float32 [n, d] (or [n, ...], as a user's own
+    data may be); y int64 [n].
 
     Raises:
         InputError: another type or number of axes, or x and y of unequal length.
@@ -36,11 +37,11 @@ class Samples:
 
     def __post_init__(self) -> None:
         images = self.x.dtype == torch.uint8 and self.x.ndim == 4
-        vectors = self.x.dtype == torch.float32 and self.x.ndim == 2
+        vectors = self.x.dtype == torch.float32 and self.x.ndim >= 2
         if not (images or vectors):
             raise InputError(
                 f"x is {self.x.dtype} with shape {list(self.x.shape)}; allowed: uint8 images "
-                "[n, channels, height, width] or float32 vectors [n, d]."
+                "[n, channels, height, width] or float32 numbers [n, d] or [n, ...]."
             )
         if self.y.dtype != torch.int64 or self.y.shape != self.x.shape[:1]:
             raise InputError(

@@ -20,4 +20,4 @@ def extra_packages(data: Data, model: Network) -> tuple[str, ...]:
     """Packages beyond the library's own requirements whose version can change the numbers."""
     needed = {"kornia": data.augment == "photos", "torchvision": model.pretrained}
     others = (name for name, is_needed in needed.items() if is_needed)
-    return (*entry(data.name).needs, *others)
+    return (*(entry(data.name).needs if data.source is None else ()), *others)

@@ -151,10 +151,12 @@ def _all_keys(config: Config) -> str:
     """
     last = (
         "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries", "precision",
+        "patience", "keep",
     )  # fmt: skip
     training = config.training
     defaults = {k for k in last if getattr(training, k) == type(training).model_fields[k].default}
-    return config.model_dump_json(exclude={"name": True, "training": defaults})
+    source = {"source"} if config.data.source is None else set[str]()
+    return config.model_dump_json(exclude={"name": True, "training": defaults, "data": source})
 
 
 def _hash(*texts: str) -> str:
@@ -192,6 +194,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
+        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
     }
 
 
@@ -248,9 +251,10 @@ def _clients(experiment: Experiment) -> list[Client]:
     outcome = experiment.outcome
     table = outcome.federation.table
     share = table["n"] / table["n"].sum()
+    names = experiment.prepared.own.clients or tuple(map(str, range(len(share))))
     return [
         Client(
-            str(i),
+            names[i],
             int(table["n"][i]),
             outcome.weights[i],
             float(share[i]),
