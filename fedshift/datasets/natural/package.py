@@ -59,11 +59,14 @@ class Package:
         """The version that lies there."""
         if not self.npm:
             return metadata.version(self.name)
-        about = read(place, lambda name: name == "package.json")
-        return str(json.loads(about["package.json"])["version"])
+        about = read_files(place, lambda name: name == "package.json")["package.json"]
+        try:
+            return str(json.loads(about)["version"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise damaged(place, "its package.json has no version") from error
 
 
-def read(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+def read_files(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     """The wanted files of a package, by their path inside it, in the order of their names.
 
     Raises DataError for a damaged archive, files of more than 512 MB, or where nothing is wanted.
