@@ -149,7 +149,10 @@ def test_an_archive_and_an_installed_folder_are_the_same(tmp_path: Path) -> None
         assert (rows.y, rows.client) == (["Large", "Small"], ["Texas", "Ohio"])
         assert rows.time == ["1990-01", "2001-12"]
         assert list(rows.inputs["damage"]) == ["None", "Minor"]
+    written_for = archive(tmp_path, "vega-datasets-3.2.1.tgz", files)
+    assert package.find([tmp_path]) == written_for
     packed.unlink()
+    written_for.unlink()
     assert package.find([tmp_path]) == inner
 
 
@@ -204,7 +207,7 @@ MAILS = {
     "Subject: Win money\n\nmoney MONEY\n",
     "easy-ham-1": "Return-Path: x\nList-Id: The list <list.home.org>\nDelivered-To: me@home.org\n"
     "Received: from y by z; Wed, 4 Dec 2002 08:17:21 -0400\n\nhello\n",
-    "easy-ham-2": "From: nobody@home.org\nSubject: hello\n\nhello\n",
+    "easy-ham-2": "From: someone@home.org\nSubject: hello\n\nhello\n",
 }
 
 

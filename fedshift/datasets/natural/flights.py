@@ -1,4 +1,4 @@
-"""Flights from New York in 2013: each airline flies to its own set of places.
+"""Flights from New York in 2013: airlines differ in the places that they fly to.
 
 Source: U.S. Bureau of Transportation Statistics, in Wickham's nycflights13.
 """
