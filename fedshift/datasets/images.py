@@ -114,7 +114,7 @@ def check_not_enlarged(path: Path, size: int) -> None:
     Only the first image is looked at. Without images the check passes.
     """
     store = open_store(path)
-    first = next(filter(_is_image, store.names()), None)
+    first = next(filter(is_image, store.names()), None)
     if first is None:
         return
     width, height = _open(_pillow(path), store, first).size
@@ -128,7 +128,8 @@ def check_not_enlarged(path: Path, size: int) -> None:
         )
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file's name is that of a JPEG or PNG image, not hidden."""
     return name.lower().endswith(ENDINGS) and not os.path.basename(name).startswith(".")
 
 

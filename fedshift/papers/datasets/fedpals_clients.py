@@ -111,7 +111,9 @@ def pacs_roles(listing: pacs.Pacs, seed: int) -> Roles:
     train = listing.rows("train")
     rng = numpy_generator(seed, "split")
     parts = Imbalanced()(listing.y[train], len(pacs.CLASSES), 3, rng)
-    validation, test = (_drop_absent(listing, name) for name in ("id_val", "test"))
+    validation, test = (
+        rows[listing.y[rows] != PACS_ABSENT] for rows in map(listing.rows, ("id_val", "test"))
+    )
     clients = tuple(train[part] for part in parts)
     return Roles(clients, validation, test, _marginal(listing.y[test], len(pacs.CLASSES)))
 
@@ -172,12 +174,6 @@ def _folder(name: str, size: int | None) -> Path:
     if size is not None:
         check_not_enlarged(path, size)
     return path
-
-
-def _drop_absent(listing: pacs.Pacs, split: str) -> Rows:
-    rows = listing.rows(split)
-    remaining: Rows = rows[listing.y[rows] != PACS_ABSENT]
-    return remaining
 
 
 def _marginal(labels: Rows, classes: int) -> NDArray[np.float64]:

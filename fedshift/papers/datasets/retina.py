@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets.base import Samples, damaged
-from fedshift.datasets.images import ENDINGS, OTHER_ENDINGS, Images, Ints, codes, decode
+from fedshift.datasets.images import OTHER_ENDINGS, Images, Ints, codes, decode, is_image
 from fedshift.datasets.sites import TEST_SHARE, Sites, SiteSplit, pooled, split_sites
 from fedshift.datasets.store import Store, open_store
 from fedshift.errors import DataError
@@ -107,7 +107,8 @@ def scan(path: Path | str) -> Retina:
             between sites; a spreadsheet that is missing or damaged, with its row.
     """
     store = open_store(Path(path))
-    names = [name for name in store.names() if _is_image(name)]
+    # A Mac's archive has a shadow ._name of every file, in a folder __MACOSX.
+    names = [name for name in store.names() if is_image(name) and "__MACOSX" not in name]
     trees = [_tree(store, names, i) for i in range(len(SITES))]
     _check_read(store)
     taken = {entry.name for tree in trees for entry in tree.values()}
@@ -185,12 +186,6 @@ def missing(path: Path) -> tuple[str, ...]:
             os.path.isdir(path / sub / f) for sub in (".", "retina_balanced") for f in folders
         )
     )
-
-
-def _is_image(name: str) -> bool:
-    # A Mac's archive has a shadow ._name of every file.
-    hidden = "__MACOSX" in name or os.path.basename(name).startswith(".")
-    return name.lower().endswith(ENDINGS) and not hidden
 
 
 def _tree(store: Store, names: Iterable[str], site: int) -> Listed:
