@@ -167,12 +167,6 @@ class PlainProgress:
             where = f"{run}: round {event['round']}/{event['rounds']}"
             tell("  ".join([where, *filter(None, [self.seen.get(run)])]))
 
-    def __enter__(self) -> PlainProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
 
 class LiveProgress:
     """One bar per run on a terminal, with loss and accuracies as they come."""
@@ -199,17 +193,16 @@ class LiveProgress:
         elif event["event"] == "evaluation":
             self.bars.update(self.tasks[run], scores=_scores(event))
 
-    def __enter__(self) -> LiveProgress:
-        self.bars.start()
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.bars.stop()
-
-
-def progress() -> PlainProgress | LiveProgress:
+@contextlib.contextmanager
+def progress() -> Iterator[PlainProgress | LiveProgress]:
     """Bars on a terminal, plain lines elsewhere."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+    if not sys.stderr.isatty():
+        yield PlainProgress()
+        return
+    live = LiveProgress()
+    with live.bars:
+        yield live
 
 
 def _scores(event: dict[str, Any]) -> str:

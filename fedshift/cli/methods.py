@@ -69,7 +69,8 @@ def _in_words(value: object) -> str:
     if isinstance(value, tuple):
         return ", then ".join(map(_in_words, value))
     if isinstance(value, Local):
-        return f"{_length(value)}{_moving(value)}{_wrapped(value)}"
+        oracles = " and ".join(type(oracle).__name__ for oracle in value.oracles)
+        return f"{_length(value)}{_moving(value)}{f', with {oracles}' if oracles else ''}"
     if isinstance(value, Share):
         return f"{_names(value.private)} stays on the client"
     if isinstance(value, FedAvg):
@@ -100,11 +101,6 @@ def _moving(phase: Local) -> str:
     if phase.only:
         return f" on {_names(phase.only)}"
     return f" on all but {_names(phase.frozen)}" if phase.frozen else ""
-
-
-def _wrapped(phase: Local) -> str:
-    names = [type(oracle).__name__ for oracle in phase.oracles]
-    return f", with {' and '.join(names)}" if names else ""
 
 
 def _names(prefixes: Sequence[str]) -> str:
@@ -146,16 +142,12 @@ def methods_listed(name: str | None, *, as_json: bool) -> None:
 
 def _show(row: dict[str, Any]) -> None:
     options = ", ".join(f"{k} = {v}" for k, v in row["options"].items())
+    leaves = "; ".join(text for part, text in row["reveals"].items() if part != "register")
     say(f"{row['name']}: {row['summary']}")
     say(f"    reference  {row['reference']}", HANG)
     say(f"    options    {options or 'none'}", HANG)
     say(f"    axes       {'; '.join(row['axes'])}", HANG)
-    say(f"    leaves     registers {row['reveals']['register']}; each round {_leaves(row)}", HANG)
+    say(f"    leaves     registers {row['reveals']['register']}; each round {leaves}", HANG)
     if row["note"]:
         say(f"    note       {row['note']}", HANG)
     say(f"    page       {row['page']}", HANG)
-
-
-def _leaves(row: dict[str, Any]) -> str:
-    parts = row["reveals"]
-    return "; ".join(parts[k] for k in parts if k != "register")

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import (
 from fedshift.errors import InputError
 from fedshift.flower.array_mean import Arrays, arrays_of, mean_arrays, mean_metrics, to_arrays
 from fedshift.flower.label_reports import COUNTS, PARTITION, LabelTable
-from fedshift.flower.nodes import names_of
+from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import failure_of
 from fedshift.real import described, number, numbers
 from fedshift.server.pals import effective_sample_size
@@ -106,7 +106,7 @@ class FedPALS(Strategy):
         """The weighted mean of the replies that can be used, through the inner strategy's step."""
         used, refused = self._usable(sorted(replies, key=_node))
         for node, why in refused.items():
-            LOG.warning("round %d: left out %s: %s", server_round, self._node_name(node), why)
+            LOG.warning("round %d: left out %s: %s", server_round, named(node, self.names), why)
         if not used:
             return self._no_reply(server_round, refused)
         counts = np.stack([self.table.rows[_node(message)] for message, _ in used])
@@ -207,12 +207,9 @@ class FedPALS(Strategy):
         # In round 1 the setup itself is probably wrong; later, the next round may go well.
         if refused and (server_round == 1 or not self.table.rows):
             node, why = next(iter(refused.items()))
-            raise InputError(f"no reply can be used; {self._node_name(node)}: {why}")
+            raise InputError(f"no reply can be used; {named(node, self.names)}: {why}")
         LOG.error("round %d: no reply that can be used; the model stays", server_round)
         return None, None
-
-    def _node_name(self, node: int) -> str:
-        return f'node {node} ("{self.names[node]}")' if node in self.names else f"node {node}"
 
 
 def _shares(target: Sequence[float]) -> tuple[float, ...]:

@@ -76,7 +76,9 @@ def read_target(path: Path, classes: Sequence[str]) -> NDArray[np.float64]:
     """
     header, rows = _table(path)
     if len(header.cells) == 2 and not _is_row(header, rows, classes):
-        return _target_column(path, header, rows, classes)
+        rows = rows if _names_columns(header) else [header, *rows]
+        entries = [(r.cells[0], r.number, _number(path, r, 1, r.cells[0])) for r in rows]
+        return _in_order(path, entries, classes)
     if header.cells[0].lower() in CLIENT_COLUMN and header.cells[0] not in classes:
         header = _Line(header.number, header.cells[1:])
         rows = [_Line(r.number, r.cells[1:]) for r in rows]
@@ -105,15 +107,6 @@ def _is_row(header: _Line, rows: list[_Line], classes: Sequence[str]) -> bool:
 def _names_columns(header: _Line) -> bool:
     label, value = (c.lower() for c in header.cells)
     return label in LABEL_COLUMN and value in VALUE_COLUMN
-
-
-def _target_column(
-    path: Path, header: _Line, rows: list[_Line], classes: Sequence[str]
-) -> NDArray[np.float64]:
-    if not _names_columns(header):
-        rows = [header, *rows]
-    entries = [(r.cells[0], r.number, _number(path, r, 1, r.cells[0])) for r in rows]
-    return _in_order(path, entries, classes)
 
 
 def _in_order(

@@ -152,7 +152,7 @@ def _series(frame: _Frame, series: Series, y: Axis) -> str:
         runs[-1].append(point)
         if series.points or not series.line:
             radius = 3.0 if series.line else 6.0
-            note = f"{series.name}: {_tick(a)}, {_value(b, y.percent)}"
+            note = f"{series.name}: {a:.6g}, {_value(b, y.percent)}"
             dots.append(dot(point, radius, colour, hollow=not series.line, note=note))
     lines = [polyline(run, colour, series.dash) for run in runs if series.line and run]
     return "".join(lines + dots)
@@ -274,10 +274,6 @@ def shortened(words: str, limit: int) -> str:
     """Shorten in the middle, since names in a list often share their beginning."""
     half = (limit - 1) // 2
     return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
-
-
-def _tick(value: float) -> str:
-    return f"{value:.6g}"
 
 
 def _value(value: float, percent: bool, *, tick: bool = False) -> str:
