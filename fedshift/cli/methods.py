@@ -31,6 +31,7 @@ AXES = (
 
 def example(recipe: recipes.Recipe) -> Algorithm:
     """The recipe with its defaults on a stand-in model, in order to read its fields."""
+    # 1,000 rounds: methods that keep some rounds for tuning need more than they keep.
     setting = recipes.Setting(Model(Mlp((1,), (1,), 1)), (1.0,), PLAIN, rounds=1000, clients=1)
     return recipe.make(setting, **recipe.traits.example)
 
@@ -50,6 +51,7 @@ def _rule(algorithm: Algorithm) -> str:
 
 
 def _changed(algorithm: Algorithm) -> list[str]:
+    # Fields of other structures have no counterpart in FedAvg; their usual value is a plain phase.
     plain = vars(FedAvg(algorithm.model, local=PLAIN)) | {"personal": PLAIN, "tune": PLAIN}
     changes = []
     for field in fields(algorithm):  # type: ignore[arg-type]

@@ -125,6 +125,7 @@ def show_demo(done: Done, page_path: Path) -> None:
     task = done[0][1].prepared.task
     put(f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images")
     show_comparison("Accuracy where the model will be used", [f for f, _ in done])
+    # FedAvg, the configured method, the oracle: the one in the middle makes a choice.
     _, (folder, configured), _ = done
     show_choice(configured.choice)
     for sentence in summary_of(folder)["why"]:

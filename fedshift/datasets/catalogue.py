@@ -31,6 +31,7 @@ def read_mini(folder: Path) -> tuple[Samples, Samples]:
     Shapes: x uint8 [7000, 1, 28, 28] and [3000, 1, 28, 28].
     """
     samples = idx.read_samples(folder, "t10k", len(_FASHION))
+    # Per class, so that both parts are balanced.
     first = _rank_within_class(samples.y) < MINI_TRAIN
     return samples.take(first.nonzero()[:, 0]), samples.take((~first).nonzero()[:, 0])
 
@@ -48,6 +49,7 @@ def entries() -> tuple[Entry, ...]:
                     f'the package that registers "{package}" as {DATASETS} gives {called(one)}; '
                     "give a tuple of fedshift.datasets.Entry"
                 )
+            # A package cannot replace a set of the core, whose content is checked here.
             by_name.setdefault(one.name, one)
     return tuple(by_name.values())
 

@@ -52,6 +52,7 @@ def read(folder: Path) -> tuple[Samples, Samples]:
         DataError: a missing or damaged file, a pickle that asks for anything but arrays, or
             mosaics without Pillow.
     """
+    # Batches first: they need no Pillow, and are the official files.
     if not _missing_batches(folder):
         train = joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
@@ -81,6 +82,7 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
         DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     batch = load(path)
+    # Keys are bytes: the pickles are of Python 2.
     if not isinstance(batch, dict) or not {b"data", *classes} <= batch.keys():
         keys = ", ".join(repr(key) for key in (b"data", *classes))
         raise damaged(path, f"holds {_describe(batch)}, expected a dict with {keys}")
@@ -127,6 +129,7 @@ def _describe(value: object) -> str:
 
 
 def _checked_labels(path: Path, key: bytes, labels: Any, count: int, classes: int) -> Tensor:
+    # `type`, not `isinstance`: True would count as a label.
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise damaged(path, f"{key!r} is {_describe(labels)}, expected a list of integers")
     if len(labels) != count:
@@ -171,6 +174,7 @@ def _tiles(path: Path) -> Tensor:
     except unreadable(Image) as error:
         raise damaged(path, f"not a readable WebP or PNG image ({error})") from error
     down, across = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
+    # A copy, because Pillow's memory is read-only.
     grid = torch.from_numpy(pixels.reshape(down, SIDE, across, SIDE, 3).copy())
     return grid.permute(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE)
 

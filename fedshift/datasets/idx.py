@@ -47,6 +47,7 @@ def read_array(path: Path, axes: int) -> Tensor:
 def read_integers(path: Path, axes: int) -> Tensor:
     """The values of an idx file of 32-bit integers: int64, with `axes` axes; errors as above."""
     values, shape = _read(path, axes, _INTEGER)
+    # Big-endian in the file; astype also gives memory that torch may write to.
     return torch.from_numpy(np.frombuffer(values, dtype=">i4").astype(np.int64)).reshape(shape)
 
 
@@ -147,6 +148,7 @@ def _read_header(
         raise damaged(path, f"ends within the header, which takes {4 + 4 * axes} bytes")
     shape = struct.unpack(f">{axes}I", header)
     largest = LARGEST // kind[1]
+    # Before reading: a damaged header may announce more than there is memory.
     if not 0 < math.prod(shape) <= largest:
         raise damaged(
             path, f"the header announces {_times(shape)} values; allowed: 1 to {largest:,} in all"

@@ -71,6 +71,7 @@ def decode(images: Images, which: Ints, size: int, out: Bytes | None = None) -> 
     check_size(size)
     shape = (len(which), 3, size, size)
     pixels = np.empty(shape, np.uint8) if out is None else out
+    # Imported on use: listing and counting labels work without Pillow.
     pillow = _pillow(images.store.place)
     for j, k in enumerate(which):
         try:
@@ -94,8 +95,10 @@ def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8)
     names = "\n".join(images.names[k] for k in which)
     place = os.path.realpath(images.store.place)
+    # surrogateescape: names of files need not be UTF-8.
     identity = f"{_DECODED};{size};{place};{names}".encode("utf-8", "surrogateescape")
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.u8"
+    # A file of another length is damaged, and made anew.
     if not os.path.isfile(path) or os.path.getsize(path) != np.prod(shape):
         _fill(images, which, size, path)
     # Mode "c", copy on write: torch needs writable memory, and the file must not change.
@@ -180,6 +183,7 @@ def codes(values: Sequence[str], allowed: Sequence[str], where: Path, column: st
 def whole_numbers(values: Sequence[str], where: Path, column: str) -> Ints:
     """The values as int64 [n], all at least 0. Raises DataError with the row."""
     for k, value in enumerate(values, 1):
+        # isascii: isdecimal is true of digits of other scripts, too.
         if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
             raise damaged(where, f'row {k}: {column} is "{value}", expected a whole number >= 0')
     return np.array([int(value) for value in values], dtype=np.int64)
@@ -237,7 +241,9 @@ def _open(pillow: ModuleType, store: Store, name: str) -> Image:
     """Decode an image. Raises DataError for one that cannot be decoded."""
     raw = store.read(name)
     try:
+        # Only the formats that the sets have: Pillow would otherwise believe a forged header.
         with pillow.open(io.BytesIO(raw), formats=("JPEG", "PNG")) as image:
+            # The size is in the header: nothing has been decoded yet.
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels")
             return in_colour(image)

@@ -46,6 +46,7 @@ class Array:
                 raise DataError("an array's description is not that of plain unsigned bytes")
         if not all(type(axis) is int and axis >= 0 for axis in shape):
             raise DataError(f"an array has the impossible shape {shape}")
+        # Otherwise reshape would fail later, or a huge shape be allocated.
         if math.prod(shape) != len(raw):
             raise DataError(f"an array of shape {list(shape)} comes with {len(raw):,} bytes")
         self.shape, self._raw, self._order = shape, raw, "F" if fortran else "C"
@@ -128,6 +129,7 @@ def load(path: Path) -> Any:
         if (size := os.path.getsize(path)) > LARGEST:
             raise DataError(f"{size:,} bytes; allowed: at most {LARGEST:,}")
         with path.open("rb") as stream:
+            # Before loading: this pass only reads opcodes and makes no objects.
             _check_protocol(stream)
             stream.seek(0)
             return _Restricted(stream, encoding="bytes").load()

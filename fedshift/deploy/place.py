@@ -66,6 +66,7 @@ def make_place(
         # Half a federation is useless, and the next attempt needs an empty folder.
         for entry in folder.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        # Of the disk; errors of hosts and keys are messages for the user already.
         if isinstance(e, OSError):
             path = e.filename or folder
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None

@@ -228,14 +228,8 @@ def train(
             done.metrics.append(measured_round(current, scores, federation, task))
             done.served += [] if scores.served is None else [scores.served.metrics]
             done.sets += set_round(current)
-            listen(
-                {
-                    "event": "evaluation",
-                    "run": label,
-                    **vars(done.metrics[-1]),
-                    **_served_accuracies(scores),
-                }
-            )
+            numbers = vars(done.metrics[-1]) | _served_accuracies(scores)
+            listen({"event": "evaluation", "run": label, **numbers})
         with clock.of(CHECKPOINTING):
             saver.played(done)
         began = time.perf_counter()

@@ -104,6 +104,7 @@ class FedPALS(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The weighted mean of the replies that can be used, through the inner strategy's step."""
+        # By node: a fixed order, so that logs do not depend on which reply came first.
         used, refused = self._usable(sorted(replies, key=_node))
         for node, why in refused.items():
             LOG.warning("round %d: left out %s: %s", server_round, named(node, self.names), why)
@@ -118,6 +119,7 @@ class FedPALS(Strategy):
             LOG.error("round %d: no weights; the model stays: %s", server_round, e)
             return None, None
         mean = mean_arrays([arrays for _, arrays in used], a)
+        # Label counts stay out of the results: they are what a client would rather not show.
         excluded = (COUNTS, PARTITION, self.inner.weighted_by_key)
         metrics = mean_metrics([message.content for message, _ in used], a, excluded)
         figures = {"pals-gap": self.gap, "pals-ess": effective_sample_size(a, counts.sum(1))}
@@ -186,8 +188,10 @@ class FedPALS(Strategy):
         figures: dict[str, float],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's step, given the mean as the only reply, of weight 1."""
+        # FedAvg's own step is the mean itself; subclasses may do more.
         if type(self.inner) is FedAvg:
             return to_arrays(mean), MetricRecord({**metrics, **figures})
+        # A reply needs metadata that only Flower's own messages have.
         mean_reply = copy.copy(reply)
         record = MetricRecord({**metrics, self.inner.weighted_by_key: 1.0})
         mean_reply.content = RecordDict({"arrays": to_arrays(mean), "metrics": record})
@@ -234,6 +238,7 @@ def _node(message: Message) -> int:
 
 def _sound(inner: Strategy) -> FedAvg:
     """The strategy, if its step is one of `SOUND`'s; a subclass may sample differently."""
+    # By method, not by class: a subclass that overrides the step may not be sound.
     steps = {one.aggregate_train for one in SOUND}
     if not isinstance(inner, FedAvg) or type(inner).aggregate_train not in steps:
         raise InputError(

@@ -79,6 +79,7 @@ class Imbalanced:
         one, two = int(0.33 * len(rest)), int(0.66 * len(rest))
         (a0, a1), (b0, b1), (c0, c1) = (_halves(labels, y) for y in self.scarce)
         small = np.concatenate([rest[:one], a0, b0])
+        # The only draw that depends on the run's seed.
         positions = rng.choice(len(small), int(self.reduced * len(small)), replace=False)
         parts = (
             small[positions],

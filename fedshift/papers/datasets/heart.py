@@ -226,6 +226,7 @@ def _row(where: Path, k: int, line: str) -> list[float]:
 def _value(where: Path, k: int, column: Column, cell: str) -> float:
     if cell in _MISSING and column is not LABEL:
         return float("nan")
+    # A pattern, because float() also takes "nan", "inf" and "1_0".
     if not _NUMBER.fullmatch(cell) or not column.allows(float(cell)):
         otherwise = "" if column is LABEL else ", or ? where it is missing"
         raise damaged(

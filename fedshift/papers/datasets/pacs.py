@@ -282,6 +282,7 @@ def _hold_out(keys: list[str], domain: str, sizes: tuple[int, int]) -> tuple[Int
     wanted = [round(size * n / sum(COUNTS[domain])) for size in sizes]
     val, test = (largest_remainder(counts / max(n, 1) * size) for size in wanted)
     drawn = [
+        # No run seed: the split is part of the data set, and the same for all runs.
         numpy_generator("pacs", domain, y).permutation(np.flatnonzero(label == y))
         for y in range(len(CLASSES))
     ]

@@ -111,6 +111,7 @@ def scan(path: Path | str) -> Retina:
     names = [name for name in store.names() if is_image(name) and "__MACOSX" not in name]
     trees = [_tree(store, names, i) for i in range(len(SITES))]
     _check_read(store)
+    # An image of the tree is not looked for again in an original layout.
     taken = {entry.name for tree in trees for entry in tree.values()}
     rest = [name for name in names if name not in taken]
     layouts: tuple[Callable[[Store, list[str]], Listed], ...] = (_acrima, _rim_one, _refuge)

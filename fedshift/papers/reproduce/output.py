@@ -128,6 +128,7 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
         runs = [run for v in cell.values for run in (v.run, *v.others)]
         records |= {run.name: store.files(run, metrics=curves) for run in runs}
     write_records(place / RECORDS, records)
+    # Read back: the published page must come out of the records alone.
     small = Store(place, read_records(place / RECORDS))
     return _write_page(place, outcome, charts(outcome.plan.study, outcome.cells, small), small)
 
