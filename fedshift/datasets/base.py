@@ -27,8 +27,7 @@ class Samples:
 
     Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y int64 [n].
 
-    Raises:
-        InputError: another type or number of axes, or x and y of unequal length.
+    Raises InputError for another type or number of axes, or x and y of unequal length.
     """
 
     x: Tensor

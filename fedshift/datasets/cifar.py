@@ -48,9 +48,8 @@ def read(folder: Path) -> tuple[Samples, Samples]:
 
     Shapes: x uint8 [n, 3, 32, 32] (red, green, blue), y int64 [n].
 
-    Raises:
-        DataError: a missing or damaged file, a pickle that asks for anything but arrays, or
-            mosaics without Pillow.
+    Raises DataError for a missing or damaged file, a pickle that asks for anything but arrays, or
+    mosaics without Pillow.
     """
     # Batches first: they need no Pillow, and are the official files.
     if not _missing_batches(folder):
@@ -64,8 +63,7 @@ def read_batch(path: Path) -> Samples:
 
     Each row of the data is 1,024 red, 1,024 green, 1,024 blue values, row by row of the image.
 
-    Raises:
-        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     images, labels = read_pickled(path, {b"labels": len(CLASSES)})
     return Samples(images, labels[b"labels"])
@@ -78,8 +76,7 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
 
     Shapes: images uint8 [n, 3, 32, 32], labels int64 [n].
 
-    Raises:
-        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     batch = load(path)
     # Keys are bytes: the pickles are of Python 2.
@@ -100,9 +97,8 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
 def read_mosaics(folder: Path) -> Samples:
     """All mosaics `CLASS_NUMBER.webp` (or .png) of a folder, each cut in 32 x 32 tiles.
 
-    Raises:
-        DataError: no mosaics, Pillow missing, an unknown class, a damaged image or one whose
-            sides are not multiples of 32.
+    Raises DataError without mosaics or Pillow, for an unknown class, and for a damaged image or one
+    whose sides are not multiples of 32.
     """
     paths = _mosaic_paths(folder)
     if not paths:

@@ -59,12 +59,10 @@ def fetch(
     and right, so an interrupted download leaves nothing behind. `progress(done, total)` is called
     in bytes.
 
-    Raises:
-        InputError: unknown name, a set that needs no download or must be fetched by hand; a folder
-            that cannot be written.
-        NetworkError: no connection, an error of the server, a truncated or wrong download; the
-            message says where to put the files by hand.
-        DataError: an archive whose md5 is right is not the official one.
+    Raises InputError for an unknown name, a set that needs no download or must be fetched by hand,
+    and a folder that cannot be written; NetworkError without a connection, for an error of the
+    server and a truncated or wrong download, with where to put the files by hand; DataError for an
+    archive whose md5 is right but which is not the official one.
     """
     dataset = entry(name)
     if dataset.by_hand:

@@ -37,8 +37,7 @@ def read_array(path: Path, axes: int) -> Tensor:
 
     Shapes: uint8, with `axes` axes as the header gives them.
 
-    Raises:
-        DataError: unreadable, truncated, damaged or oversized file; wrong type or axes.
+    Raises DataError for a truncated, damaged or oversized file, and for a wrong type or axes.
     """
     values, shape = _read(path, axes, _BYTE)
     return torch.frombuffer(values, dtype=torch.uint8).reshape(shape)
@@ -58,9 +57,8 @@ def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
 
     If a file exists both gzipped and raw, an undamaged one of them is read.
 
-    Raises:
-        DataError: a file is missing or damaged, the counts differ, or a label is not below
-            `classes`.
+    Raises DataError for a missing or damaged file, counts that differ, and a label that is not
+    below `classes`.
     """
     images_stem, labels_stem = _stems(prefix)
     images = read_whole(existing(folder, images_stem), lambda path: read_array(path, 3))

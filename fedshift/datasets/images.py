@@ -64,9 +64,8 @@ def decode(images: Images, which: Ints, size: int, out: Bytes | None = None) -> 
     resized with bicubic interpolation, without regard to their aspect ratio (as the PACS and
     iWildCam benchmarks do); `out` takes the values if given.
 
-    Raises:
-        InputError: a size that is not a whole number of at least 1.
-        DataError: Pillow missing, or a file missing or damaged, named with its table's row.
+    Raises InputError for a size that is not a whole number of at least 1, DataError without Pillow
+    and for a missing or damaged file, named with its table's row.
     """
     check_size(size)
     shape = (len(which), 3, size, size)

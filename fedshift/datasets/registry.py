@@ -60,10 +60,8 @@ def load(
 
     size: pixels a side, for sets that are decoded from photographs; 96 if left out.
 
-    Raises:
-        InputError: unknown name, with the nearest match; a size for another set.
-        DataError: not found, damaged, smaller than `size`, or with other content than the official
-            one.
+    Raises InputError for an unknown name, with the nearest match, and a size for another set;
+    DataError for a set that is not found, damaged, smaller than `size`, or not the official one.
     """
     one = entry(name)
     if size is not None and not one.sized:

@@ -36,8 +36,7 @@ class Array:
     def __setstate__(self, state: Any) -> None:
         """Takes numpy's state tuple (version, shape, dtype, is_fortran, bytes).
 
-        Raises:
-            DataError: anything but unsigned bytes that fill the shape exactly.
+        Raises DataError for anything but unsigned bytes that fill the shape exactly.
         """
         match state:
             case (1, tuple() as shape, _ByteType(), bool() | int() as fortran, bytes() as raw):
@@ -122,8 +121,7 @@ def load(path: Path) -> Any:
 
     Texts of Python 2 come as bytes.
 
-    Raises:
-        DataError: unreadable, oversized or damaged file, or one that names a forbidden global.
+    Raises DataError for an unreadable, oversized or damaged file, or a forbidden global in it.
     """
     try:
         if (size := os.path.getsize(path)) > LARGEST:

@@ -102,9 +102,8 @@ def scan(path: Path | str) -> Retina:
     The label is 1 for glaucoma. Class folders of the tree may have any two names, the same at every
     site; those that are not known to mean glaucoma and its absence are numbered in sorted order.
 
-    Raises:
-        DataError: a site that is absent or there twice, not two classes, or classes that differ
-            between sites; a spreadsheet that is missing or damaged, with its row.
+    Raises DataError for a site that is absent or there twice, not two classes, classes that differ
+    between sites, and a missing or damaged spreadsheet, with its row.
     """
     store = open_store(Path(path))
     # A Mac's archive has a shadow ._name of every file, in a folder __MACOSX.
@@ -130,9 +129,7 @@ def federated(
     The tree's parts Training and Testing are put together and divided anew by `split_sites`, as in
     the authors' code.
 
-    Raises:
-        InputError: a site with too few images to divide.
-        DataError: see `Retina.sites`.
+    Raises InputError for a site with too few images to divide, DataError as `Retina.sites`.
     """
     split = split_sites(listing.site, len(SITES), seed, test)
     return listing.sites(size), split
