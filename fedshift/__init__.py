@@ -14,12 +14,12 @@ from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, 
 if TYPE_CHECKING:
     from fedshift.algorithms.fedavg import FedAvg
     from fedshift.client.local import Local
-    from fedshift.data import Task
     from fedshift.engine.run import Federation, run
     from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
     from fedshift.model import Model
     from fedshift.router.route import Router
     from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+    from fedshift.tasks.task import Task
 
 _LAZY = {
     "AccuracyEstimate": "fedshift.estimate",
@@ -32,7 +32,7 @@ _LAZY = {
     "Local": "fedshift.client.local",
     "Model": "fedshift.model",
     "Router": "fedshift.router.route",
-    "Task": "fedshift.data",
+    "Task": "fedshift.tasks.task",
     "run": "fedshift.engine.run",
 }
 

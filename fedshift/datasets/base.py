@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called, check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.sketch import sketched
 
@@ -25,7 +26,8 @@ class Samples:
 
     Images are kept as stored (uint8); the model scales them.
 
-    Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y int64 [n].
+    Shapes: x uint8 [n, channels, height, width] or float32 [n, d] (or [n, ...], as a user's own
+    data may be); y int64 [n].
 
     Raises InputError for another type or number of axes, or x and y of unequal length.
     """
@@ -35,11 +37,11 @@ class Samples:
 
     def __post_init__(self) -> None:
         images = self.x.dtype == torch.uint8 and self.x.ndim == 4
-        vectors = self.x.dtype == torch.float32 and self.x.ndim == 2
+        vectors = self.x.dtype == torch.float32 and self.x.ndim >= 2
         if not (images or vectors):
             raise InputError(
                 f"x is {self.x.dtype} with shape {list(self.x.shape)}; allowed: uint8 images "
-                "[n, channels, height, width] or float32 vectors [n, d]."
+                "[n, channels, height, width] or float32 numbers [n, d] or [n, ...]."
             )
         if self.y.dtype != torch.int64 or self.y.shape != self.x.shape[:1]:
             raise InputError(
@@ -119,6 +121,21 @@ def search_folders() -> tuple[Path, ...]:
     except InputError:
         cache = []
     return (*named_folders(), *cache, Path("/usr/share/datasets"))
+
+
+def roots_of(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
+    """These folders as paths, or where they are None the usual ones of `search_folders`.
+
+    Raises InputError for anything but a list of paths.
+    """
+    if folders is None:
+        return search_folders()
+    if isinstance(folders, str | Path) or not isinstance(folders, Iterable):
+        raise InputError(f"folders is {called(folders)}, and a list is due; give [folder]")
+    named = tuple(folders)
+    for i, folder in enumerate(named):
+        check_path(f"folders[{i}]", folder)
+    return tuple(map(Path, named))
 
 
 def named_folders() -> tuple[Path, ...]:

@@ -21,4 +21,4 @@ def extra_packages(data: Data, model: Network) -> tuple[str, ...]:
     # Only where they are used: otherwise lock.json would differ between machines without reason.
     needed = {"kornia": data.augment == "photos", "torchvision": model.pretrained}
     others = (name for name, is_needed in needed.items() if is_needed)
-    return (*entry(data.name).needs, *others)
+    return (*(entry(data.name).needs if data.source is None else ()), *others)

@@ -53,8 +53,8 @@ class Outcome:
 
     @property
     def final(self) -> Metrics:
-        """The metrics after the last round."""
-        return self.metrics[-1]
+        """The metrics of the round whose model is kept (`training.keep`)."""
+        return next(m for m in reversed(self.metrics) if m.round == self.last.t)
 
     @property
     def best(self) -> Metrics | None:

@@ -15,6 +15,7 @@ from fedshift.engine.trial import pals_of
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own import recipe_of
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
@@ -51,7 +52,7 @@ def summary(experiment: Experiment) -> Summary:
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=experiment.config.method.name,
+        method=recipe_of(experiment.config, experiment.prepared.own).name,
         dataset=experiment.config.data.name,
         classes=tuple(task.classes),
         target=tuple(target.tolist()),
@@ -110,7 +111,8 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
-    sentence = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
+    rounds = outcome.metrics[-1].round
+    sentence = outcome.missed.sentence(rounds, outcome.played is not None)
     return [sentence] if sentence else []
 
 
@@ -130,6 +132,8 @@ def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
 
 def _looks(experiment: Experiment) -> tuple[str, ...] | None:
     config, ready = experiment.config, experiment.prepared
+    if config.data.source is not None:
+        return None  # the clients' names say it
     return look_names(config.shift, config.data.name, len(ready.task.clients), ready.seeds.split)
 
 
@@ -160,6 +164,7 @@ def _final(outcome: Outcome) -> Final:
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
             **label_sets.final_values(outcome.sets),
+            **final.own,
         },
         bytes_down=down,
         bytes_up=up,

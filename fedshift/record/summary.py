@@ -266,6 +266,8 @@ def _plain(value: Any) -> Any:
         plain: dict[str, Any] = {}
         for one in fields(value):
             entry = _plain(getattr(value, one.name))
+            if one.metadata.get("if any") and not entry:
+                continue
             plain |= entry if one.metadata.get("spread") else {one.name: entry}
         return plain
     if isinstance(value, list | tuple):

@@ -44,6 +44,7 @@ def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
     plan: tuple[tuple[Section, Sequence[int]], ...] = (
         (sections.results, single),
         (serving.answers, served),
+        (sections.own_metrics, range(len(runs))),
         (sections.label_shift, range(len(runs))),
         (differences.differences, range(len(runs))),
         (differences.importance, range(len(runs))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
+from fedshift.record.rounds import own_columns
 from fedshift.record.summary import Selection
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
@@ -55,6 +56,20 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
     text += _cohort_note(runs, labels)
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
+
+
+def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """The user's own metrics of the kept round; "" where no run has any."""
+    names = list(dict.fromkeys(name for run in runs for name in own_columns(run.rounds)))
+    if not names:
+        return ""
+    rows = tuple(
+        (label, *(_finite(run.summary.final.others.get(name)) for name in names))
+        for run, label in zip(runs, labels, strict=True)
+    )
+    numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
+    text = "Measured by the user's own functions on the target's test data."
+    return section("metrics", "Own metrics", table(numbers), note(text))
 
 
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:

@@ -21,13 +21,14 @@ from fedshift.papers.protocols import fedpals
 from fedshift.papers.protocols.study import Metric, Study
 from fedshift.papers.reproduce.catalogue import shipped_tuning, studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, parse_seeds, reproduce
+from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.papers.reproduce.results import pick
-from fedshift.papers.reproduce.statistics import moments, paired
-from fedshift.papers.reproduce.store import Finished, run_of
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
+from fedshift.sweeps.spans import parse_seeds
+from fedshift.sweeps.statistics import moments, paired
+from fedshift.sweeps.store import Finished, run_of
 
 PAPERS = Path(fedpals.__file__).parent
 

@@ -14,10 +14,8 @@ from fedshift.experiments.folder import trained_with
 from fedshift.files import clean, write
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan
-from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.results import Cell, Value
 from fedshift.papers.reproduce.routing_charts import Chart
-from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tables import (
     cell_table,
     numbers_table,
@@ -29,6 +27,8 @@ from fedshift.papers.reproduce.verdict import stopped_early, verdicts, without_v
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
+from fedshift.sweeps.records import RECORDS, read_records, write_records
+from fedshift.sweeps.store import Store
 
 PAGE, RESULTS = "table.md", "results.json"
 BOOTSTRAP = (

@@ -14,8 +14,8 @@ from fedshift.experiments.load import apply_override, apply_overrides, validate
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.served import measured
 from fedshift.papers.protocols.study import Column, Options, Row, Study
-from fedshift.papers.reproduce.store import Run, Store, run_of
 from fedshift.record.rounds import Metrics
+from fedshift.sweeps.store import Run, Store, run_of
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
 TAKEN = {

@@ -10,8 +10,8 @@ from typing import Any
 from fedshift.errors import DataError
 from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row
 from fedshift.papers.reproduce.plan import Candidate, Plan, runs_of
-from fedshift.papers.reproduce.statistics import INTERVALS, LEVEL, Moments, paired
-from fedshift.papers.reproduce.store import Finished, Run, Store
+from fedshift.sweeps.statistics import INTERVALS, LEVEL, Moments, paired
+from fedshift.sweeps.store import Finished, Run, Store
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.record.summary import RouterDetails, Serving, parsed
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
 from fedshift.report.svg import PALETTE, Series
+from fedshift.sweeps.store import Run, Store
 
 Floats = NDArray[np.float64]
 # Coverages at which curves of several seeds are averaged.

@@ -1,0 +1,109 @@
+"""Fit a table's encoding: sums over the clients' training rows, which clients may share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedshift.errors import InputError, shown
+from fedshift.tasks.encoding import Column, refused
+from fedshift.tasks.names import Coded, Ints, coded
+from fedshift.tasks.rows import Columns, Numbers
+
+# A column of text with more different values than MANY is taken for free text, or for names; so is
+# one of more than FEW where most rows have one of their own.
+MANY, FEW = 100, 20
+IDS = ("", "id", "index", "row", "unnamed: 0")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a user says about columns; missing: "mean" or "refuse"."""
+
+    categories: tuple[str, ...] = ()
+    missing: str = "mean"
+
+
+def fit_columns(
+    table: Columns, trains: Sequence[Ints], rules: Rules
+) -> tuple[tuple[Column, ...], list[str]]:
+    """(how each column is encoded, notes on those left out), of each client's training rows.
+
+    Mean and deviation are those of n, sum x and sum x^2 in float64, pooled in the order of the
+    clients. A column that does not vary is left out, and so are free text and row numbers.
+    Raises InputError where no column is left.
+    """
+    rows = np.concatenate(trains)
+    client = np.repeat(np.arange(len(trains)), [len(part) for part in trains])
+    made, notes = [], []
+    for name, values in table.of.items():
+        if name in rules.categories and not isinstance(values, Coded):
+            values = coded(values)
+        if isinstance(values, Coded):
+            column = _categories(name, values, rows, name in rules.categories)
+        else:
+            column = _numbers(name, values[rows], client, len(trains))
+        if isinstance(column, Column):
+            made.append(column)
+            if rules.missing == "refuse" and column.indicator:
+                raise refused(name, int(_absent(values)[rows].sum()))
+        else:
+            notes.append(column)
+    if not made:
+        raise InputError(f"no column is left to learn from. {' '.join(notes)}")
+    return tuple(made), notes
+
+
+def _numbers(name: str, values: Numbers, client: Ints, clients: int) -> Column | str:
+    v = values.astype(np.float64)
+    absent = np.isnan(v)
+    n = np.bincount(client[~absent], minlength=clients)
+    v[absent] = 0.0
+    count = int(n.sum())
+    if not count:
+        return f'Column "{shown(name)}" is empty in training; it was left out.'
+    total, squares = (_pooled(np.bincount(client, w, clients)) for w in (v, v * v))
+    mean = total / count
+    variance = squares / count - mean * mean
+    # The sums of a constant leave some 1e-16 mean^2; what varies less than a millionth of its
+    # size is not to be told from that.
+    if variance <= 1e-12 * mean * mean:
+        if not absent.any():
+            return f'Column "{shown(name)}" is constant in training; it was left out.'
+        variance = 1.0
+    if _counts_rows(name, v):
+        return f'Column "{shown(name)}" numbers the rows; it was left out.'
+    return Column(name, mean, float(np.sqrt(variance)), indicator=bool(absent.any()))
+
+
+def _pooled(sums: np.ndarray[Any, np.dtype[Any]]) -> float:
+    """One client's sum after the other's, as a server adds them."""
+    return float(sum(sums.tolist()))
+
+
+def _counts_rows(name: str, v: Numbers) -> bool:
+    named = name.lower() in IDS or name.lower().endswith(("_id", " id"))
+    return named and len(v) > 2 and len(np.unique(v)) == len(v) and bool((v == np.rint(v)).all())
+
+
+def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | str:
+    counts = values.counts(rows)
+    kinds = int((counts > 0).sum())
+    absent = bool((values.codes[rows] < 0).any())
+    if (kinds > MANY or (kinds > FEW and 2 * kinds > len(rows))) and not asked:
+        return (
+            f'Column "{shown(name)}" holds {kinds:,} different texts in {len(rows):,} rows, as '
+            f'free text or names do; it was left out. categories=["{shown(name)}"] encodes it.'
+        )
+    if kinds + absent < 2:
+        what = "constant" if kinds else "empty"
+        return f'Column "{shown(name)}" is {what} in training; it was left out.'
+    names = tuple(n for n, count in zip(values.names, counts, strict=True) if count)
+    return Column(name, categories=names, indicator=absent)
+
+
+def _absent(values: Numbers | Coded) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return values.codes < 0 if isinstance(values, Coded) else np.isnan(values)

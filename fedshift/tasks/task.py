@@ -1,0 +1,137 @@
+"""`fedshift.Task`: your data as a federation, and the place where its model will be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor
+
+from fedshift.arguments import check_number, check_whole
+from fedshift.errors import InputError, unknown
+from fedshift.tasks.building import Built, built, client_rows
+from fedshift.tasks.columns import Rules
+from fedshift.tasks.making import Options, Rows, task_fields
+from fedshift.tasks.names import Coded, listed
+from fedshift.tasks.rows import Inputs
+from fedshift.tasks.showing import html_of
+from fedshift.tasks.target import Target
+
+if TYPE_CHECKING:
+    from fedshift.diagnosis import Diagnosis
+
+KINDS = ("classification", "regression", "multilabel")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Task:
+    """Clients with their examples, and a target; `build` cuts and encodes them.
+
+    Made by `from_arrays`, `from_csv`, `from_frame` and the like. clients are the names of those
+    that train, in order; classes the names of the labels, in the order of the network's outputs.
+
+    inputs, labels, places (the client of each row) and values (numbers to predict) are the rows
+    as they were read; the last `outside` of them are a test set that no client holds.
+    """
+
+    name: str
+    kind: str
+    clients: tuple[str, ...]
+    target: Target
+    seed: int
+    inputs: Inputs = field(repr=False)
+    labels: Coded = field(repr=False)
+    places: Coded = field(repr=False)
+    values: Tensor | None = None
+    outside: int = 0
+    validation: float = 0.2
+    test: float = 0.2
+    bins: int = 10
+    rules: Rules = Rules()
+    notes: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    transform: Callable[[Tensor, torch.Generator], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown("kind", self.kind, KINDS)
+        check_whole("seed", self.seed, 0)
+        check_whole("bins", self.bins, 2)
+        for name in ("validation", "test"):
+            share = getattr(self, name)
+            check_number(name, share)
+            if not 0 <= share < 1 or (name == "test" and share == 0):
+                raise InputError(f"{name}={share}: give a share of each client's rows, 0.2 for 20%")
+
+    @classmethod
+    def from_arrays(
+        cls, x: Any, y: Any, *, client: Any, target: Any, **options: Unpack[Options]
+    ) -> Task:
+        """Rows of arrays or tensors: x [n, ...], y [n] and the client of each row.
+
+        x   an array or a tensor [n, ...], taken as it is; bytes [n, channels, height, width] are
+            images, which are scaled to [-1, 1]. A tuple or a dict of arrays are several inputs,
+            and a list of sequences of unequal length is padded and gets a mask. A table (DataFrame,
+            dict of columns) is encoded by column.
+        y   numbers or text, one per row; see `Options` for regression and several labels per row
+        target  a client's name; label shares or counts, as a dict by name or one per class;
+            "pooled", "clients", or a labelled test set (x, y)
+
+        Raises InputError for lengths that differ, and for a target that is none of these.
+
+        >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
+        >>> task = Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
+        >>> task.clients, task.classes
+        (('a', 'b'), ('no', 'yes'))
+        """
+        return cls(**task_fields(Rows(x, y, client), target, options))
+
+    def build(self, seed: int | None = None) -> Built:
+        """Clients, validation, T and test rows, cut by `seed` (default: the task's own).
+
+        Raises InputError where rows are too few for what the target asks.
+        """
+        return self._built if seed in (None, self.seed) else built(self, seed)
+
+    @cached_property
+    def _built(self) -> Built:
+        return built(self, self.seed)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels; of numbers to predict, of their bins."""
+        return self._built.task.classes if self.kind == "regression" else self.labels.names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example as the network gets it."""
+        return self._built.input_shape
+
+    def diagnose(self) -> Diagnosis:
+        """Can the clients be mixed into the target? See `fedshift.diagnose.diagnose`."""
+        from fedshift.diagnose import diagnose
+
+        task = self._built.task
+        counts = task.table()["labels"].numpy()
+        return diagnose(counts, task.target.numpy(), classes=task.classes, clients=self.clients)
+
+    def __str__(self) -> str:
+        shape = " x ".join(map(str, self.input_shape))
+        parts = client_rows(self)
+        rows = sum(map(len, parts))
+        first = (
+            f"{self.name}: {len(self.clients)} clients ({listed(self.clients)}), {rows:,} rows, "
+            f"{len(self.classes)} classes ({listed(self.classes)}), inputs [{shape}]"
+        )
+        notes = [f"  {note}" for note in self._built.notes]
+        return "\n".join([first, f"  target: {self.target.text}", *notes])
+
+    def __repr__(self) -> str:
+        return f"Task({str(self).splitlines()[0]}; target: {self.target.text})"
+
+    def _repr_html_(self) -> str:
+        """The label counts of each client, for notebooks."""
+        return html_of(self)
