@@ -26,6 +26,7 @@ Cell = str | float | int | None
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A fraction as percent; a dash for None and NaN."""
+    # value != value is true of NaN alone, of which JSON files make None.
     return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
 
 
@@ -43,6 +44,7 @@ def say(text: str, indent: int = 2) -> None:
     """A paragraph on stdout, wrapped; all lines but the first are indented."""
     print(
         textwrap.fill(
+            # Hyphens and long words stay whole: they are often names and paths to be copied.
             visible(text), width(), subsequent_indent=" " * indent,
             break_long_words=False, break_on_hyphens=False,
         )
@@ -74,6 +76,7 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
         table.add_column(_cell(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
+    # Captured and printed, so that a closed pipe is met by `print` as everywhere else.
     console = Console(width=width())
     with console.capture() as output:
         console.print(table)
@@ -140,6 +143,7 @@ def show_error(error: FedshiftError, as_json: bool) -> None:
     if as_json:
         tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
     else:
+        # Line by line: `tell` makes control characters visible, and would join the lines.
         for line in f"error: {error}".split("\n"):
             tell(line)
 
@@ -162,16 +166,11 @@ class PlainProgress:
             # The evaluation of the last round is a run's last event.
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {self.seen[run]}")
+        # The last round is followed at once by its evaluation, which has a line of its own.
         elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             where = f"{run}: round {event['round']}/{event['rounds']}"
             tell("  ".join([where, *filter(None, [self.seen.get(run)])]))
-
-    def __enter__(self) -> PlainProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
 
 class LiveProgress:
@@ -182,6 +181,7 @@ class LiveProgress:
         self.bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<16}", markup=False),
+            # 72 columns are taken by the run's name, its rounds, the time and the scores.
             BarColumn(bar_width=max(6, min(24, target.width - 72))),
             TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),
@@ -199,17 +199,16 @@ class LiveProgress:
         elif event["event"] == "evaluation":
             self.bars.update(self.tasks[run], scores=_scores(event))
 
-    def __enter__(self) -> LiveProgress:
-        self.bars.start()
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.bars.stop()
-
-
-def progress() -> PlainProgress | LiveProgress:
+@contextlib.contextmanager
+def progress() -> Iterator[PlainProgress | LiveProgress]:
     """Bars on a terminal, plain lines elsewhere."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+    if not sys.stderr.isatty():
+        yield PlainProgress()
+        return
+    live = LiveProgress()
+    with live.bars:
+        yield live
 
 
 def _scores(event: dict[str, Any]) -> str:
