@@ -187,10 +187,10 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     check_files(folder, "" if shape is None else ".py")
     if shape is None:
         return prepare(config).model
-    routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
     if is_python(config.model.name):
         return own_network(config.model.name, Shape(shape, classes_in(folder)), seed)
+    routed = clients if recipes.traits_of(config.method.name).router else None
     return network(config.model, shape, len(classes_in(folder)), seed, routed)
 
 
