@@ -27,6 +27,7 @@ class Column:
 
     Numbers are (v - mean) / sd; where they are missing 0, the pooled mean. Categories are one-hot,
     with one place more for all others. `indicator`: one place more says that a value is missing.
+    `wide` numbers need 64 bits until they are standardised; others are float32 first, as a task's.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Column:
     sd: float = 1.0
     categories: tuple[str, ...] | None = None
     indicator: bool = False
+    wide: bool = False
 
     @property
     def width(self) -> int:
@@ -103,7 +105,8 @@ class Encoding:
 
     def _fill(self, out: Floats, column: Column, values: Numbers | Coded, rows: Ints) -> None:
         if column.categories is None:
-            v = _as_numbers(column.name, values)[rows].astype(np.float64)
+            v = _as_numbers(column.name, values)[rows]
+            v = v.astype(np.float64) if column.wide else v.astype(np.float32).astype(np.float64)
             absent = np.isnan(v)
             out[:, 0] = np.where(absent, 0.0, (v - column.mean) / column.sd)
             if column.indicator:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_number, check_whole
+from fedshift.arguments import check_number, check_path, check_whole
 from fedshift.errors import InputError, unknown
 from fedshift.tasks.building import Built, built, client_rows
 from fedshift.tasks.columns import Rules
 from fedshift.tasks.making import Options, Rows, task_fields
 from fedshift.tasks.names import Coded, listed
-from fedshift.tasks.rows import Inputs
+from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.showing import html_of
+from fedshift.tasks.tables import labelled, read_parquet, read_table, rows_of
 from fedshift.tasks.target import Target
 
 if TYPE_CHECKING:
@@ -88,6 +90,87 @@ class Task:
         (('a', 'b'), ('no', 'yes'))
         """
         return cls(**task_fields(Rows(x, y, client), target, options))
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        label: str | Sequence[str],
+        target: Any,
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
+        table = inputs_of(frame)
+        if not isinstance(table, Columns):
+            raise InputError("frame holds no named columns; give a DataFrame, or use from_arrays")
+        rows = rows_of(table, client, label, columns, drop)
+        return cls(**task_fields(rows, labelled(target, label), options))
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        client: str,
+        label: str | Sequence[str],
+        target: Any,
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        separator: str | None = None,
+        decimal: str | None = None,
+        encoding: str | None = None,
+        header: Sequence[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows of a CSV file, one per example, with columns that name its client and its label.
+
+        Numbers are standardised by the clients' pooled sums, text is one-hot; columns that do not
+        vary, free text, and row numbers are left out, and `build().notes` says so.
+
+        label    a column; several columns of 0 and 1 for kind="multilabel"
+        target   as in `from_arrays`; a test set is a DataFrame or the name of a CSV file
+        columns  those to learn from, or all but those to `drop`
+        separator, decimal, encoding, header (names of the columns)  are looked up in the file
+                 where they are not given
+
+        Raises DataError for a file that is no such table, InputError for columns that it lacks.
+        """
+        check_path("path", path)
+        labels = [label] if isinstance(label, str) else list(label)
+        names = (client, *options.get("categories", ()))
+        given = {"separator": separator, "decimal": decimal, "encoding": encoding, "header": header}
+
+        def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
+            return read_table(path, wanted, leave=drop, names=names, **given)
+
+        wanted = (client, *labels, *(columns or ()), *drop)
+        table, notes = read(Path(path), wanted)
+        rows = rows_of(table, client, label, columns, (), notes)
+        tested = labelled(target, label, lambda path: read(path, labels)[0])
+        options = {"name": Path(path).stem, **options}
+        return cls(**task_fields(rows, tested, options))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path,
+        *,
+        client: str,
+        label: str | Sequence[str],
+        target: Any,
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows of a Parquet file (extra `parquet`), as those of `from_csv`."""
+        check_path("path", path)
+        rows = rows_of(read_parquet(Path(path)), client, label, columns, drop)
+        options = {"name": Path(path).stem, **options}
+        return cls(**task_fields(rows, labelled(target, label), options))
 
     def build(self, seed: int | None = None) -> Built:
         """Clients, validation, T and test rows, cut by `seed` (default: the task's own).
