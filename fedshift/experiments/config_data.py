@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedshift.datasets import entry
 from fedshift.datasets.registry import sized
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.section import Count, Section
+
+
+def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
+    """One message for the whole union."""
+    try:
+        return validated(given)
+    except ValidationError:
+        raise PydanticCustomError(
+            "target",
+            'must be a client\'s name, label shares (a list, or a table by label), "pooled" or '
+            '"clients"',
+        ) from None
 
 
 class Data(Section):
@@ -34,13 +48,19 @@ class Data(Section):
     limit: Count | None = None
     client: str | None = None
     label: str | tuple[str, ...] | None = None
-    target: str | int | tuple[float, ...] | dict[str, float] | None = None
+    target: Annotated[
+        str | int | tuple[float, ...] | dict[str, float] | None, WrapValidator(_target)
+    ] = None
     kind: Literal["classification", "regression", "multilabel"] | None = None
     classes: tuple[str | int, ...] | None = None
     missing: Literal["mean", "refuse"] | None = None
     columns: tuple[str, ...] | None = None
     drop: tuple[str, ...] | None = None
     categories: tuple[str, ...] | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    header: tuple[str, ...] | None = None
 
     @property
     def own_keys(self) -> dict[str, Any]:

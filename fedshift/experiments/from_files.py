@@ -30,22 +30,20 @@ def own_of(config: Config) -> Own:
     """
     metrics = {}
     for name in config.metrics.extra:
-        expects = "a function of (probabilities [n, K], labels [n]) that gives a number"
-        named = load_python("metrics.extra", name, expects)
+        named = load_python("metrics.extra", name)
         metrics[name.rpartition(":")[2]] = partial(named.call, _is_number)
-    return Own(method=_method(config.method), metrics=metrics, files=files_of(config))
+    return Own(method=_method(config.method), metrics=metrics, sources=files_of(config))
 
 
 def _method(section: Method) -> recipes.Recipe | None:
     if not is_python(section.name):
         return None
-    expects = "a function (setting, *, options) that gives an Algorithm, such as a recipe's"
-    named = load_python("method.name", section.name, expects)
+    named = load_python("method.name", section.name)
     try:
         recipe = recipes.made_by(named.value)
     except InputError:
         raise InputError(
-            f"{named.where} ({named.path}, line {named.line}): expected {expects}"
+            f"{named.where} ({named.path}, line {named.line}): expected {named.expects}"
         ) from None
     for key in section.options:
         if key not in recipe.options:
@@ -67,8 +65,9 @@ def _is_algorithm(value: object) -> bool:
 
 def prepare_source(config: Config, own: Own) -> Prepared:
     """The experiment on the data that `data.source` names. Raises InputError or DataError."""
-    task, seeds = task_of(config.data), config.seeds.resolved()
-    built = task.build(seeds.split)
+    seeds = config.seeds.resolved()
+    task = task_of(config.data, seeds.split)
+    built = task.build()
     model = None
     if is_python(config.model.name):
         model = own_network(config.model.name, task, seeds.init)
@@ -80,10 +79,10 @@ def files_of(config: Config) -> dict[str, str]:
     files: dict[str, str] = {}
     for key, name in _names(config):
         if is_python(name):
-            files |= load_python(key, name, "a function").files
-    source = config.data.source
-    if source is not None and (digest := digest_of(Path(source))) is not None:
-        files[source] = digest
+            files |= load_python(key, name).files
+    for path in (config.data.source, config.data.target):
+        if isinstance(path, str) and (digest := digest_of(Path(path))) is not None:
+            files[path] = digest
     return dict(sorted(files.items()))
 
 

@@ -26,7 +26,7 @@ class Own:
     loss           in place of the cross-entropy, in the local objective
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
-    files          SHA-256 of the files that the configuration names, by path
+    sources        SHA-256 of the files that the configuration names, by path
     """
 
     clients: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Own:
     loss: Term | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

@@ -25,12 +25,7 @@ def own_network(name: str, task: Any, seed: int) -> Model:
     two arguments, the input's shape and the number of outputs. Raises InputError, with file and
     line, where no torch.nn.Module comes of it.
     """
-    named = load_python(
-        "model.name",
-        name,
-        "a class or function of the task (or of its input shape and number of outputs) that gives "
-        "a torch.nn.Module",
-    )
+    named = load_python("model.name", name)
     outputs = len(task.outputs or task.classes)
     given = (task.input_shape, outputs) if named.needs == 2 else (task,)
     return build(lambda: named.call(lambda net: isinstance(net, nn.Module), *given), seed)
