@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from fedshift.datasets import entry
 from fedshift.datasets.registry import sized
@@ -29,8 +29,8 @@ class Data(Section):
     them.
     """
 
-    name: str = "fashion-mnist-mini"
     source: Annotated[str, Field(min_length=1)] | None = None
+    name: str = "fashion-mnist-mini"
     size: Count | None = None
     augment: Literal["none", "photos"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -45,11 +45,10 @@ class Data(Section):
             return {"name": given["source"], **given}
         return given
 
-    @model_validator(mode="after")
-    def _known(self) -> Data:
-        if self.source is None:
-            entry(self.name)
-        return self
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str, others: ValidationInfo) -> str:
+        return entry(name).name if others.data.get("source") is None else name
 
     @model_validator(mode="after")
     def _decoded(self) -> Data:

@@ -8,7 +8,7 @@ from torch import nn
 from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.experiments import settings
-from fedshift.experiments.config import Config, Network
+from fedshift.experiments.config import PYTHON, Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
 from fedshift.experiments.wording import file_words
 from fedshift.model import Model
@@ -34,7 +34,7 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    if recipe.traits.router and config.model.name not in ROUTED:
+    if recipe.traits.router and config.model.name not in (PYTHON, *ROUTED):
         return [(("model", "name"), unrouted(config.model.name))]
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     stand_in = Model(_StandIn(has_body(config.model)))
