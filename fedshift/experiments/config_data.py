@@ -6,7 +6,14 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedshift.datasets import entry
@@ -39,8 +46,8 @@ class Data(Section):
     `fedshift.Task`.
     """
 
-    name: str = "fashion-mnist-mini"
     source: Annotated[str, Field(min_length=1)] | None = None
+    name: str = "fashion-mnist-mini"
     size: Count | None = None
     augment: Literal["none", "photos"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -80,11 +87,15 @@ class Data(Section):
             return {"name": name or source, "test": 0.2, **given}
         return given
 
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str, others: ValidationInfo) -> str:
+        return entry(name).name if others.data.get("source") is None else name
+
     @model_validator(mode="after")
-    def _known(self) -> Data:
+    def _belonging(self) -> Data:
         given = list(self.own_keys)
         if self.source is None:
-            entry(self.name)
             if given:
                 raise ValueError(
                     f"{given[0]} is for data of your own; give their source as well, as in "

@@ -16,11 +16,12 @@ from fedshift.arguments import is_number, members
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config, Method
 from fedshift.experiments.own import Own
-from fedshift.experiments.own_data import prepare_built
+from fedshift.experiments.own_data import about, prepare_built
 from fedshift.experiments.own_network import own_network
 from fedshift.experiments.own_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
+from fedshift.record.folder import FIT
 
 
 def own_of(config: Config) -> Own:
@@ -70,8 +71,9 @@ def prepare_source(config: Config, own: Own) -> Prepared:
     built = task.build()
     model = None
     if is_python(config.model.name):
-        model = own_network(config.model.name, task, seeds.init)
-    return prepare_built(config, built, model, replace(own, clients=built.clients))
+        model = own_network(config.model.name, task, seeds.init, built.encoding.layout)
+    files = {FIT: about(built, built.notes)}
+    return prepare_built(config, built, model, replace(own, files=files, notes=built.notes))
 
 
 def files_of(config: Config) -> dict[str, str]:

@@ -27,6 +27,8 @@ class Own:
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
     sources        SHA-256 of the files that the configuration names, by path
+    files          texts to leave in the run folder, by name
+    notes          what its user should know of the data
     """
 
     clients: tuple[str, ...] = ()
@@ -35,6 +37,8 @@ class Own:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

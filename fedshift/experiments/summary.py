@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypedDict
 
@@ -290,6 +291,7 @@ def _curve_point(solved: PalsWeights) -> CurvePoint:
     )
 
 
+@cache
 def package_version(package: str) -> str | None:
     """The installed version, None where the package is not installed."""
     try:
