@@ -26,7 +26,7 @@ class Own:
     loss           in place of the cross-entropy, in the local objective
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
-    files          texts to leave in the run folder, by name
+    texts          to leave in the run folder, by name of the file
     """
 
     clients: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Own:
     loss: Term | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

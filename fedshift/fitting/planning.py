@@ -48,7 +48,7 @@ class Plan:
 def plan(
     task: Task,
     net: Any,
-    method: str | Callable[..., Algorithm] | Algorithm | Method = "fedavg",
+    method: str | Callable[..., Algorithm] | Algorithm | Method,
     *,
     seed: int = 0,
     name: str | None = None,
@@ -85,7 +85,7 @@ def plan(
         "x": list(made.task.clients[0].x.shape[1:]),
         "input_shape": list(task.input_shape),
     }
-    own = replace(own, files={FIT: json.dumps(about, indent=1) + "\n"})
+    own = replace(own, texts={FIT: json.dumps(about, indent=1) + "\n"})
     return Plan(config, prepare_built(config, made, model, own), notes)
 
 
