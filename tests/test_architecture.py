@@ -138,6 +138,7 @@ def test_the_core_does_not_know_papers() -> None:
 # names of methods as well (a rule that selects, a purpose of random draws).
 NAMED = {
     "experiments/config.py": {"fedavg"},
+    "fitting/fit.py": {"fedavg"},
     "experiments/demo.py": {"fedavg", "oracle"},
     "experiments/selection.py": {"oracle"},
     "experiments/task.py": {"oracle"},

@@ -167,7 +167,7 @@ def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) 
     """What is known before training: the configuration, and what it takes to run it again."""
     # Last, because a folder with a configuration can be resumed.
     write_lock(folder, config, prepared, backend)
-    for name, text in prepared.own.files.items():
+    for name, text in prepared.own.texts.items():
         write(folder / name, text)
     write(folder / CONFIG, dumps(config))
 

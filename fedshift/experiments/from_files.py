@@ -72,8 +72,8 @@ def prepare_source(config: Config, own: Own) -> Prepared:
     model = None
     if is_python(config.model.name):
         model = own_network(config.model.name, task, seeds.init, built.encoding.layout)
-    files = {FIT: about(built, built.notes)}
-    return prepare_built(config, built, model, replace(own, files=files, notes=built.notes))
+    texts = {FIT: about(built, built.notes)}
+    return prepare_built(config, built, model, replace(own, texts=texts, notes=built.notes))
 
 
 def files_of(config: Config) -> dict[str, str]:

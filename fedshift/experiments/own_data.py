@@ -48,8 +48,8 @@ def prepare_built(
         model = network(config.model, tuple(x.shape[1:]), classes, seeds.init, routed)
     check_classes(model, x, classes)
     check_loss(own.loss, model, x, task.clients[0].y[:2])
-    files = {ENCODING: built.encoding.to_json(), **own.files}
-    own = replace(own, clients=own.clients or built.clients, files=files)
+    texts = {ENCODING: built.encoding.to_json(), **own.texts}
+    own = replace(own, clients=own.clients or built.clients, texts=texts)
     target = tuple(task.target.tolist())
     gate = gate_of(config.training, target)
     return Prepared(

@@ -47,7 +47,7 @@ class Plan:
 def plan(
     task: Task,
     net: Any,
-    method: str | Callable[..., Algorithm] | Algorithm | Method = "fedavg",
+    method: str | Callable[..., Algorithm] | Algorithm | Method,
     *,
     seed: int = 0,
     name: str | None = None,
@@ -77,9 +77,8 @@ def plan(
     check_metrics(own.metrics)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
-    own = replace(
-        own, files={FIT: about(made, notes, None if model is None else reference_of(net))}
-    )
+    reference = None if model is None else reference_of(net)
+    own = replace(own, texts={FIT: about(made, notes, reference)})
     return Plan(config, prepare_built(config, made, model, own), notes)
 
 

@@ -21,7 +21,7 @@ from fedshift.files import check_page, write
 from fedshift.fitting.export import export
 from fedshift.fitting.networks import inner
 from fedshift.fitting.predicting import Prediction, prediction
-from fedshift.fitting.showing import html_of, text_of
+from fedshift.fitting.showing import facts_of, html_of, text_of
 from fedshift.record.folder import RunResult
 from fedshift.record.rounds import own_columns
 from fedshift.record.summary import Summary
@@ -177,7 +177,7 @@ class Result:
         return models.served[self.clients.index(client)]
 
     def __str__(self) -> str:
-        return text_of(self)
+        return text_of(facts_of(self.summary, self.target, self.metrics, self.notes))
 
     def __repr__(self) -> str:
         final = self.summary.final
@@ -187,7 +187,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        return html_of(facts_of(self.summary, self.target, self.metrics, self.notes))
 
 
 def _number(value: Any) -> float:

@@ -54,14 +54,15 @@ def test_the_issue_in_ten_lines(task: fs.Task, tmp_path: Path) -> None:
 def test_it_is_the_experiment_that_its_parts_make(task: fs.Task) -> None:
     """Bit for bit what `run` gives for the same federation, and `run_experiment` for its plan."""
     result = fs.fit(task, Net, lr=0.05, **QUICK)
-    planned = plan(task, Net, lr=0.05, **{k: v for k, v in QUICK.items() if k != "progress"})
+    keys = {k: v for k, v in QUICK.items() if k != "progress"}
+    planned = plan(task, Net, "fedavg", lr=0.05, **keys)
     experiment = run_experiment(planned.config, prepared=planned.prepared)
     for name, v in experiment.outcome.params.items():
         assert torch.equal(weights(result)[name], v)
-    prepared = planned.prepared
-    setting_ = plan(task, Net, lr=0.06, **{k: v for k, v in QUICK.items() if k != "progress"})
-    other = run_experiment(setting_.config, prepared=setting_.prepared)
+    faster = plan(task, Net, "fedavg", lr=0.06, **keys)
+    other = run_experiment(faster.config, prepared=faster.prepared)
     assert not torch.equal(weights(result)["head.bias"], other.outcome.params["head.bias"])
+    prepared = planned.prepared
     federation: Federation = prepared.federation()
     local = fs.Local(lr=0.05, steps=2, epochs=None, batch=32)
     *_, last = run(FedAvg(prepared.model, local=local), federation, 3)
