@@ -1,4 +1,4 @@
-"""The known data sets as data: where they come from, what they are called on disk, what is right.
+"""The known data sets as data: where they come from, their names on disk, how they are checked.
 
 Checksums of files are md5 because that is what the publishers print (Fashion-MNIST's README, the
 CIFAR page, torchvision for MNIST). It guards against accidents; `content` (SHA-256 of what was
@@ -18,6 +18,7 @@ from fedshift.datasets import cifar, cifar100, idx
 from fedshift.datasets.base import Samples
 from fedshift.datasets.catalogue_digits import DIGITS, GREY
 from fedshift.datasets.entry import Entry, Remote, remotes_at
+from fedshift.datasets.natural.loading import TABLES
 from fedshift.errors import InputError, unknown
 from fedshift.plugins import DATASETS, registered
 
@@ -56,7 +57,7 @@ def entry(name: str) -> Entry:
     """The known data set called `name`.
 
     Raises:
-        InputError: unknown name, with the nearest match.
+        InputError: unknown name, with the nearest match, or that of a table.
     """
     if not isinstance(name, str):
         raise InputError(f'name is {called(name)}; give the name of a data set, as "mnist"')
@@ -65,8 +66,19 @@ def entry(name: str) -> Entry:
     if name not in by_name:
         by_name = {one.name: one for one in entries()}
     if name not in by_name:
+        _refuse_tables(name)
         raise unknown("data set", name, by_name)
     return by_name[name]
+
+
+def _refuse_tables(name: str) -> None:
+    for one in TABLES:
+        if one.name == name:
+            raise InputError(
+                f'"{name}" is a table whose clients come with it, and not a set that is split '
+                f'here; fedshift.datasets.load_table("{name}") gives its rows. Its package: '
+                f"{one.package.how}"
+            )
 
 
 def _rank_within_class(labels: Tensor) -> Tensor:
@@ -104,7 +116,7 @@ _FASHION_MNIST = Entry(
     page=_FASHION_PAGE,
     package="dataset-fashion-mnist",
     folders=("fashion-mnist", "FashionMNIST/raw", "fashion"),
-    read=idx.read_ten,
+    read=idx.read_pair,
     content="51d85b7c3ab26427f60659b1c16eba2251d38e92a4e899a4840bfce6454f6a07",
     remotes=remotes_at(
         # The publisher serves no https here; the digests below and `content` are the protection.

@@ -21,6 +21,12 @@ from fedshift.datasets.registry import sized
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.section import Count, Section
 
+# The keys that `fedshift.Task` takes, for data with a source.
+OF_TASK = (
+    "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
+    "separator", "decimal", "encoding", "header",
+)  # fmt: skip
+
 
 def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
     """One message for the whole union."""
@@ -42,7 +48,7 @@ class Data(Section):
     size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
     "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
     of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
-    gave; name is then what results call them, and the keys from `client` on are those of
+    gave; name is then what results call them, and the keys of OF_TASK are those of
     `fedshift.Task`.
     """
 
@@ -71,10 +77,8 @@ class Data(Section):
 
     @property
     def own_keys(self) -> dict[str, Any]:
-        """What `fedshift.Task` is told about data of one's own, as far as it is given."""
-        keys = list(type(self).model_fields)
-        chosen = keys[keys.index("client") :]
-        return {k: v for k in chosen if (v := getattr(self, k)) is not None}
+        """What `fedshift.Task` gets about the user's data, as far as it is given."""
+        return {k: v for k in OF_TASK if (v := getattr(self, k)) is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -89,11 +93,11 @@ class Data(Section):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str, others: ValidationInfo) -> str:
-        return entry(name).name if others.data.get("source") is None else name
+    def _listed(cls, name: str, info: ValidationInfo) -> str:
+        return name if info.data.get("source") is not None else entry(name).name
 
     @model_validator(mode="after")
-    def _belonging(self) -> Data:
+    def _of_source(self) -> Data:
         given = list(self.own_keys)
         if self.source is None:
             if given:

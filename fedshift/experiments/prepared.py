@@ -26,7 +26,7 @@ class Prepared:
     """A task, its first model, where its data came from, and the checksum of the split.
 
     `pool` are the training rows that the oracle may draw from: none that is used for validation.
-    `told` is what the server takes for T: T itself unless shift.target_noise is set.
+    `announced` is the target that the server gets: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: the change of each client's images where it follows the target, None for no change.
     `gate`: which of the clients' replies are let through. `own`: what a program adds.
@@ -38,7 +38,7 @@ class Prepared:
     data: Dataset
     pool: Indices
     split_sha256: str
-    told: tuple[float, ...]
+    announced: tuple[float, ...]
     server_inputs: Tensor | None = None
     looks: tuple[Look | None, ...] = ()
     gate: Gate = Gate()

@@ -62,38 +62,25 @@ def prepare(config: Config) -> Prepared:
         return prepare_source(config, own)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
-    data, validation = dealt.data, dealt.held
+    data, validation = dealt.data, dealt.validation
     check_images(config.shift, data)
     trains, holdouts = hold_out_by_label(
         data.train.y.numpy(), dealt.parts, config.data.validation, seeds.split
     )
-    raw = config.data.size is not None and config.model.name in BYTES
+    raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    x = task.clients[0].x[:2]
-    model = _network(config, own, task, seeds.init)
-    check_classes(model, x, len(data.classes))
-    if config.data.augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
-        model = replace(model, augment=photos)
+    model = _first_model(config, own, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
-    kept_back += dealt.own
+    kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
-    looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
+    looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
     return Prepared(
         task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, own
     )
-
-
-def _network(config: Config, own: Own, task: Task, seed: int) -> Model:
-    shape = tuple(task.clients[0].x.shape[1:])
-    if is_python(config.model.name):
-        return own_network(config.model.name, Shape(shape, task.classes), seed)
-    routed = len(task.clients) if recipe_of(config, own).traits.router else None
-    return network(config.model, shape, len(task.classes), seed, routed)
 
 
 def _check_files(config: Config) -> None:
@@ -107,8 +94,40 @@ def _check_files(config: Config) -> None:
             )
 
 
+def again(config: Config, before: Prepared) -> Prepared:
+    """`prepare` of a configuration whose data, clients and target are those of `before`: shared.
+
+    These follow from [data], [shift], [server], the split's seed and `as_bytes`.
+    """
+    seeds = config.seeds.resolved()
+    model = _first_model(config, before.own, before.task, seeds.init)
+    gate = gate_of(config.training, before.announced)
+    return replace(before, model=model, seeds=seeds, gate=gate)
+
+
+def as_bytes(config: Config) -> bool:
+    """Whether images stay bytes, mapped from disk where they are now."""
+    return config.data.size is not None and config.model.name in BYTES
+
+
+def _first_model(config: Config, own: Own, task: Task, seed: int) -> Model:
+    """The network of [model] with its first weights, as the method needs it for these clients."""
+    x, classes = task.clients[0].x[:2], len(task.classes)
+    shape = tuple(x.shape[1:])
+    if is_python(config.model.name):
+        model = own_network(config.model.name, Shape(shape, task.classes), seed)
+    else:
+        routed = len(task.clients) if recipe_of(config, own).traits.router else None
+        model = network(config.model, shape, classes, seed, routed)
+    check_classes(model, x, classes)
+    if config.data.augment == "photos":
+        photos(x, 0)  # raises for images that it cannot change
+        model = replace(model, augment=photos)
+    return model
+
+
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
-    """raw: images stay bytes, mapped from disk where they are now."""
+    """raw: see `as_bytes`."""
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
@@ -116,7 +135,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         return Examples(_images(data.train.x, rows, raw, look), y[rows])
 
     clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
-    tests = tuple(map(examples, dealt.own, looks))
+    tests = tuple(map(examples, dealt.tests, looks))
     return Task(
         clients=tuple(client_data(one.x, one.y, i) for i, one in enumerate(clients)),
         validation=tuple(map(examples, holdouts, looks)),
@@ -126,7 +145,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         else Examples(
             _images(data.test.x, dealt.test, raw, dealt.test_look), data.test.y[dealt.test]
         ),
-        target_validation=None if dealt.held is None else examples(dealt.held),
+        target_validation=None if dealt.validation is None else examples(dealt.validation),
         classes=data.classes,
         tests=tests,
     )
