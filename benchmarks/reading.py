@@ -1,6 +1,6 @@
 """Reading a table of 10^6 rows as a task, beside pandas' own reading: time and memory.
 
-Each is a process of its own: pandas.read_csv of the whole file, Task.from_csv, and that with build().
+In a process each: pandas.read_csv of the whole file, Task.from_csv, and that with build().
 Memory is the peak above what the imports take, over the size of the table's numbers in float32.
 """
 
