@@ -113,7 +113,9 @@ def again(config: Config, before: Prepared) -> Prepared:
     """
     seeds = config.seeds.resolved()
     model = _first_model(config, before.task, seeds.init)
-    return replace(before, model=model, seeds=seeds, gate=gate_of(config.training, before.announced))
+    return replace(
+        before, model=model, seeds=seeds, gate=gate_of(config.training, before.announced)
+    )
 
 
 def as_bytes(config: Config) -> bool:
