@@ -134,8 +134,8 @@ def _pair(source: Any) -> tuple[Any, Any] | None:
     inputs = inputs_of(x)
     if not isinstance(inputs, Tensors) or inputs.form != "one":
         raise InputError(
-            "x of a pair (x, y) is one array here; for tables and several inputs put the rows of all "
-            "clients together: from_frame, from_arrays"
+            "x of a pair (x, y) is one array here; for tables and several inputs put all rows "
+            "together, and use from_frame or from_arrays"
         )
     return inputs.of["x"], y
 
