@@ -16,15 +16,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from fedshift.datasets import entry
+from fedshift.datasets import TABLES, entry
 from fedshift.datasets.registry import sized
-from fedshift.experiments.python_names import is_python
+from fedshift.experiments.python_names import NATURAL, is_python
 from fedshift.experiments.section import Count, Section
 
 # The keys that `fedshift.Task` takes, for data with a source.
 OF_TASK = (
     "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
-    "separator", "decimal", "encoding", "header",
+    "separator", "decimal", "encoding", "header", "index",
 )  # fmt: skip
 
 
@@ -48,8 +48,8 @@ class Data(Section):
     size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
     "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
     of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
-    gave; name is then what results call them, and the keys of OF_TASK are those of
-    `fedshift.Task`.
+    gave, "natural" (set by itself) for a table of the library that `name` names; name is else what
+    results call them. The keys of OF_TASK are those of `fedshift.Task`.
     """
 
     source: Annotated[str, Field(min_length=1)] | None = None
@@ -74,6 +74,7 @@ class Data(Section):
     decimal: str | None = None
     encoding: str | None = None
     header: tuple[str, ...] | None = None
+    index: str | None = None
 
     @property
     def own_keys(self) -> dict[str, Any]:
@@ -84,7 +85,11 @@ class Data(Section):
     @classmethod
     def _called(cls, given: Any) -> Any:
         """Data of one's own that are given no name are called by their source."""
-        if isinstance(given, dict) and isinstance(given.get("source"), str):
+        if not isinstance(given, dict):
+            return given
+        if given.get("name") in {one.name for one in TABLES}:
+            given = {"source": NATURAL, **given}
+        if isinstance(given.get("source"), str):
             source = given["source"]
             name = source.rpartition(":")[2] if is_python(source) else PurePath(source).stem
             # For testing as much as `fedshift.Task` takes.
@@ -118,7 +123,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _decoded(self) -> Data:
-        if self.size is not None and (self.source is not None or not entry(self.name).sized):
+        if self.size is not None and self.source is None and not entry(self.name).sized:
             names = " and ".join(f'"{name}"' for name in sized())
             raise ValueError(f'size is for {names}, not for "{self.name}"')
         return self

@@ -17,7 +17,6 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config, Method
 from fedshift.experiments.own import Own
 from fedshift.experiments.own_data import about, prepare_built
-from fedshift.experiments.own_network import own_network
 from fedshift.experiments.own_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
@@ -69,11 +68,8 @@ def prepare_source(config: Config, own: Own) -> Prepared:
     seeds = config.seeds.resolved()
     task = task_of(config.data, seeds.split)
     built = task.build()
-    model = None
-    if is_python(config.model.name):
-        model = own_network(config.model.name, task, seeds.init, built.encoding.layout)
-    texts = {FIT: about(built, built.notes)}
-    return prepare_built(config, built, model, replace(own, texts=texts, notes=built.notes))
+    own = replace(own, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
+    return prepare_built(config, built, own=own)
 
 
 def files_of(config: Config) -> dict[str, str]:
@@ -82,7 +78,7 @@ def files_of(config: Config) -> dict[str, str]:
     for key, name in _names(config):
         if is_python(name):
             files |= load_python(key, name).files
-    for path in (config.data.source, config.data.target):
+    for path in (config.data.source, config.data.index, config.data.target):
         if isinstance(path, str) and (digest := digest_of(Path(path))) is not None:
             files[path] = digest
     return dict(sorted(files.items()))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedshift.experiments.config import Config
-from fedshift.experiments.networks import network
-from fedshift.experiments.own import Own, recipe_of
+from fedshift.experiments.first_model import first_model
+from fedshift.experiments.own import Own
 from fedshift.experiments.own_loss import check_loss
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.settings import gate_of
@@ -42,11 +42,10 @@ def prepare_built(
     InputError for a network that does not fit the data.
     """
     task, seeds = built.task, config.seeds.resolved()
-    x, classes = task.clients[0].x[:2], len(task.classes)
+    x = task.clients[0].x[:2]
     if model is None:
-        routed = len(task.clients) if recipe_of(config, own).traits.router else None
-        model = network(config.model, tuple(x.shape[1:]), classes, seeds.init, routed)
-    check_classes(model, x, classes)
+        model = first_model(config, own, task, seeds.init)
+    check_classes(model, x, len(task.classes))
     check_loss(own.loss, model, x, task.clients[0].y[:2])
     texts = {ENCODING: built.encoding.to_json(), **own.texts}
     own = replace(own, clients=own.clients or built.clients, texts=texts)

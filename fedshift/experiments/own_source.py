@@ -13,12 +13,15 @@ import numpy as np
 
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.python_names import TABLES, is_python, load_python
+from fedshift.experiments.python_names import NATURAL, TABLES, is_python, load_python
 from fedshift.experiments.wording import in_file_words
+from fedshift.files import is_folder
 from fedshift.tasks.task import Task
 
 OF_CSV = ("separator", "decimal", "encoding", "header")
-OF_TABLES = ("columns", "drop", *OF_CSV)
+OF_TABLES = ("columns", "drop", "categories", *OF_CSV)
+OF_ROWS = ("client", "label", *OF_TABLES)
+OF_FOLDERS = ("size", "index")
 
 
 def task_of(data: Data, seed: int) -> Task:
@@ -40,9 +43,13 @@ def _made(data: Data, source: str, seed: int) -> Task:
         named = load_python("data.source", source)
         made: Task = named.call(lambda given: isinstance(given, Task))
         return replace(made, seed=seed)
-    shares = {"validation": data.validation, "test": data.test, "name": data.name, "seed": seed}
+    given = data.own_keys | ({} if data.size is None else {"size": data.size})
+    given |= {"validation": data.validation, "test": data.test, "name": data.name, "seed": seed}
     with _in_words():
-        return _reader(Path(source))(Path(source), data.own_keys | shares)
+        if source == NATURAL:
+            return _natural(given)
+        path = Path(source)
+        return _folder(path, given) if is_folder(path) else _reader(path)(path, given)
 
 
 @contextlib.contextmanager
@@ -64,19 +71,32 @@ def _reader(path: Path) -> Callable[[Path, dict[str, Any]], Task]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InputError(
-            f'data.source = "{shown(str(path), 200)}": a table ends in .csv, .tsv, .txt, .gz or '
-            ".parquet, arrays in .npz; for all else give FILE.py:NAME, a function that gives a "
-            "fedshift.Task"
+            f'data.source = "{shown(str(path), 200)}" is no folder; a table ends in .csv, .tsv, '
+            ".txt, .gz or .parquet, arrays in .npz; for all else give FILE.py:NAME, a function "
+            "that gives a fedshift.Task"
         )
     return reader
 
 
+def _natural(given: dict[str, Any]) -> Task:
+    name = given.pop("name")
+    _refuse((*OF_ROWS, *OF_FOLDERS, "kind"), given, "data of your own", name)
+    return Task.from_name(name, target=_target(given), **given)
+
+
+def _folder(path: Path, given: dict[str, Any]) -> Task:
+    _refuse(OF_ROWS, given, "tables", path.name)
+    return Task.from_folder(path, target=_target(given), **given)
+
+
 def _csv(path: Path, given: dict[str, Any]) -> Task:
+    _refuse(OF_FOLDERS, given, "folders of images", path.name)
     return Task.from_csv(path, **_columns(given, path), **given)
 
 
 def _parquet(path: Path, given: dict[str, Any]) -> Task:
-    _refuse(OF_CSV, given, "CSV files", path)
+    _refuse(OF_FOLDERS, given, "folders of images", path.name)
+    _refuse(OF_CSV, given, "CSV files", path.name)
     return Task.from_parquet(path, **_columns(given, path), **given)
 
 
@@ -93,7 +113,7 @@ def _columns(given: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _arrays(path: Path, given: dict[str, Any]) -> Task:
     """x is what is neither label nor client: one array, or several by name."""
-    _refuse(OF_TABLES, given, "tables", path)
+    _refuse((*OF_TABLES, *OF_FOLDERS), given, "other sources", path.name)
     label, client = given.pop("label", "y"), given.pop("client", "client")
     arrays = _loaded(path)
     for key, name in (("label", label), ("client", client)):
@@ -119,9 +139,9 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: cannot be read as .npz: {shown(str(e), 200)}") from None
 
 
-def _refuse(keys: tuple[str, ...], given: dict[str, Any], of: str, path: Path) -> None:
+def _refuse(keys: tuple[str, ...], given: dict[str, Any], of: str, name: str) -> None:
     if odd := [key for key in keys if key in given]:
-        raise InputError(f"data.{odd[0]} is for {of}, not for {path.name}; leave it out")
+        raise InputError(f"data.{odd[0]} is for {of}, not for {name}; leave it out")
 
 
 def _target(given: dict[str, Any]) -> Any:

@@ -25,6 +25,8 @@ from fedshift.record.folder import LOCK
 
 # The source of data, and the name of a network or method, that a program gave.
 PYTHON = "python"
+# The source of the library's tables with natural clients.
+NATURAL = "natural"
 # What the keys that may name Python have to name.
 EXPECTS = {
     "data.source": "a function without arguments that gives a fedshift.Task",
@@ -50,7 +52,7 @@ def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
     def place(text: str) -> str:
         return os.path.abspath(folder / os.path.expanduser(text))
 
-    for section, key in (*_NAMED, ("data", "target")):
+    for section, key in (*_NAMED, ("data", "index"), ("data", "target")):
         table = tables.get(section)
         value = table.get(key) if isinstance(table, dict) else None
         if isinstance(value, str) and _is_path(key, value):
@@ -62,9 +64,11 @@ def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
 
 
 def _is_path(key: str, value: str) -> bool:
+    if key == "index":
+        return True
     if key == "target":
         return value.lower().endswith(TABLES)
-    return is_python(value) or (key == "source" and value not in ("", PYTHON))
+    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL))
 
 
 @dataclass(frozen=True)

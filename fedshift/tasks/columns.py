@@ -38,7 +38,7 @@ def fit_columns(
     Raises InputError where no column is left.
     """
     rows = np.concatenate(trains)
-    client = np.repeat(np.arange(len(trains)), [len(part) for part in trains])
+    starts = np.cumsum([0, *map(len, trains)])[:-1]
     made, notes = [], []
     for name, values in table.of.items():
         if name in rules.categories and not isinstance(values, Coded):
@@ -46,7 +46,7 @@ def fit_columns(
         if isinstance(values, Coded):
             column = _categories(name, values, rows, name in rules.categories)
         else:
-            column = _numbers(name, values[rows], client, len(trains))
+            column = _numbers(name, values[rows], starts)
         if isinstance(column, Column):
             made.append(column)
             if rules.missing == "refuse" and column.indicator:
@@ -58,31 +58,35 @@ def fit_columns(
     return tuple(made), notes
 
 
-def _numbers(name: str, values: Numbers, client: Ints, clients: int) -> Column | str:
+def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
+    """values [n] of all clients' training rows, each client's from its start on."""
     v = values.astype(np.float64)
     absent = np.isnan(v)
-    n = np.bincount(client[~absent], minlength=clients)
-    count = int(n.sum())
+    count = len(v) - int(absent.sum())
     if not count:
         return f'Column "{shown(name)}" is empty in training; it was left out.'
-    v[absent] = 0.0
-    mean = _pooled(np.bincount(client, v, clients)) / count
+    some = count < len(v)
+    if some:
+        v[absent] = 0.0
+    mean = _pooled(v, starts) / count
     v -= mean
-    v[absent] = 0.0
-    variance = _pooled(np.bincount(client, v * v, clients)) / count
+    if some:
+        v[absent] = 0.0
+    v *= v
+    variance = _pooled(v, starts) / count
     if _counts_rows(name, values):
         return f'Column "{shown(name)}" numbers the rows; it was left out.'
     if variance <= 1e-24 * mean * mean:  # what rounding the mean leaves of a constant
-        if not absent.any():
+        if not some:
             return f'Column "{shown(name)}" is constant in training; it was left out.'
         variance = 1.0
     wide = values.dtype == np.float64
-    return Column(name, mean, float(np.sqrt(variance)), None, bool(absent.any()), wide)
+    return Column(name, mean, float(np.sqrt(variance)), None, some, wide)
 
 
-def _pooled(sums: np.ndarray[Any, np.dtype[Any]]) -> float:
-    """One client's sum after the other's, as a server adds them."""
-    return float(sum(sums.tolist()))
+def _pooled(v: Numbers, starts: Ints) -> float:
+    """Each client's sum, one added after the other, as a server adds them."""
+    return float(sum(np.add.reduceat(v, starts).tolist()))
 
 
 def _counts_rows(name: str, v: Numbers) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -10,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
+import fedshift as fs
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.experiment import run_experiment
 from fedshift.experiments.load import dumps, load_config, load_with_source, validate
 from fedshift.experiments.outcome import Experiment
-from fedshift.experiments.own_data import prepare_built
 from fedshift.experiments.resume import configured
 from fedshift.experiments.run_models import load_models
 from fedshift.experiments.task import prepare
-from fedshift.model import build
 from fedshift.tasks.task import Task
 from support.broken_names import CASES
 from support.own_files import MARK, files_in
@@ -39,33 +40,42 @@ def bits(experiment: Experiment) -> list[bytes]:
     return [v.numpy().tobytes() for v in experiment.outcome.params.values()]
 
 
+def measured(folder: Path) -> list[dict[str, str]]:
+    """The numbers of each round that both have; the file adds a metric."""
+    with (folder / "metrics.csv").open(newline="") as f:
+        return [{k: v for k, v in row.items() if k != "brier"} for row in csv.DictReader(f)]
+
+
 def perceptron(task: Any) -> nn.Module:
     """The network of the files, made in Python."""
-    body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(task.input_shape), 8), nn.ReLU())
     net = nn.Sequential()
-    net.body, net.head = body, nn.Linear(8, len(task.classes))
+    inputs = math.prod(task.input_shape)
+    net.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), nn.ReLU())
+    net.head = nn.Linear(8, len(task.classes))
     return net
 
 
-def test_a_file_gives_what_python_gives(tmp_path: Path) -> None:
-    """Control: another seed."""
+@pytest.mark.parametrize("target", ["north", "pooled", "clients"])
+def test_a_file_gives_what_fit_gives(tmp_path: Path, target: str) -> None:
+    """Bit for bit. Control: another seed."""
     path = files_in(tmp_path)
-    task = Task.from_csv(
-        tmp_path / "patients.csv", client="hospital", label="outcome", target="north"
-    )
-    config = validate({
-        "data": {"source": "python"}, "model": {"name": "python"},
-        "method": {"name": "fedprox", "mu": 0.5},
-        "training": {"rounds": 3, "steps": 2, "lr": 0.5, "evaluate_every": 1},
-    })  # fmt: skip
-    model = build(lambda: perceptron(task), 0)
-    here = run_experiment(config, prepared=prepare_built(config, task.build(), model))
-    there = ran(path)
-    assert bits(there) == bits(here)
-    assert [m.target_accuracy for m in there.outcome.metrics] == [
-        m.target_accuracy for m in here.outcome.metrics
-    ]
-    assert bits(ran(path, "seeds.init=1")) != bits(here)
+    source = tmp_path / "patients.csv"
+    task = Task.from_csv(source, client="hospital", label="outcome", target=target)
+    how = {"rounds": 3, "steps": 2, "lr": 0.5, "evaluate_every": 1}
+    fitted = fs.fit(task, perceptron, method="fedprox", mu=0.5, folder=tmp_path / "f", **how)
+    record_until(tmp_path / "o", load_config(path, [f"data.target={target}"]), None)
+    read = fs.load(tmp_path / "o")
+    rows = pd.read_csv(source)[:5]
+    if target != "clients":
+        assert (
+            read.predict(rows).probabilities.tolist() == fitted.predict(rows).probabilities.tolist()
+        )
+    for name in ("clients.csv", "model.safetensors", "encoding.json"):
+        assert (tmp_path / "o" / name).read_bytes() == (tmp_path / "f" / name).read_bytes(), name
+    assert measured(tmp_path / "o") == measured(tmp_path / "f")
+    other = ran(path, f"data.target={target}", "seeds.init=1").outcome.params
+    params = load_models(tmp_path / "o").shared[0]
+    assert not torch.equal(other["head.weight"], params["head.weight"])
 
 
 def test_a_method_of_ones_own_is_the_recipe_that_it_calls(tmp_path: Path) -> None:
