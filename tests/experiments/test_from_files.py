@@ -135,6 +135,39 @@ def test_a_function_that_makes_the_task(tmp_path: Path) -> None:
     assert made.config.data.name == "task"
 
 
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (extra vision)")
+    rng = np.random.default_rng(0)
+    for client in ("a", "b", "c"):
+        for label in ("cat", "dog"):
+            place = tmp_path / "images" / client / label
+            place.mkdir(parents=True)
+            for i in range(4):
+                pixels = rng.integers(0, 255, (10, 12, 3), dtype=np.uint8)
+                image.fromarray(pixels).save(place / f"{i}.png")
+    (tmp_path / "i.toml").write_text(
+        '[data]\nsource = "images"\ntarget = "c"\nsize = 8\n[model]\nname = "linear"\n'
+    )
+    experiment = ran(tmp_path / "i.toml", "training.rounds=1")
+    assert experiment.prepared.task.clients[0].x.shape[1:] == (3, 8, 8)
+    assert experiment.prepared.own.clients == ("a", "b")
+    with pytest.raises(InputError, match="data.client is for tables, not for images; leave it out"):
+        ran(tmp_path / "i.toml", "data.client=x")
+
+
+def test_a_table_of_the_library(tmp_path: Path) -> None:
+    pytest.importorskip("palmerpenguins", reason="penguins are not installed (extra data)")
+    (tmp_path / "p.toml").write_text(
+        '[data]\nname = "penguins"\ntarget = "Dream"\n[model]\nname = "linear"\n'
+    )
+    config = load_config(tmp_path / "p.toml", ["training.rounds=1"])
+    assert validate(tomllib.loads(dumps(config))) == config
+    experiment = run_experiment(config)
+    assert experiment.prepared.own.clients == ("Biscoe", "Torgersen")
+    with pytest.raises(InputError, match="data.client is for data of your own, not for penguins"):
+        ran(tmp_path / "p.toml", "data.client=x")
+
+
 @pytest.mark.parametrize(
     ("target", "kind"),
     [
