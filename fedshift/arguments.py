@@ -63,6 +63,7 @@ def with_article(name: str) -> str:
 
 def is_number(given: object) -> bool:
     """Whether it is a real number, also numpy's; True, False and tensors are not."""
+    # bool is a subclass of int, but `lr=True` is a mistake, not a 1. Decimal is no Real.
     return isinstance(given, Real | Decimal) and not isinstance(given, bool)
 
 
@@ -78,6 +79,18 @@ def check_number(name: str, given: object) -> None:
     """Raise InputError unless it is a number."""
     if not is_number(given):
         raise InputError(f"{name} must be a number, got {called(given)}{_number(given, float)}")
+
+
+def check_positive(name: str, given: float) -> None:
+    """Raise InputError unless it is above 0 and finite; NaN is neither."""
+    if not 0.0 < given < math.inf:
+        raise InputError(f"{name} must be a positive number, got {given}")
+
+
+def check_not_negative(name: str, given: float) -> None:
+    """Raise InputError unless it is 0 or more and finite; NaN is neither."""
+    if not 0.0 <= given < math.inf:
+        raise InputError(f"{name} must be 0 or more, got {given}")
 
 
 def check_path(name: str, given: object) -> None:
@@ -100,10 +113,12 @@ def check_listed(name: str, given: Any, kind: type, cure: str) -> None:
 
     If it makes its entries on demand, only the first one is checked.
     """
+    # A generator would be empty at its second use, in the middle of a run.
     if isinstance(given, abc.Iterator):
         raise InputError(f"{name} is {called(given)}, gone after one look; give list(...) of it")
     if isinstance(given, kind):
         raise InputError(f"{name} is {called(given)}, and a list is due; give [it]")
+    # By what it can do, not by its class: `Pooled` makes its clients when they are asked for.
     is_list = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if not is_list or isinstance(given, str | abc.Mapping | type) or hasattr(given, "tolist"):
         raise InputError(f"{name} is {called(given)}, and a list is due; {cure}")
@@ -124,7 +139,7 @@ def check_fields(made: Any) -> None:
     for name, hint in _hints(made.__class__):
         given = getattr(made, name)
         value = settled(f"{type(made).__name__} {name}", given, hint)
-        if value is not given:
+        if value is not given:  # the dataclass is frozen
             object.__setattr__(made, name, value)
 
 
@@ -135,6 +150,7 @@ def settled(name: str, given: Any, hint: Any, strict: bool = False) -> Any:
     """
     if _fits(given, hint) and (not strict or is_named(given, hint)):
         return given
+    # Arrays and tensors as lists: dataclasses that hold them could not be compared or hashed.
     plain = given.tolist() if hasattr(given, "tolist") else given
     is_list = isinstance(plain, list) and (not strict or is_named(tuple(plain), hint))
     if is_list and _fits(tuple(plain), hint):
@@ -164,6 +180,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+# Resolving annotations takes much longer than the checks themselves.
 @cache
 def _hints(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
@@ -190,10 +207,12 @@ def _fits(given: object, hint: Any) -> bool:
             return all(_fits(one, each[0]) for one in given)
         return len(given) == len(each) and all(map(_fits, given, each))
     if origin is abc.Callable:
+        # A class is callable, but it was most likely meant to be an object of it.
         return callable(given) and not isinstance(given, type)
     if origin is not None or not isinstance(hint, type):
-        return True
+        return True  # other annotations cannot be checked; typing tools can
     if getattr(hint, "_is_protocol", False):
+        # isinstance() would ask for @runtime_checkable, which users' protocols rarely have.
         return not isinstance(given, type) and all(hasattr(given, name) for name in members(hint))
     return isinstance(given, hint)
 

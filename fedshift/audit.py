@@ -7,7 +7,7 @@ Under label shift the expected gradient of client i is a mixture of gradients pe
 S_i being its label marginal. g_y is fitted to the other clients' gradients and claims, and the
 residual of g_i is compared with its sampling variance. A misfit means that claim and gradient are
 inconsistent: the claim may be false, P(X | Y) may differ there, or the gradient may be forged. A
-client that forges both consistently is not found. With secure aggregation no client is.
+client that forges both consistently is not detected. With secure aggregation no client is.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def audit_marginals(
         failing = [i for i in range(len(p)) if i not in aside and p[i] < level]
         if not failing or len(aside) >= len(p) // 2:
             break
+        # One at a time: a false claim spoils the fit of honest clients until it is put aside.
         aside.add(min(failing, key=lambda i: (p[i], -misfit[i])))
     return tuple(
         Finding(i, float(misfit[i]), float(p[i]), _verdict(float(p[i]), level))
@@ -114,6 +115,8 @@ def _halves(first: Floats, second: Floats, label_counts: Floats, level: float) -
         raise InputError("label counts must be finite and >= 0, and no client may be empty")
     if not 0.0 < level < 0.5:
         raise InputError(f"level={level}; allowed: more than 0, less than 0.5")
+    # What both halves share is signal; half of their difference has the variance of the mean's
+    # noise, whatever the signal is.
     mean, noise = (a + b) / 2.0, (a - b) / 2.0
     rows, noise_squares = counts / sizes[:, None], (noise**2).sum(1)
     return _Halves(mean @ mean.T, noise_squares, rows, sizes, *_noise(noise, sizes))
@@ -121,9 +124,11 @@ def _halves(first: Floats, second: Floats, label_counts: Floats, level: float) -
 
 def _noise(noise: Floats, sizes: Floats) -> tuple[float, float]:
     """(tr C, (tr C)^2 / tr C^2) of one example's gradient, over all clients together."""
+    # The noise of a mean over n examples has covariance C / n; times n, all estimate the same C.
     scaled = noise * np.sqrt(sizes)[:, None]
     products = scaled @ scaled.T
     spread = float(np.mean(np.diag(products)))
+    # E (e_i . e_j)^2 = tr C^2 only for i and j that differ: a square also has (tr C)^2 in it.
     others = products[~np.eye(len(products), dtype=bool)]
     squared = float(np.mean(others**2))
     return spread, max(1.0, spread**2 / squared) if squared > 0 else 1.0
@@ -145,6 +150,7 @@ def _test_all(halves: _Halves, aside: set[int]) -> tuple[Floats, Floats]:
         expected = noise[i] + float((weights**2) @ noise[others])
         rows = [i, *others]
         signed = np.concatenate([[1.0], -weights])
+        # ||g_i - sum_j h_j g_j||^2 from inner products: gradients may have millions of entries.
         rest = float(signed @ halves.products[np.ix_(rows, rows)] @ signed)
         misfit[i] = max(rest, 0.0) / max(expected, np.finfo(np.float64).tiny)
         p[i] = scipy.stats.f.sf(misfit[i], halves.freedom, 1.5 * halves.freedom)
@@ -157,6 +163,7 @@ def _prediction_weights(halves: _Halves, i: int, others: list[int]) -> Floats | 
     # Weighted least squares: larger clients have less noisy gradients.
     inverse = np.linalg.pinv(rows * root[:, None], rcond=1e-8)
     weights: Floats = halves.rows[i] @ inverse * root
+    # A label that only this client claims cannot be predicted from the others.
     if np.abs(weights @ rows - halves.rows[i]).sum() > OUTSIDE:
         return None
     return weights

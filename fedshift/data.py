@@ -49,9 +49,9 @@ class Batch(NamedTuple):
     """Examples of one step: x [B, ...], y [B], w [B], rows [B] of the client's data, size [].
 
     `size` is how many rows are not padding; losses divide by it, never by `len(x)`. `seed` is for
-    layers that draw random numbers (dropout) in this step. `padded` says that some rows may be
-    padding, which layers that mix examples must not see; `even` says that w is known to be 1
-    throughout, so that means need not multiply by it.
+    layers that draw random numbers (dropout) in this step. `padded`: some rows may be padding,
+    which layers that mix examples must not see. `even`: w is 1 throughout, so that means need not
+    multiply by it.
     """
 
     x: Tensor
@@ -70,9 +70,9 @@ class Plan(NamedTuple):
 
     rows [S, B] of the client's data, weight [S, B] (0 marks padding), lr []; `seed` is that of the
     first step's random layers.
-    `sizes` gives the rows of each step that are not padding where that is known outside of the
-    tensors: steps are then cut to size and behave as in plain training, which BatchNorm needs.
-    Without it (clients of equal shapes) padding stays and is masked.
+    `sizes` are the rows of each step that are not padding: steps are then cut to size and behave as
+    in plain training, which BatchNorm needs. None for stacked clients, whose sizes differ: their
+    padding stays and is masked.
     Clients' plans may share `weight` and `lr`, which are never written to.
     """
 
@@ -117,6 +117,7 @@ def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
     if all(bool(rows.all()) for rows in counted):
         return clients
     pairs = zip(clients, counted, strict=True)
+    # Clients that lose nothing stay the same objects: no copy of a large data set.
     return tuple(
         c if bool(rows.all()) else ClientData(c.x[rows], c.y[rows], c.w[rows], c.id)
         for c, rows in pairs
@@ -153,12 +154,14 @@ def check_clients(clients: Sequence[ClientData]) -> None:
     check_listed("clients", clients, ClientData, MADE)
     if isinstance(clients, Surveyed):
         return
+    # A client's id is its row in the server's table and in the weights.
     ids = [int(c.id) for c in clients]
     if ids != list(range(len(ids))):
         raise InputError(
             f"client ids must be 0..{len(ids) - 1} in order, got {ids[:10]}; "
             "an id is the client's position, client_data(x, y, position)"
         )
+    # Checked again although `client_data` did: clients can also be made by `_replace`.
     for i, c in enumerate(clients):
         for name, v in (("x", c.x), ("y", c.y)):
             check_plain(v, name, i)
@@ -179,6 +182,7 @@ def count(data: ClientData) -> Tensor:
 
 def label_counts(data: ClientData, classes: int) -> Tensor:
     """Examples per label, padding left out: [K] float."""
+    # index_add, because bincount looks at values, which vmap over clients does not allow.
     counts = torch.zeros(classes, dtype=data.w.dtype, device=data.w.device)
     return counts.index_add(0, data.y, (data.w != 0).to(data.w.dtype))
 
@@ -194,11 +198,13 @@ def plan_phase(
     each = -(-n // batch)  # batches of an epoch, the last one shorter
     count = each * (epochs or 0) if steps is None else steps if n else 0
     rows, seed = _drawn(n, batch, count, generator)
+    # The last batch of an epoch is padded to full width, with weight 0.
     epoch = torch.zeros(each * batch)
     epoch[:n] = 1.0
     weight = epoch.view(each, batch).repeat(-(-count // max(1, each)), 1)[:count]
     last = n - (each - 1) * batch
     sizes = tuple(last if s % each == each - 1 else batch for s in range(count))
+    # The rate in float64: it is cast once, to the parameters' type, when steps are taken.
     return Plan(rows, weight, torch.tensor(lr, dtype=torch.float64), sizes, seed)
 
 
@@ -220,6 +226,7 @@ def _drawn(n: int, batch: int, steps: int, generator: torch.Generator) -> tuple[
         for epoch in epochs[:, :n].unbind():
             torch.randperm(n, generator=generator, out=epoch)
         rows = epochs.view(passes * each, batch)[:steps]
+    # Drawn last, so that a network's random layers do not change which batches are drawn.
     return rows, int(torch.randint(2**62, (), generator=generator))
 
 
@@ -228,12 +235,13 @@ def take(data: ClientData, plan: Plan, step: int) -> Batch:
     rows = plan.rows[step]
     if plan.sizes is None:
         weight = plan.weight[step]
+        # clamp: an empty batch has loss 0, not 0 / 0.
         w, size = weight.to(data.w.dtype) * data.w[rows], weight.sum().clamp(min=1.0)
     else:
         count = plan.sizes[step]
         rows = rows[:count] if count < len(rows) else rows
         w, size = data.w[rows], plan.weight.new_full((), float(count))
-    # `index_select` is twice as fast as an index, and slower within vmap.
+    # `index_select` is twice as fast as an index, but slower within vmap.
     x = data.x[rows] if within_vmap(rows) else data.x.index_select(0, rows)
     return Batch(x, data.y[rows], w, rows, size, plan.seed + step, padded=plan.sizes is None)
 
@@ -243,10 +251,11 @@ def batches(data: ClientData, plan: Plan) -> Iterator[Batch]:
     if plan.sizes is None or within_vmap(plan.rows):
         yield from (take(data, plan, s) for s in range(plan.steps))
         return
+    # Labels of all steps at once; inputs step by step, since those of a phase may be very large.
     labels, importance = data.y[plan.rows], plan.weight
     even = data.w.device.type == "cpu" and data.w.dtype == plan.weight.dtype  # a GPU would wait
     even = even and torch.equal(data.w, torch.ones_like(data.w))
-    if not even:  # else the plan's own ones will do
+    if not even:  # else the weights of the plan, which are 1 there, too
         importance = data.w[plan.rows]
     counts = {size: plan.weight.new_full((), float(size)) for size in set(plan.sizes)}
     steps = zip(plan.rows.unbind(), labels.unbind(), importance.unbind(), plan.sizes, strict=True)
@@ -323,7 +332,7 @@ class Task:
 
 
 def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:
-    """The server's own table of the clients: n [M] and labels [M, K], float64.
+    """The server's table of the clients: n [M] and labels [M, K], float64.
 
     Raises InputError without clients, for a label that is not below K, and for importances that are
     not one number per example, finite and 0 or more.

@@ -60,7 +60,7 @@ def diagnose(
     Raises `InputError` as `pals_weights` does, and for names that do not fit the counts.
     Source: Zec et al., FedPALS, eq. 8 and 9 and App. B.3 (the ESS heuristic).
     """
-    with_interval = not (is_whole(bootstrap) and bootstrap == 0)
+    # First, because it checks counts and target for everything below.
     closest = pals_weights(label_counts, target, lam=0.0, normalise_target=normalise_target)
     data = _data(label_counts, target, classes, clients, normalise_target)
     curve, solved = _curve(data, closest, lam, ess, cap)
@@ -82,9 +82,7 @@ def diagnose(
         carriers=_carriers(data, solved.weights),
         certified=bool(solved.certified and closest.certified),
         claim=None if cap is not None else _claim(data, solved, ess),
-        interval=distance_interval(data.counts, data.T, draws=bootstrap, seed=seed)
-        if with_interval
-        else None,
+        interval=_interval(data, bootstrap, seed),
     )
     return replace(diagnosis, verdict=sentences(diagnosis))
 
@@ -125,10 +123,18 @@ def distance_interval(
     shifts = np.zeros((draws, counts.shape[1]))
     for i in np.flatnonzero(closest.weights > 0):
         S_i = counts[i] / counts[i].sum()
+        # Counts may be fractions, as of weighted examples; a multinomial needs a whole number.
         n_i = min(max(1, round(counts[i].sum())), MOST_DRAWN)
         shifts += closest.weights[i] * (rng.multinomial(n_i, S_i, size=draws) / n_i - S_i)
     q = float(np.quantile(np.linalg.norm(shifts, axis=1), level))
     return Interval(max(0.0, closest.distance - q), closest.distance + q, level, draws)
+
+
+def _interval(data: _Data, draws: int, seed: int) -> Interval | None:
+    # All but the whole number 0 goes to `distance_interval`, which refuses what is no count.
+    if is_whole(draws) and draws == 0:
+        return None
+    return distance_interval(data.counts, data.T, draws=draws, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -192,13 +198,14 @@ def _curve(
         given = pals_weights(data.counts, data.T, lam=lam, ess=ess, cap=cap)
     nearest = closest if cap is None else pals_weights(data.counts, data.T, lam=0.0, cap=cap)
     largest_ess = pals_weights(data.counts, data.T, lam=math.inf, cap=cap)
+    # Fractions below the closest mixture's ESS would all give that mixture again.
     between = [f for f in FRACTIONS if nearest.ess_fraction < f < largest_ess.ess_fraction]
     grid = [nearest, *ess_curve(data.counts, data.T, between, cap=cap), largest_ess]
     names = ["λ = 0", *(f"{f:.0%}" for f in between), f"{largest_ess.ess_fraction:.0%}"]
     if given is not None:
         grid, names = [*grid, given], [*names, "given"]
     costs = [cost(_l1(w), w.ess, data.T.size) for w in grid]
-    # Rounding must not decide between equal settings: take the one of largest ESS.
+    # Rounding must not decide between equal settings: of those, the largest ESS is preferred.
     level = min(costs) + 1e-9
     recommended = max(
         range(len(grid)), key=lambda i: (costs[i] <= level, round(grid[i].ess_fraction, 9), i)
@@ -266,6 +273,7 @@ def _labels(data: _Data, closest: Floats, chosen: Floats) -> tuple[Label, ...]:
 
 
 def _carriers(data: _Data, weights: Floats) -> tuple[Carrier, ...]:
+    # Stable: clients of equal weight stay in the order in which they were given.
     order = [int(i) for i in np.argsort(-weights, kind="stable") if data.n[i] > 0]
     N = float(data.n.sum())
     return tuple(
@@ -274,6 +282,7 @@ def _carriers(data: _Data, weights: Floats) -> tuple[Carrier, ...]:
             float(data.n[i]),
             float(data.n[i]) / N,
             float(weights[i]),
+            # Each needs a projection of its own, so only those that matter most.
             _without(data, i) if rank < _LEAVE_OUT else None,
         )
         for rank, i in enumerate(order)
@@ -285,9 +294,11 @@ def _claim(data: _Data, solved: PalsWeights, ess: float | None) -> Claim | None:
     clients = [int(i) for i in np.flatnonzero(data.n > 0)]
     if len(clients) < 2:
         return None
+    # The client of least weight, because it has the most to gain.
     least = min(clients, key=lambda i: (solved.weights[i], -i))
     claimed, examples = data.counts.copy(), float(data.n.sum())
     claimed[least] = examples * data.T
+    # The setting stays what the user chose: lambda or an ESS.
     lam = solved.lam if ess is None else None
     gained = pals_weights(claimed, data.T, lam=lam, ess=ess).weights[least]
     return Claim(data.clients[least], float(solved.weights[least]), examples, float(gained))

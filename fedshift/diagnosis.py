@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from fedshift.files import clean
+
 # Differences below one percent of the label mass are not worth a sentence.
 NOTICEABLE = 0.01
 
@@ -130,6 +132,7 @@ class Diagnosis:
     @property
     def examples(self) -> float:
         """N = sum_i n_i."""
+        # fsum is exact: a plain sum would depend on the order of the clients.
         return math.fsum(c.n for c in self.carriers)
 
     @property
@@ -171,10 +174,11 @@ class Diagnosis:
         """A dictionary for `json.dumps(..., allow_nan=False)`: infinity is the text "inf"."""
         derived = {name: getattr(self, name) for name in _DERIVED}
         derived["chosen"] = asdict(self.chosen)
-        plain: dict[str, Any] = _plain(asdict(self) | derived)
+        plain: dict[str, Any] = clean(asdict(self) | derived)
         return plain
 
 
+# Properties that `asdict` leaves out and that readers of the JSON need.
 _DERIVED = (
     "clients",
     "examples",
@@ -185,13 +189,3 @@ _DERIVED = (
     "deficit",
     "surplus",
 )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return value

@@ -85,6 +85,13 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     return f' Did you mean "{shown(names[close[0]])}"?' if close else ""
 
 
+def check_name(what: str, given: object, allowed: Iterable[str]) -> None:
+    """Raise the error of `unknown` for anything but one of the allowed names."""
+    names = list(allowed)
+    if given not in names:
+        raise unknown(what, str(given), names)
+
+
 def unknown(what: str, given: str, allowed: Iterable[str]) -> InputError:
     """The error for a name outside a fixed list, with the list and the nearest match."""
     names = sorted(allowed)

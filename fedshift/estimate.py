@@ -33,7 +33,7 @@ class AccuracyEstimate:
     @property
     def interval(self) -> tuple[float, float]:
         """An approximate 95 % interval; its upper end adds the whole unmeasured mass."""
-        half = 1.959963984540054 * self.standard_error
+        half = 1.959963984540054 * self.standard_error  # the normal distribution's 97.5 % quantile
         low, high = self.accuracy - half, self.accuracy + half + self.unmeasured_mass
         return max(0.0, low), min(1.0, high)
 
@@ -56,13 +56,14 @@ def estimate_target_accuracy(
     Raises InputError for shapes that do not match, counts that are negative or correct > total,
     and a target that is not a distribution.
     """
-    right, count = _pooled(correct, "correct"), _pooled(total, "total")
-    rows, others = np.shape(numbers(correct)), np.shape(numbers(total))
-    if len(rows) == len(others) == 2 and rows[0] != others[0]:
+    right, count = _counts(correct, "correct"), _counts(total, "total")
+    if right.ndim == count.ndim == 2 and len(right) != len(count):
         raise InputError(
-            f"correct has the counts of {rows[0]} clients and total those of {others[0]}; give "
+            f"correct has the counts of {len(right)} clients and total those of {len(count)}; give "
             "both for the same clients"
         )
+    # Clients are pooled by sums: a mean of their recalls would count each client alike.
+    right, count = (v.sum(0) if v.ndim == 2 else v for v in (right, count))
     t = _numbers(target, "target")
     if not right.shape == count.shape == t.shape:
         raise InputError(
@@ -72,6 +73,7 @@ def estimate_target_accuracy(
     if (right > count).any():
         y = int(np.argmax(right > count))
         raise InputError(f"label {y}: {right[y]:g} right out of {count[y]:g}; correct <= total")
+    # An overflow gives infinity, which the checks below refuse in the user's words.
     with np.errstate(over="ignore"):
         mass = float(t.sum())
     if (~np.isfinite(t) | (t < 0)).any():
@@ -79,6 +81,7 @@ def estimate_target_accuracy(
         raise InputError(f"target[{y}] is {t[y]:g}; give label shares, 0 or more, that sum to 1")
     if abs(mass - 1.0) > 1e-6:
         raise InputError(f"target must be non-negative and sum to 1, it sums to {mass:g}")
+    # Labels without validation examples have no recall; 0 / 0 must not enter the sums.
     tested = count > 0
     recall = np.divide(right, count, out=np.full_like(right, np.nan), where=tested)
     smoothed = (right + 1.0) / (count + 2.0)
@@ -92,7 +95,7 @@ def estimate_target_accuracy(
     )
 
 
-def _pooled(counts: ArrayLike, name: str) -> NDArray[np.float64]:
+def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:
     array = _numbers(counts, name)
     if array.ndim not in (1, 2):
         raise InputError(f"{name} must be [K] or [M, K], got {array.ndim} dimensions")
@@ -101,7 +104,7 @@ def _pooled(counts: ArrayLike, name: str) -> NDArray[np.float64]:
     extreme = array[(array > 0.0) & ((array < LEAST) | (array > MOST))]
     if extreme.size:
         raise InputError(f"{name} must hold counts, 0 or {LEAST:g} to {MOST:g}; got {extreme[0]:g}")
-    return array.sum(0) if array.ndim == 2 else array
+    return array
 
 
 def _numbers(given: ArrayLike, name: str) -> NDArray[np.float64]:

@@ -71,6 +71,7 @@ def check_labels(y: Tensor, whose: str) -> None:
         )
     least = int(y.long().min()) if len(y) else 0  # torch has no minimum of some kinds of numbers
     if least < 0:
+        # As int64 a large uint64 is negative: the message must name the label that was given.
         label = least + 2**64 if y.dtype == torch.uint64 else least
         raise InputError(f"{whose} has label {label}; labels are 0, 1, ..., K-1")
 
@@ -82,7 +83,7 @@ def check_importance(w: object, n: int, client: int) -> None:
         raise InputError(
             f"client {client}: w is {what}; give a tensor of one number per example, {n} of them"
         )
-    if bool((w == 1).all()):
+    if bool((w == 1).all()):  # the usual case, without the temporaries of the checks below
         return
     odd = ~(torch.isfinite(w) & (w >= 0))
     if bool(odd.any()):

@@ -24,6 +24,7 @@ def write(path: Path, content: bytes | str) -> None:
     Raises InputError, naming the path, where it cannot.
     """
     data = content.encode() if isinstance(content, str) else content
+    # In the same folder, because a rename is atomic only within one file system.
     partial = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,6 +44,7 @@ def write(path: Path, content: bytes | str) -> None:
 
 
 def _new(path: Path) -> IO[bytes]:
+    # O_EXCL fails where a file or link was put in this place meanwhile.
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
 
 
@@ -66,7 +68,7 @@ def read_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as e:
         raise DataError(f"{path}: cannot be read: {e.strerror}") from None
-    except (ValueError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # RecursionError: brackets nested very deeply
         raise DataError(f"{path}: damaged ({shown(str(e), 200)})") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: damaged (not a JSON object)")
@@ -84,7 +86,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    # Below a folder without permission nothing is known: raise, where os.path would say no.
+    # In a folder without permission the file may exist or not: raise, where os.path would say no.
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -97,6 +99,7 @@ def make_folder(path: Path) -> None:
     """Make a folder for results. Raises InputError where it cannot be made or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        # Permission bits do not tell all (quotas, read-only mounts), so try it.
         with tempfile.TemporaryFile(dir=path):
             pass
     except FileExistsError:
@@ -118,6 +121,7 @@ def check_page(path: Path) -> None:
         return
     except OSError as e:
         raise InputError(f"{path}: cannot be replaced: {e.strerror}") from None
+    # A mistyped path must not replace a user's own file by a report.
     if not start.lstrip().lower().startswith(b"<!doctype html"):
         raise InputError(f"{path}: exists and is not an HTML page; give another name")
 

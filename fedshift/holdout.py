@@ -67,5 +67,6 @@ def _divide(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Row
             "of them for training; it needs at least one to train and one to test. Use fewer "
             "clients, a larger min_size or another share in (0, 1)"
         )
+    # A generator per client: adding a client must not change the division of the others.
     order = numpy_generator(seed, "held out", client).permutation(part)
     return np.sort(order[:training]), np.sort(order[training:])

@@ -29,7 +29,7 @@ from fedshift.kernels.passes import (
 from fedshift.kernels.pools import pooled, with_pools
 from fedshift.kernels.torch_private import is_batch_norm, supported, version, within_vmap
 from fedshift.modules import check_network, fixed_in, is_random
-from fedshift.randomness import SOURCES, Source, one_at_a_time, own_generators, seeded
+from fedshift.randomness import SOURCES, Source, generators_of, one_at_a_time, seeded
 from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
 from fedshift.seeds import key
 from fedshift.sketch import sketched
@@ -44,8 +44,8 @@ Augment = Callable[[Tensor, int], Tensor]
 class Model:
     """An `nn.Module` seen as (parameters, buffers, x) -> {"logits", maybe "features", ...}.
 
-    The module's own tensors are never read after `init` and never written: parameters and buffers
-    come from outside at each call. A module may return a tensor (its logits) or a dictionary.
+    The module's tensors are never read after `init` and never written: parameters and buffers come
+    from outside at each call. A module may return a tensor (its logits) or a dictionary.
 
     freeze_norm: BatchNorm keeps to the running statistics that it was given, in training as well,
     and leaves them as they are; its scale and shift are trained. (DomainBed's `freeze_bn`, which
@@ -84,12 +84,13 @@ class Model:
         # Looked up once: at every step it would cost as much as a small layer.
         object.__setattr__(self, "_places", places(self.net))
         object.__setattr__(self, "_modules", modules_of(self.net))
-        # Whether a pass, in training or not, writes into its inputs; as far as that is known.
+        # By mode, once a pass has shown it: whether the network writes into its inputs.
         object.__setattr__(self, "_writes", {})
         object.__setattr__(self, "_pools", with_pools(self.net))
+        # Dropout can be recognised before any pass; what else draws, the first passes show.
         dropping: set[Source] = {"torch"} if any(map(is_random, self.net.modules())) else set()
         object.__setattr__(self, "_draws", {True: dropping} if dropping else {})
-        object.__setattr__(self, "_generators", own_generators(self.net))
+        object.__setattr__(self, "_generators", generators_of(self.net))
         object.__setattr__(self, "fixed", fixed_in(self.net))
         normed = any(map(is_batch_norm, self.net.modules()))
         object.__setattr__(self, "mixes", normed and not self.freeze_norm)
@@ -110,7 +111,7 @@ class Model:
     def refresh(self, params: Params, buffers: Params) -> None:
         """Look at the network again if it has other layers or tensors now; once in each round.
 
-        Raises InputError where tensors of the network are missing: it would use its own.
+        Raises InputError where tensors are missing: the network would use those that it holds.
         """
         if not settled(self):
             self._inspect()
@@ -145,7 +146,7 @@ class Model:
         )
 
     def _inspect(self) -> None:
-        """Look at the network's layers and own generators, once in each round or other computation.
+        """Look at the network's layers and generators, once in each round or other computation.
 
         At each pass it would cost as much as a small layer.
         """
@@ -175,7 +176,8 @@ class Model:
 
     def _loaded(self, params: Params, buffers: Params) -> nn.Module:
         self.check(params, buffers)
-        # What layers keep of their last pass (`weight_norm` its product) cannot be copied.
+        # What layers keep of their last pass (`weight_norm` its product) cannot be copied, and is
+        # computed again anyway.
         passing = {
             id(v): torch.empty(0)
             for module in self.net.modules()
@@ -231,15 +233,15 @@ class Model:
         return self._outputs(params, after, x, training=True), after
 
     def _is_quiet(self, *, training: bool) -> bool:
-        """Whether a pass is known to draw no random numbers. The first of each mode is watched."""
+        """Whether a pass draws no random numbers, which the first pass of each mode shows."""
         return not (self._draws.get(training, True) or self._generators or watching())
 
     def draws_nothing(self) -> bool:
-        """Whether its passes in training are not known to draw random numbers."""
+        """Whether no pass in training has drawn random numbers so far."""
         return not (self._draws.get(True) or self._generators)
 
     def _stays_unseeded(self, seed: int) -> bool:
-        """Whether stacked clients, which have no seed, need none as far as is known.
+        """Whether this is a pass of stacked clients, which have no seed, and none has drawn so far.
 
         Their first pass is not watched: their round is compared as a whole.
         """
@@ -251,7 +253,7 @@ class Model:
         watch = watching() or training not in self._draws
         draws = self._draws.setdefault(training, set())
         if watch:  # the network may have made new generators meanwhile
-            object.__setattr__(self, "_generators", own_generators(self.net))
+            object.__setattr__(self, "_generators", generators_of(self.net))
         sources = SOURCES if watch else draws
         with (
             seeded(index(seed), sources, self._generators, x.device),

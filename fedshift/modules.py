@@ -39,11 +39,12 @@ def check_network(net: object) -> None:
 
 def is_random(module: nn.Module) -> bool:
     """Whether it is a dropout layer, or one with a positive `dropout` (RNNs, attention)."""
+    # An attribute of that name may also be a layer, which is looked at by itself.
     rate = getattr(module, "dropout", 0.0)
     drops = isinstance(rate, float) and rate > 0
     return drops or is_dropout(module)
 
 
 def fixed_in(net: nn.Module) -> frozenset[str]:
-    """Names of the parameters that are not trained."""
+    """Names of the parameters whose `requires_grad` is False."""
     return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)

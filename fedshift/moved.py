@@ -15,6 +15,7 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        # A module's `__getattr__` is asked only for names that it does not have.
         _warn(f"{module}.{name}", f"{places[name]}.{name}")
         return getattr(import_module(places[name]), name)
 
@@ -24,6 +25,7 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
 def replaced(module: str, place: str) -> None:
     """Make `module`, which is being imported, another name of the module at `place`."""
     _warn(module, place)
+    # The import system returns what stands in sys.modules after the module has run.
     sys.modules[module] = import_module(place)
 
 

@@ -18,13 +18,14 @@ def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params
     if not params:
         raise InputError("the model has no parameters; there is nothing to train")
     model.check(params, buffers)
+    # Some networks write into buffers in evaluation mode, too.
     copies = {k: v.clone() for k, v in buffers.items()}
     try:
         with torch.no_grad():
             return model(params, copies, x)
     except Exception as e:
-        own = next(iter(params.values())).dtype
-        hint = f" (its parameters are {own}: give it x.to({own}))" if x.dtype != own else ""
+        kind = next(iter(params.values())).dtype
+        hint = f" (its parameters are {kind}: give it x.to({kind}))" if x.dtype != kind else ""
         raise InputError(f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e}{hint}") from e
 
 

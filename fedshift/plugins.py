@@ -1,4 +1,4 @@
-"""What packages beside the core add to it: commands and data sets, found by entry points."""
+"""What packages beside the core add to it: commands and data sets, as entry points."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def registered(group: str) -> dict[str, Any]:
     # Imported here: it takes 10 ms, and most commands need no plugin.
     from importlib.metadata import EntryPoint, entry_points
 
+    # Ours first, and `setdefault` after: no other package can replace what the core ships.
     points = {name: EntryPoint(name, at, group) for name, at in PACKAGED.get(group, {}).items()}
     for point in entry_points(group=group):
         points.setdefault(point.name, point)
@@ -35,7 +36,7 @@ def registered(group: str) -> dict[str, Any]:
 def _loaded(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except Exception as e:
+    except Exception as e:  # a plugin may raise anything when it is imported
         package = point.dist.name if point.dist else "fedshift"
         raise InputError(
             f'the package {package} registers "{point.name}" as {point.group}, but {point.value} '

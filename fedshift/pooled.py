@@ -37,6 +37,7 @@ class Pooled(Sequence[ClientData]):
     sizes: Tensor
 
     def __post_init__(self) -> None:
+        # The whole pool is checked once, here; clients made later are slices of it.
         object.__setattr__(self, "y", client_data(self.x, self.y, 0).y)
         for name in ("starts", "sizes"):
             values = getattr(self, name)
@@ -69,6 +70,7 @@ class Pooled(Sequence[ClientData]):
         i = client + len(self) if client < 0 else client
         if not 0 <= i < len(self):
             raise IndexError(f"client {client} of {len(self)}")
+        # A slice, not an index: it copies nothing, so x stays mapped from disk.
         rows = slice(int(self.starts[i]), int(self.starts[i] + self.sizes[i]))
         y = self.y[rows]
         return ClientData(self.x[rows], y, torch.ones(len(y)), torch.tensor(i))
@@ -80,6 +82,7 @@ class Pooled(Sequence[ClientData]):
                 f"the pool has label {self.largest_label()}; with {classes} classes labels are "
                 f"0..{classes - 1}: give register a larger number of classes"
             )
+        # Label by label, in O(P + N) memory: a table of labels per row would take O(P K).
         labels = torch.empty(len(self), classes, dtype=torch.float64)
         for k in range(classes):
             # How many of label k come before each row: a range's count is a difference.

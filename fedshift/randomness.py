@@ -2,15 +2,15 @@
 
 Layers such as dropout draw from generators of the whole process, torch's, numpy's or Python's, or
 from `torch.Generator`s that modules of the network hold as attributes, also in containers. A pass
-that is known to draw is therefore computed within `seeded`: its generators start at the pass's own
-seed, and are put back afterwards. Two steps find out which passes draw: a network is tried once,
-before round 1 (`fedshift.engine.trial`), and what is computed is computed again if it drew
-unforeseen (`fedshift.repeating`).
+that draws is therefore computed within `seeded`: its generators start at the seed of the pass, and
+are put back afterwards. Two steps find out which passes draw: a network is tried once, before
+round 1 (`fedshift.engine.trial`), and a computation that draws unexpectedly is done again
+(`fedshift.repeating`).
 
 Threads share the process's generators, and may share a network. Passes are therefore computed one
 at a time (`one_at_a_time`).
 
-Not found, since they are invisible from outside: generators that a network makes and holds
+Generators that cannot be seen from outside are not covered: those that a network makes and keeps
 elsewhere, such as numpy's `default_rng` or `random.Random`.
 """
 
@@ -39,11 +39,12 @@ DEEP = 4
 class _Shared:
     """One lock for all threads of the process, since they share the generators."""
 
+    # Re-entrant: a pass within a pass (a term that runs another model) needs the lock again.
     lock = threading.RLock()
 
     @classmethod
     def renew(cls) -> None:
-        """Replace the lock in a forked process: a thread that held it does not exist there."""
+        """Replace the lock in a forked process: the thread that locked it does not exist there."""
         cls.lock = threading.RLock()
 
 
@@ -117,14 +118,14 @@ def _same_numpy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return True
 
 
-def own_generators(net: nn.Module) -> tuple[torch.Generator, ...]:
+def generators_of(net: nn.Module) -> tuple[torch.Generator, ...]:
     """The `torch.Generator`s that the network's modules hold, also `DEEP` containers deep."""
     seen: dict[int, torch.Generator] = {}
     values = [v for m in net.modules() for name, v in vars(m).items() if name not in HOLDERS]
     for _ in range(1 + DEEP):
         inside: list[Any] = []
         for value in values:
-            # Most values are these; torch takes its time to say what is its own.
+            # Most values are these; an isinstance check against torch's classes is slow.
             if type(value) in (bool, int, float, str, NoneType):
                 continue
             if isinstance(value, (dict, list, tuple)):
@@ -144,14 +145,15 @@ def seeded(
 ) -> Iterator[None]:
     """Start generators at `seed` within the block and restore them afterwards.
 
-    sources: which of the process's; own: generators of the network; device: a GPU whose generator
-    is torch's besides the processor's.
+    sources: which of the process's generators; own: those of the network; device: a GPU, whose
+    generator torch uses besides the processor's.
     """
     number = seed % 2**64
     # Tensors on "meta" have no values, and so need no generator.
     no_gpu = device is None or device.type in ("cpu", "meta") or "torch" not in sources
     gpu = None if no_gpu else torch.get_device_module(device)
     with _Shared.lock:
+        # The whole block holds the lock: another thread would draw from the seeded generators.
         by_torch = (torch.default_generator,) if "torch" in sources else ()
         before = [(g, g.get_state()) for g in (*own, *by_torch)]
         on_gpu = None if gpu is None else gpu.get_rng_state(device)
@@ -164,7 +166,7 @@ def seeded(
                 with gpu.device(device):
                     gpu.manual_seed(number)
             if numpy_state is not None:
-                np.random.seed(number % 2**32)
+                np.random.seed(number % 2**32)  # numpy takes 32 bits
             if python_state is not None:
                 random.seed(number)
             yield

@@ -32,6 +32,7 @@ def number(given: object) -> float:
     kind = getattr(getattr(given, "dtype", None), "kind", "f")
     if isinstance(given, str | bytes | bytearray | bool) or kind in _NOT_REAL:
         return math.nan
+    # float() accepts an array of one element, which is more likely a mistake.
     if getattr(given, "shape", ()) != ():
         return math.nan
     try:
@@ -61,6 +62,7 @@ def numbers(given: ArrayLike) -> NDArray[np.float64]:
     Infinite and NaN entries are accepted: the caller can refuse them with a better message.
     """
     if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        # asarray would return the numbers under the mask as if they were data.
         raise ValueError("some entries are masked; fill them in, as with .filled(0)")
     try:
         array = np.asarray(given)
@@ -70,7 +72,7 @@ def numbers(given: ArrayLike) -> NDArray[np.float64]:
         raise ValueError("its rows differ in length") from error
     if array.dtype.kind in _NOT_REAL:
         raise ValueError(f"it holds {_NOT_REAL[array.dtype.kind]}")
-    if array.dtype.kind == "O":
+    if array.dtype.kind == "O":  # None, Fraction, Decimal, huge integers
         return _from_objects(array)
     with np.errstate(over="ignore"):
         return array.astype(np.float64, copy=False)

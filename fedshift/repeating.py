@@ -24,14 +24,14 @@ from fedshift.errors import InputError
 from fedshift.randomness import (
     Source,
     States,
+    generators_of,
     one_at_a_time,
-    own_generators,
     put_back,
     states,
 )
 
 T = TypeVar("T")
-Own = dict[torch.Generator, Tensor]
+GeneratorStates = dict[torch.Generator, Tensor]
 NETWORK = "network"
 # How often a computation is repeated that another thread disturbs.
 TRIES = 3
@@ -40,16 +40,17 @@ TRIES = 3
 class Block:
     """A repeatable computation in progress.
 
-    before: states of the process's generators before it and before all concurrent computations;
-    start: their states when it began. own: generators of the networks that it used, with their
-    states at first use. met: models whose network was looked at; quiet: those of them whose
-    training passes are known to draw nothing, so that they need no seed. beside: whether another
-    thread computes at the same time.
+    before      states of the process's generators before it and before all concurrent computations
+    start       their states when it began
+    generators  those of the networks that it used, with their states at first use
+    met         models whose network was looked at
+    quiet       those of them whose training passes draw nothing, so that they need no seed
+    beside      whether another thread computes at the same time
     """
 
     def __init__(self, before: States, start: States) -> None:
         self.before, self.start = before, start
-        self.own: dict[nn.Module, Own] = {}
+        self.generators: dict[nn.Module, GeneratorStates] = {}
         self.met = set[object]()
         self.quiet = set[object]()
         self.beside = False
@@ -62,17 +63,19 @@ class Block:
         """
         with one_at_a_time():
             moved: frozenset[str] = self.start.moved(states())
-            if not all(_same(before, _generator_states(net)) for net, before in self.own.items()):
+            if not all(
+                _same(before, _generator_states(net)) for net, before in self.generators.items()
+            ):
                 moved |= {NETWORK}
         return moved
 
     def renew(self) -> None:
         """Begin again, with the networks' generators restored."""
         with one_at_a_time():
-            for net, generators in self.own.items():
+            for net, generators in self.generators.items():
                 for g, state in generators.items():
                     g.set_state(state)
-                self.own[net] = _generator_states(net)
+                self.generators[net] = _generator_states(net)
             self.start = states()
 
 
@@ -101,16 +104,16 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _generator_states(net: nn.Module) -> Own:
-    return {g: g.get_state() for g in own_generators(net)}
+def _generator_states(net: nn.Module) -> GeneratorStates:
+    return {g: g.get_state() for g in generators_of(net)}
 
 
-def _same(one: Own, other: Own) -> bool:
+def _same(one: GeneratorStates, other: GeneratorStates) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one.values(), other.values()))
 
 
 def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
-    """The network's own generators at a computation's first use of the model, else None.
+    """The network's generators at a computation's first use of the model, else None.
 
     Several models may share a network.
     """
@@ -119,14 +122,14 @@ def met(model: object, net: nn.Module) -> tuple[torch.Generator, ...] | None:
         return None
     with one_at_a_time():
         block.met.add(model)
-        generators = block.own.get(net)
+        generators = block.generators.get(net)
         if generators is None:
-            block.own[net] = generators = _generator_states(net)
+            block.generators[net] = generators = _generator_states(net)
     return tuple(generators)
 
 
 def settled(model: object) -> bool:
-    """Whether the model's training passes in this computation are known to draw nothing."""
+    """Whether it was recorded that the model's training passes draw nothing (`settle`)."""
     block = _watch.block
     return block is not None and model in block.quiet
 
@@ -180,14 +183,15 @@ def repeatable(compute: Callable[[], T]) -> T:
     them, this is a RuntimeWarning.
     """
     if _watch.block is not None:
-        return compute()
+        return compute()  # the outer computation compares and repeats
     with _begin() as block:
         try:
             if block.beside:
                 return _compute_seeded(compute, block)
             result = compute()
             moved = block.moved()
-            if block.beside or (moved and block.own):
+            # Another thread began meanwhile, or a network drew: the result cannot be trusted.
+            if block.beside or (moved and block.generators):
                 return _compute_seeded(compute, block)
             if moved:  # no network was used, so seeding passes would not help
                 _report(moved)
@@ -207,6 +211,7 @@ def _begin() -> Iterator[Block]:
         start = states()
         block = Block(_blocks[0].before if _blocks else start, start)
         _blocks.append(block)
+        # From now on a moved generator would not show which computation moved it: watch all.
         for running in _blocks if len(_blocks) > 1 else ():
             running.beside = True
             running.quiet.clear()
@@ -227,11 +232,12 @@ def _compute_seeded(compute: Callable[[], T], block: Block) -> T:
             result = compute()
             drew = _watch.drew
         moved = block.moved()
+        # Alone, a second repetition would give the same; beside others, theirs may have moved it.
         if not (moved and block.beside):
             break
     if moved:
         _report(moved)
-    elif drew:
+    elif drew:  # with a seed each; the process's generators must not show it
         put_back(block.before)
     return result
 

@@ -24,19 +24,22 @@ def key(*parts: Part) -> int:
     Integers and strings are kept apart (`1` and `"1"` give different keys) and so are the borders
     between parts (`("ab", "c")` and `("a", "bc")`).
     """
-    # Most are int or str already; others, as numpy's integers, are written as Python's.
-    known = {int, str}.issuperset(map(type, parts))
-    text = repr(parts if known else tuple(p if isinstance(p, str) else int(p) for p in parts))
+    # Most are int or str already; others, as numpy's integers, are written as Python's. `hash` will
+    # not do: Python salts it anew in every process.
+    plain = {int, str}.issuperset(map(type, parts))
+    text = repr(parts if plain else tuple(p if isinstance(p, str) else int(p) for p in parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(*parts: Part) -> torch.Generator:
     """A CPU torch generator for the stream that `parts` name."""
+    # Always on the CPU: a GPU's generator would give other numbers for the same seed.
     return torch.Generator().manual_seed(key(*parts))
 
 
 def numpy_generator(*parts: Part) -> np.random.Generator:
     """A numpy generator for the stream that `parts` name."""
+    # PCG64 by name, because numpy's default may change with its version.
     return np.random.Generator(np.random.PCG64(key(*parts)))
 
 

@@ -5,6 +5,7 @@ Fields are shown by name, tensors by type and shape, long lists by their length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -18,12 +19,12 @@ FEW, SMALL, WIDE = 6, 12, 160
 def sketched(kind: type[T]) -> type[T]:
     """Decorator of a dataclass or a named tuple: `Name(field=..., ...)` in few words."""
 
-    def shown(made: Any) -> str:
+    def in_short(made: Any) -> str:
         names = getattr(made, "_fields", None) or [f.name for f in fields(made) if f.repr]
         entries = ", ".join(f"{name}={sketch(getattr(made, name))}" for name in names)
         return f"{type(made).__name__}({entries})"
 
-    kind.__repr__ = shown  # type: ignore[method-assign]
+    kind.__repr__ = in_short  # type: ignore[method-assign]
     return kind
 
 
@@ -39,6 +40,7 @@ def sketch(value: Any) -> str:
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return _sequence(value)
     text = repr(value)
+    # Records have been shortened already, field by field.
     is_record = hasattr(value, "__dataclass_fields__") or hasattr(value, "_fields")
     return text if is_record or len(text) <= WIDE else f"{' '.join(text.split())[: WIDE - 3]}..."
 
@@ -60,10 +62,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> int:
-    count = 1
-    for length in value.shape:
-        count *= length
-    return count
+    return math.prod(value.shape)
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
@@ -82,9 +81,10 @@ def _sequence(value: Sequence[Any]) -> str:
     ):
         return f"({_counted(value)})"
     ends = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
-    shown = [sketch(_rounded(v) if long else v) for v in value[:FEW]]
+    # Of a long sequence only the size of the numbers matters, not their last digits.
+    first = [sketch(_rounded(v) if long else v) for v in value[:FEW]]
     more = f", ... {len(value) - FEW} more" if long else ""
-    return ends[0] + ", ".join(shown) + more + ends[1]
+    return ends[0] + ", ".join(first) + more + ends[1]
 
 
 def _counted(values: Sequence[Any]) -> str:

@@ -69,6 +69,7 @@ def sq_norm(a: Params) -> Tensor:
     """Sum of squares of all entries, a 0-d tensor; in name order, which files do not keep."""
     if not a:
         return torch.zeros(())
+    # A fixed order, because rounding of a sum depends on it.
     return torch.stack([(a[name] * a[name]).sum() for name in sorted(a)]).sum()
 
 
@@ -85,6 +86,7 @@ def stack(many: Sequence[Parts]) -> Parts:
     Strict on purpose: padding a ragged leaf with zeros would change results without a sign.
     """
     first = many[0]
+    # The quick comparison for all; the slow one, which says what is wrong, where it fails.
     for i, one in enumerate(many):
         if not same_parts(one, first):
             _check_stackable(first, one, i)
@@ -132,6 +134,7 @@ def weighted_sum(weights: Tensor, stacked: Params) -> Params:
     Accumulated in float64, or complex128, in the order of the rows and cast once. Rows of weight
     exactly 0 are left out before multiplying, because 0 * NaN is NaN.
     """
+    # float64: the rounding of float32 terms would grow with the number of clients.
     rows = torch.nonzero(weights).flatten().tolist()
     w = weights.double()
     by = [w[i] for i in rows]
@@ -166,6 +169,7 @@ def accumulate(total: Tensor, rows: Sequence[Tensor], weights: Sequence[Tensor])
         for row, w in zip(rows, weights, strict=True):
             total.add_(product.copy_(row).mul_(w))
         return
+    # Large tensors column by column: a product of the whole row would leave the cache.
     scratch = torch.empty(COLUMNS, dtype=total.dtype, device=total.device)
     cut = [torch.split(row.reshape(-1), COLUMNS) for row in rows]
     for i, sums in enumerate(torch.split(total.view(-1), COLUMNS)):
@@ -200,6 +204,7 @@ def unflatten(flat: Params, parts: Iterable[str] = ()) -> Parts:
         raise InputError(f'the names of parts are the text "{parts}"; give ("{parts}",)')
     tree: Parts = {part: {} for part in parts}
     for path, v in flat.items():
+        # The first slash: names of parts have none, names of tensors may.
         part, _, name = path.partition("/")
         tree.setdefault(part, {})[name] = v
     return tree

@@ -15,6 +15,7 @@ DOMINANT = 1 / 3
 
 def sentences(d: Diagnosis) -> tuple[str, ...]:
     """The verdict: coverage, labels, FedAvg, the chosen weights, largest clients, the risk."""
+    # From what decides whether to train at all, to what to look out for.
     parts = (
         _coverage(d),
         _missing(d),
@@ -160,6 +161,7 @@ def _cost(d: Diagnosis) -> str:
 
 def _carriers(d: Diagnosis) -> str:
     used = [c for c in d.carriers if c.weight > 0]
+    # The fewest clients that carry 90 % of the weight; `carriers` is sorted by weight.
     count, total = 0, 0.0
     while total < 0.9 and count < len(used):
         total += used[count].weight
@@ -206,6 +208,7 @@ def _dishonest(d: Diagnosis) -> str:
     if d.claim is None:
         return "One client has all of the average."
     more = ", and more by claiming more" if d.claim.gains < 0.999 else ""
+    # Rounded up: a cap just below the largest weight would change it.
     lie, limit = d.claim, math.ceil(1000 * d.largest_weight) / 1000
     cap = (
         f"cap = {limit:g} leaves these weights as they are, and no client more than {_share(limit)}"
@@ -237,10 +240,10 @@ def _worst(d: Diagnosis, names: Sequence[str]) -> list[str]:
 
 def _list(names: Sequence[str], limit: int = 4) -> str:
     """`a, b and c`, or the first few and how many more."""
-    shown = list(names[:limit])
+    first = list(names[:limit])
     if len(names) > limit:
-        return f"{', '.join(shown)} and {len(names) - limit} more"
-    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+        return f"{', '.join(first)} and {len(names) - limit} more"
+    return " and ".join([", ".join(first[:-1]), first[-1]]) if len(first) > 1 else first[0]
 
 
 def _distance(d: Diagnosis) -> str:

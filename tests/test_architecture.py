@@ -35,7 +35,7 @@ MAY = {
     "server": CORE,
     "algorithms": CORE | {"data", "model", "outputs", "client", "server", "moved"},
     "recipes": CORE | {"data", "model", "client", "server", "algorithms", "models.made"},
-    "router": CORE | {"data", "model", "client.origin", "algorithms.base"},
+    "router": CORE | {"data", "model", "client.origin", "algorithms.base", "shifts.measures"},
     "models": CORE,
     "moved": set(),
     "shifts": CORE | {"moved"},
@@ -52,7 +52,7 @@ MAY = {
     "errors": set(),
     "plugins": {"errors"},
     "audit": {"errors"},
-    "diagnosis": {"errors"},
+    "diagnosis": {"files"},
     "verdict": {"diagnosis", "errors"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "real", "seeds"},
     "deploy": {"errors", "files", "flower", "record"},
@@ -64,10 +64,14 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
+    "sweeps": {"errors", "files", "seeds", "recipes", "record", "report"}
+    | {"engine.ways", "server.pals"}
+    | {"experiments"},
     "fitting": LIBRARY | {"experiments"},
     "cli": LIBRARY
-    | {"fedshift", "experiments", "fitting", "deploy", "diagnose", "diagnosis", "plugins"},
-    "papers": LIBRARY | {"experiments", "cli", "__version__"},
+    | {"fedshift", "experiments", "fitting", "sweeps", "deploy", "diagnose", "diagnosis"}
+    | {"plugins"},
+    "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},
     "__init__": (LIBRARY | {"fitting"}) - {"report"},
 }

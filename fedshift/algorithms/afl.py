@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
-from fedshift.arguments import check_fields
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
+from fedshift.arguments import check_fields, check_not_negative, check_positive
 from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.objectives import CrossEntropy, Term, View
 from fedshift.data import ClientData, Plan, take
@@ -39,8 +39,8 @@ def project_simplex(v: Tensor, total: float = 1.0) -> Tensor:
     """
     if v.ndim != 1 or not len(v) or not bool(torch.isfinite(v).all()):
         raise InputError(f"a projection needs a vector of finite numbers, got {v}")
-    if not 0.0 < total < math.inf:
-        raise InputError(f"the simplex's total must be a positive number, got {total}")
+    check_positive("the simplex's total", total)
+    # Scaled to a sum of 1, so that `allocate`, made for weights, can project.
     scores = v.double().numpy() / total
     ones = np.ones(len(scores))
     return total * torch.from_numpy(allocate(scores - scores.max(), ones, NO_CAP * ones))
@@ -72,7 +72,7 @@ def mean_risk(
 
 @sketched
 @dataclass(frozen=True)
-class Afl:
+class Afl(SharedModel):
     """min_theta max_lambda sum_d lambda_d F_d(theta), lambda on the simplex over D domains.
 
         theta <- server(theta, sum_i lambda_i (theta_i - theta))
@@ -108,24 +108,16 @@ class Afl:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= self.gamma < math.inf:
-            raise InputError(f"gamma must be 0 or more, got {self.gamma}")
+        check_not_negative("gamma", self.gamma)
         numbers = set(self.domains or (0,))
         if numbers != set(range(len(numbers))):
             raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(numbers)}")
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        return {
-            "params": params,
-            "buffers": buffers,
-            "optimizer": self.server.init(self.model.trainable(params)),
-            "table": {"n": table["n"]},
-            # n lambda rather than lambda: it starts at the exact sizes, as FedAvg's weights do.
-            "mixture": {"mass": self._by_domain(table["n"], torch.arange(len(table["n"])), table)},
-        }
-
-    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return self.objective.remember(params, buffers, data)
+        # n lambda rather than lambda: it starts at the exact sizes, as FedAvg's weights do.
+        mass = self._by_domain(table["n"], torch.arange(len(table["n"])), table)
+        state = server_state(self.model, self.server, params, buffers, table)
+        return state | {"mixture": {"mass": mass}}
 
     def phases(self) -> Mapping[str, Local]:
         return {**numbered(self.local), "risk": RISK}
@@ -155,9 +147,12 @@ class Afl:
         params, buffers = message["params"], message["buffers"]
         memory = heard(message, state)
         context = context_of(params, buffers, memory, data)
+        # Measured before training: the model received is the same for all clients, its successors
+        # are not.
         risk = mean_risk(self.model, self.risk, params, buffers, context, data, plans["risk"])
         if "idle" in message:
             idle = update_of(self.model, params, params, buffers, risk.to(data.w.dtype), data)
+            # A change of exactly 0, so that the reply has the same form as all others.
             return idle | {"risk": {"loss": risk}}, {}
         end, end_buffers, loss = train_locally(
             self.model, self.objective, numbered(self.local), params, buffers, memory, data, plans
@@ -176,19 +171,9 @@ class Afl:
             "mixture": {"mass": self._ascend(server, updates)},
         }
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return server["params"], server["buffers"]
-
     def reveals(self) -> Mapping[str, str]:
         risk = "the mean loss of the model received, over the client's examples (sets its weight)"
         return revealed(()) | {"risk": risk}
-
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> Afl:
-        return self
 
     def _index(self, clients: int) -> Tensor:
         """The domain of each client, [M]."""
@@ -226,6 +211,7 @@ class Afl:
             return mass
         losses = self._by_domain(n * updates["risk"]["loss"], ids, table)[present] / sizes[present]
         new_mass = mass.clone()
+        # `mass` is N lambda, N all clients' examples together: so is the step.
         step = self.gamma * float(table["n"].sum())
         new_mass[present] = project_simplex(mass[present] + step * losses, total)
         return new_mass

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
-from fedshift.arguments import check_fields
+from fedshift.algorithms.base import Algorithm, Capabilities, ask, numbered
+from fedshift.algorithms.defaults import Around
+from fedshift.arguments import check_fields, check_not_negative
 from fedshift.client.local import Local, context_of, train_phases
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
-from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
-class Ditto:
+class Ditto(Around):
     """v_i <- v_i - eta (grad F_i(v_i) + lam (v_i - w_t)), beside any method that trains w.
 
     Li, Hu, Beirami and Smith 2021, "Ditto: fair and robust federated learning through
@@ -46,8 +46,7 @@ class Ditto:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= self.lam < float("inf"):
-            raise InputError(f"Ditto lam must be 0 or more, got {self.lam}")
+        check_not_negative("Ditto lam", self.lam)
         check_personal(self.objective)
         if not ask(self.inner, Capabilities.moves_server):
             name = type(self.inner).__name__
@@ -61,11 +60,6 @@ class Ditto:
                 "with private label sets the head's rows travel in an order that a client does not "
                 "know, and Ditto would pull to other rows; give LabelSets(Ditto(...))"
             )
-
-    @property
-    def model(self) -> Model:
-        """The network of both models."""
-        return self.inner.model
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)
@@ -83,22 +77,18 @@ class Ditto:
     def phases(self) -> Mapping[str, Local]:
         return {**self.inner.phases(), **self._personal_phases()}
 
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.inner.weigh(server, ids)
-
     def trains(self, weights: Tensor) -> Tensor:
         # v_i must be trained even where the client weighs nothing in w.
         return torch.ones_like(weights, dtype=torch.bool)
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        return self.inner.broadcast(server, client)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         # `inner` first, from its own state: the personal model must not influence w.
         update, changed = self.inner.client_update(message, state, data, plans)
+        # For lam = 0 the term is left out, not multiplied by 0: the bits are those of local_only.
         objective = self.objective + Proximal(self.lam) if self.lam else self.objective
+        # The anchor is w as received, not as trained: all clients are pulled to the same w_t.
         context = context_of(message["params"], message["buffers"], state, data)
         personal = state["personal"], state["personal_buffers"]
         end, end_buffers, _ = train_phases(
@@ -106,40 +96,8 @@ class Ditto:
         )
         return update, {**changed, "personal": end, "personal_buffers": end_buffers}
 
-    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Those of `inner`."""
-        return ask(self.inner, Capabilities.sums, server, cohort)
-
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        return self.inner.server_update(server, updates, seed)
-
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         return state["personal"], state["personal_buffers"]
-
-    def reveals(self) -> Mapping[str, str]:
-        return self.inner.reveals()
-
-    def trains_router(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.trains_router)
-
-    def moves_server(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.moves_server)
-
-    def trained_model(self) -> Model | None:
-        """That of `inner`."""
-        return ask(self.inner, Capabilities.trained_model)
-
-    def label_rules(self) -> LabelRules | None:
-        """Those of `inner`."""
-        return ask(self.inner, Capabilities.label_rules)
-
-    def at(self, t: int) -> Algorithm:
-        stage = self.inner.at(t)
-        if not ask(stage, Capabilities.moves_server):
-            return stage  # this round sends no w that v_i could be pulled to
-        return self if stage is self.inner else replace(self, inner=stage)
 
     def _personal_phases(self) -> dict[str, Local]:
         return numbered(self.personal, "personal")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.mixing import Mix, leading, mixed, top
@@ -22,7 +23,7 @@ from fedshift.tree import Params, Parts
 
 
 @dataclass(frozen=True)
-class FedAla:
+class FedAla(SharedModel):
     """FedAvg whose clients start from theta^_i = v_i + (theta - v_i) * W_i, W_i in [0, 1] learned.
 
         client  W_i by `Mix` on CE(theta^_i);  v_i by SGD from theta^_i
@@ -55,13 +56,8 @@ class FedAla:
         check_fields(self)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        self._top()
-        return {
-            "params": params,
-            "buffers": buffers,
-            "optimizer": self.server.init(self.model.trainable(params)),
-            "table": {k: table[k] for k in ("n", *self.combine.needs)},
-        }
+        self._top()  # refuses more layers than the model has
+        return server_state(self.model, self.server, params, buffers, table, self.combine.needs)
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         return {
@@ -83,10 +79,6 @@ class FedAla:
         # v_i must be trained even where the client weighs nothing in theta.
         return torch.ones_like(weights, dtype=torch.bool)
 
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        model = {"params": server["params"], "buffers": server["buffers"]}
-        return model | self.objective.hear(server)
-
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
@@ -96,6 +88,7 @@ class FedAla:
         end, end_buffers, loss = train_locally(
             self.model, self.objective, numbered(self.local), start, buffers, memory, data, plans
         )
+        # From the model received, not from the mixture: the server adds the change to its own.
         return update_of(self.model, received, end, end_buffers, loss, data), {
             "personal": end,
             "personal_buffers": end_buffers,
@@ -117,13 +110,6 @@ class FedAla:
     def reveals(self) -> Mapping[str, str]:
         return revealed(self.combine.needs)
 
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> FedAla:
-        return self
-
     def _pass(self) -> Local:
         return replace(self.local, epochs=1, steps=None)
 
@@ -135,13 +121,15 @@ class FedAla:
     ) -> tuple[Params, Parts]:
         """theta^_i, the model to train from, and the changed parts of the state."""
         received, buffers, personal = message["params"], message["buffers"], state["personal"]
-        # Equal models have no difference to mix, and W_i would get no gradient.
+        # Equal models have no difference to mix, and W_i would get no gradient. In round 1 all
+        # are equal, and the many epochs of the first fit would be spent on nothing.
         if self.mix is None or all(torch.equal(personal[k], v) for k, v in received.items()):
             return received, {}
         mixing, has_mixed = state["mixing"], bool(state["history"]["mixed"])
         old, new = ({k: model[k] for k in mixing} for model in (personal, received))
         lower = {k: v for k, v in received.items() if k not in mixing}
         context = context_of(received, buffers, heard(message, state), data)
+        # The plan is drawn anew each round, so its leading rows are a random part of the data.
         plan = leading(plans["mix"], self.mix.share)
         mixing = self.mix(
             self.model, self.objective, old, new, lower, mixing, buffers, context, data, plan,

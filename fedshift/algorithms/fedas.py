@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, heard, revealed, update_of
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import fold, heard, revealed, server_state, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import gradient_trace
 from fedshift.client.local import Local, context_of, train_locally
@@ -24,7 +25,7 @@ from fedshift.client.prototypes import (
 )
 from fedshift.client.sharing import Share
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.server.combine import Combine, Mean
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -34,7 +35,7 @@ Match = Literal["classes", "examples"]
 
 
 @dataclass(frozen=True)
-class FedAs:
+class FedAs(SharedModel):
     """FedAvg on the body, F_i in place of n_i, with local heads and features kept in place.
 
         align   theta' by SGD from theta on sum_k ||f_theta'(x) - p_ik||^2 / d, p_ik the class means
@@ -75,8 +76,7 @@ class FedAs:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.match not in ("classes", "examples"):
-            raise unknown("match of FedAS", str(self.match), ("classes", "examples"))
+        check_name("match of FedAS", self.match, ("classes", "examples"))
         if self.align is not None and (self.align.only or self.align.frozen):
             raise InputError(
                 "FedAS aligns the body alone; leave out "
@@ -90,13 +90,8 @@ class FedAs:
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         self._share.check([*params, *buffers])
-        shared = self._share.shared(params)
-        return {
-            "params": shared,
-            "buffers": self._share.shared(buffers),
-            "optimizer": self.server.init(self.model.trainable(shared)),
-            "table": {k: table[k] for k in ("n", *self.combine.needs)},
-        }
+        shared = self._share.shared(params), self._share.shared(buffers)
+        return server_state(self.model, self.server, *shared, table, self.combine.needs)
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         if self.align is not None:
@@ -118,10 +113,6 @@ class FedAs:
         # Fisher traces, known only after training, decide the weights.
         return torch.ones_like(weights, dtype=torch.bool)
 
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        model = {"params": server["params"], "buffers": server["buffers"]}
-        return model | self.objective.hear(server)
-
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
@@ -139,6 +130,7 @@ class FedAs:
         if self.fisher:
             context = context_of(end, end_buffers, state, data)
             frame = (end, end_buffers, context, data, plans["pass"])
+            # Fisher information is that of the likelihood: regularising terms are no part of it.
             trace = gradient_trace(self.model, CrossEntropy(), *frame)
             update["fisher"] = {"trace": trace}
         done = {"history": {"trained": torch.ones((), dtype=torch.bool)}}
@@ -161,13 +153,6 @@ class FedAs:
     def reveals(self) -> Mapping[str, str]:
         trace = "the sum of its squared batch gradients after training, in one number"
         return revealed(self.combine.needs) | ({"fisher": trace} if self.fisher else {})
-
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> FedAs:
-        return self
 
     @property
     def _share(self) -> Share:
@@ -201,6 +186,7 @@ class FedAs:
         last = state["body"] | state["private"]
         buffers_then = state["body_buffers"] | state["private_buffers"]
         moments = class_moments(self.model, last, buffers_then, data, plans["pass"], shape)
+        # Moments are summed in float64; the pull is computed in the parameters' type.
         leaf = next(iter(received.values()))
         goal = {"mean": moments.mean.to(leaf.dtype), "held": (moments.n > 0).to(leaf.dtype)}
         targets = {"prototypes": goal, "previous": last, "previous_buffers": buffers_then}

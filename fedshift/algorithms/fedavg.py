@@ -50,12 +50,14 @@ class FedAvg:
         check_fields(self)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        # Before round 1: a misspelt prefix would share everything without a word.
         self.share.check([*params, *buffers])
         shared = self.share.shared(params)
         return {
             "params": shared,
             "buffers": self.share.shared(buffers),
             "optimizer": self.server.init(self.model.trainable(shared)),
+            # Only the columns that the weights need: the server keeps no more than it uses.
             "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
@@ -89,6 +91,7 @@ class FedAvg:
         end, after, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, context, data, plans
         )
+        # The change is of the shared part alone: nothing private may reach the update.
         shared, private = self.share.shared, self.share.kept
         return update_of(self.model, shared(start), shared(end), shared(after), loss, data), {
             "private": private(end),
@@ -101,6 +104,7 @@ class FedAvg:
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers, unless `combine` must see each client's."""
+        # A median, for example, cannot be computed from a sum.
         return averaged(cohort) if isinstance(self.combine, Mean) else {}
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
+from fedshift.algorithms.base import Algorithm, numbered
+from fedshift.algorithms.defaults import Around
 from fedshift.arguments import check_fields
 from fedshift.client.importance import (
     Direct,
@@ -39,7 +39,7 @@ LOCAL = Local(lr=1e-3, epochs=1, batch=100, optimizer="adam")
 
 
 @dataclass(frozen=True)
-class FedDisk:
+class FedDisk(Around):
     """min sum_i (n_i / N) (1/n_i) sum_j a_i(x_ij) loss(x_ij, y_ij),  a_i(x) = p(x) / q_i(x).
 
     Rounds 1 to `rounds` fit p, the density of all clients' data, by FedAvg with weights n_i / n
@@ -94,11 +94,6 @@ class FedDisk:
             raise InputError("the density has buffers; masks and the like must not be averaged")
 
     @property
-    def model(self) -> Model:
-        """The inner method's network."""
-        return self.inner.model
-
-    @property
     def before(self) -> int:
         """Rounds before the inner method's first."""
         return self.rounds + self.weighing
@@ -113,6 +108,7 @@ class FedDisk:
         return self.density
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        # A clone: `inner` keeps the same column, and safetensors refuses shared memory.
         sizes = {"n": table["n"].clone(), "ess": torch.zeros_like(table["n"])}
         rest = {"density": self._first(params), "importance": sizes}
         return self.inner.init(params, buffers, table) | rest
@@ -122,18 +118,6 @@ class FedDisk:
         rest = {"density": self._first(params), "importance": {"a": live(data).double()}}
         return self.inner.init_client(params, buffers, data) | rest
 
-    def phases(self) -> Mapping[str, Local]:
-        return self.inner.phases()
-
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.inner.weigh(server, ids)
-
-    def trains(self, weights: Tensor) -> Tensor:
-        return self.inner.trains(weights)
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        return self.inner.broadcast(server, client)
-
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
@@ -141,38 +125,12 @@ class FedDisk:
         a = state["importance"]["a"].to(data.w.dtype)
         return self.inner.client_update(message, state, data._replace(w=data.w * a), plans)
 
-    def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        return self.inner.server_update(server, updates, seed)
-
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return self.inner.model_for(server, state)
-
     def reveals(self) -> Mapping[str, str]:
         inner = self.inner.reveals()
         density = f"; of a density of inputs in rounds 1 to {self.rounds}"
         ess = "; the effective sample size of its importance weights, when it makes them"
         delta = inner.get("delta", "the change of shared parameters")
         return {**inner, "delta": delta + density, "report": inner["report"] + ess}
-
-    def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
-        """Those of `inner`."""
-        return ask(self.inner, Capabilities.sums, server, cohort)
-
-    def trains_router(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.trains_router)
-
-    def moves_server(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.moves_server)
-
-    def trained_model(self) -> Model | None:
-        """That of `inner`."""
-        return ask(self.inner, Capabilities.trained_model)
-
-    def label_rules(self) -> LabelRules | None:
-        """Those of `inner`."""
-        return ask(self.inner, Capabilities.label_rules)
 
     def at(self, t: int) -> Algorithm:
         if t <= self.rounds:
@@ -200,29 +158,9 @@ class FedDisk:
 
     def _first(self, like: Params) -> Params:
         """The density's first weights, in the dtype of the model's; the same for all clients."""
+        # Inputs have the model's type, and one network computes in one type.
         kind = next(iter(like.values())).dtype
         return {k: v.to(kind) for k, v in self.network().init()[0].items()}
-
-
-class Step(Protocol):
-    """What a round before a method's first does; the model stays as it is."""
-
-    def trained_model(self) -> Model | None:
-        """The network whose parameters are trained and sent; None if there is none."""
-
-    def phases(self) -> Mapping[str, Local]:
-        """The local phases, by name."""
-
-    def tell(self, server: Parts, client: int) -> Parts:
-        """The message to one client, besides the global density (its "params")."""
-
-    def work(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        """(update, changed parts of the client's state)."""
-
-    def fold(self, server: Parts, updates: Parts) -> Parts:
-        """The changed parts of the server's state."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +180,7 @@ class FitDensities:
     def phases(self) -> Mapping[str, Local]:
         return numbered(self.local, "density")
 
-    def tell(self, server: Parts, client: int) -> Parts:
+    def message(self, server: Parts, client: int) -> Parts:
         return {}
 
     def work(
@@ -256,10 +194,10 @@ class FitDensities:
 
         old = state["density"]
         delta, loss = trained(message["params"])
-        own_change, _ = trained(old)
+        density_change, _ = trained(old)
         # Only p's change is sent; q_i stays on the client.
         update = {"delta": delta, "report": {"id": data.id, "loss": loss}}
-        return update, {"density": old | add({k: old[k] for k in own_change}, own_change)}
+        return update, {"density": old | add({k: old[k] for k in density_change}, density_change)}
 
     def fold(self, server: Parts, updates: Parts) -> Parts:
         delta = weighted_sum(updates["cohort"]["weight"], updates["delta"])
@@ -282,7 +220,7 @@ class WeighExamples:
     def phases(self) -> Mapping[str, Local]:
         return self.ratio.phases()
 
-    def tell(self, server: Parts, client: int) -> Parts:
+    def message(self, server: Parts, client: int) -> Parts:
         n = server["importance"]["n"]
         return {"share": {"least": n[client] / n.sum()}}
 
@@ -290,8 +228,10 @@ class WeighExamples:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         pair = message["params"], state["density"]
+        # Padded to whole blocks: a row's weight must not depend on how many rows follow it.
         whole = filled(data)
         log_ratio, loss = self.ratio(self.density, *pair, whole, plans)
+        # `least` is n_i / N: p contains q_i with that share, so p / q_i is never below it.
         a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
         report = {"id": data.id, "loss": loss, "ess": effective_size(a)}
         return {"report": report}, {"importance": {"a": a[: len(data.x)]}}
@@ -301,6 +241,7 @@ class WeighExamples:
         ess = importance["ess"].index_copy(
             0, ids, updates["report"]["ess"].to(importance["ess"].dtype)
         )
+        # Checked on the server, which alone knows all sizes.
         for i in ids.tolist():
             self._check(i, float(ess[i]), float(importance["n"][i]), float(importance["n"].sum()))
         return {"importance": importance | {"ess": ess}}
@@ -318,26 +259,17 @@ class WeighExamples:
 
 
 @dataclass(frozen=True)
-class Before:
-    """A round before a method's first, as an algorithm; everything else is the method's."""
+class Before(Around):
+    """A round before the inner method's first: `step` says what is done in it.
 
-    method: Algorithm
-    step: Step
+    `inner` is the whole `FedDisk`. The model stays as it is; only the density is sent.
+    """
 
-    @property
-    def model(self) -> Model:
-        """The method's network."""
-        return self.method.model
+    step: FitDensities | WeighExamples
 
     def trained_model(self) -> Model | None:
-        """The step's network."""
-        return ask(self.step, Capabilities.trained_model)
-
-    def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        return self.method.init(params, buffers, table)
-
-    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return self.method.init_client(params, buffers, data)
+        """The step's network; None where nothing is trained."""
+        return self.step.trained_model()
 
     def phases(self) -> Mapping[str, Local]:
         return self.step.phases()
@@ -349,7 +281,7 @@ class Before:
         return weights > 0
 
     def broadcast(self, server: Parts, client: int) -> Parts:
-        return {"params": server["density"], **self.step.tell(server, client)}
+        return {"params": server["density"], **self.step.message(server, client)}
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
@@ -359,27 +291,13 @@ class Before:
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         return self.step.fold(server, updates)
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return self.method.model_for(server, state)
-
-    def reveals(self) -> Mapping[str, str]:
-        return self.method.reveals()
-
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None: the step needs every client's reply."""
         return {}
-
-    def trains_router(self) -> bool:
-        """Whether the method does."""
-        return ask(self.method, Capabilities.trains_router)
 
     def moves_server(self) -> bool:
         """It does not: only the density is sent."""
         return False
 
-    def label_rules(self) -> LabelRules | None:
-        """Those of the method."""
-        return ask(self.method, Capabilities.label_rules)
-
     def at(self, t: int) -> Algorithm:
-        return self.method.at(t)
+        return self.inner.at(t)

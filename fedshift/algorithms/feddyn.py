@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
-from fedshift.arguments import check_fields
+from fedshift.algorithms.base import rows
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
+from fedshift.arguments import check_fields, check_positive
 from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Proximal, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.server.combine import total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -24,7 +24,7 @@ from fedshift.tree import Params, Parts, add, map_, sub, zeros
 
 
 @dataclass(frozen=True)
-class FedDyn:
+class FedDyn(SharedModel):
     """theta_i ~ argmin F_i(y) - <m_i, y> + (alpha/2) ||y - theta||^2, by local SGD from theta.
 
     Acar et al. 2021, arXiv 2111.04263, Algorithm 1. With P the cohort, C of N clients, and
@@ -50,40 +50,25 @@ class FedDyn:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.alpha < float("inf"):
-            raise InputError(f"FedDyn alpha must be a positive number, got {self.alpha}")
+        check_positive("FedDyn alpha", self.alpha)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        return {
-            "params": params,
-            "buffers": buffers,
-            "optimizer": self.server.init(self.model.trainable(params)),
-            "memory": zeros(self.model.trainable(params)),
-            "table": {"n": table["n"]},
-        }
+        state = server_state(self.model, self.server, params, buffers, table)
+        return state | {"memory": zeros(self.model.trainable(params))}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         memory = zeros(self.model.trainable(params))
         return {"memory": memory, **self.objective.remember(params, buffers, data)}
 
-    def phases(self) -> Mapping[str, Local]:
-        return numbered(self.local)
-
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return Uniform()(rows(server, ids))
-
-    def trains(self, weights: Tensor) -> Tensor:
-        return weights > 0
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        model = {"params": server["params"], "buffers": server["buffers"]}
-        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers = message["params"], message["buffers"]
         objective = self.objective + Proximal(self.alpha)
+        # Once per phase, not as a loss term: the gradient of -<m_i, y> is -m_i at every y.
         pull = Shift(map_(torch.neg, state["memory"]))
         memory_terms = heard(message, state)
         end, end_buffers, loss = train_locally(
@@ -104,18 +89,9 @@ class FedDyn:
         # `mean` divides by C, the rule for h by N.
         share = len(weights) / len(server["table"]["n"])
         memory = add(server["memory"], mean, -self.alpha * share)
+        # As a change, so that the server's optimiser can scale it like any other method's.
         step = add(mean, memory, -1.0 / self.alpha)
         return fold(server, updates, step, self.server) | {"memory": memory}
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return server["params"], server["buffers"]
-
     def reveals(self) -> Mapping[str, str]:
         return revealed(("n",))
-
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> FedDyn:
-        return self

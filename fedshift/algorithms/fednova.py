@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import fold, heard, revealed, update_of
+from fedshift.algorithms.base import rows
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import fold, heard, revealed, server_state, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import steps_taken
 from fedshift.client.local import Local, train_locally
@@ -35,7 +36,7 @@ def normaliser(steps: Tensor, momentum: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedNova:
+class FedNova(SharedModel):
     """theta <- server(theta, tau_eff sum_i p_i (theta_i - theta) / ||a_i||_1).
 
     Wang et al. 2020, arXiv 2007.07481, Section 5, with tau_eff = sum_i p_i ||a_i||_1 over the
@@ -56,6 +57,7 @@ class FedNova:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
+        # Before `check_fields`: its message would only say that a tuple does not fit.
         if not isinstance(self.local, Local):
             raise InputError("FedNova counts the steps of one local phase; give one Local")
         check_fields(self)
@@ -66,28 +68,10 @@ class FedNova:
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        return {
-            "params": params,
-            "buffers": buffers,
-            "optimizer": self.server.init(self.model.trainable(params)),
-            "table": {k: table[k] for k in ("n", *self.combine.needs)},
-        }
-
-    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return self.objective.remember(params, buffers, data)
-
-    def phases(self) -> Mapping[str, Local]:
-        return numbered(self.local)
+        return server_state(self.model, self.server, params, buffers, table, self.combine.needs)
 
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return self.combine.weigh(rows(server, ids))
-
-    def trains(self, weights: Tensor) -> Tensor:
-        return weights > 0
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        model = {"params": server["params"], "buffers": server["buffers"]}
-        return model | self.objective.hear(server)
 
     def client_update(
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
@@ -97,6 +81,7 @@ class FedNova:
         end, end_buffers, loss = train_locally(
             self.model, self.objective, self.phases(), start, buffers, memory, data, plans
         )
+        # Steps, not epochs: clients of different sizes take different numbers of steps per epoch.
         norm = normaliser(steps_taken(plans["train0"]), self.local.momentum)
         update = update_of(self.model, start, end, end_buffers, loss, data) | {
             "normaliser": {"a": norm}
@@ -116,15 +101,5 @@ class FedNova:
         delta = self.combine(weights, map_(scaled, updates["delta"]), seed)
         return fold(server, updates, delta, self.server)
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return server["params"], server["buffers"]
-
     def reveals(self) -> Mapping[str, str]:
         return revealed(self.combine.needs) | {"normaliser": "how many steps it took, weighted"}
-
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> FedNova:
-        return self

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
-from fedshift.arguments import check_fields
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
+from fedshift.arguments import check_fields, check_not_negative
 from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.prototypes import (
@@ -35,7 +36,7 @@ WHOLE = Local(epochs=1, batch=256)
 
 
 @dataclass(frozen=True)
-class FedPac:
+class FedPac(SharedModel):
     """A shared body theta and, for each client, the best convex mixture of all heads.
 
         client  phi_i by SGD on CE, body frozen; then theta_i by SGD on CE + (lam/d) ||f - c_y||^2
@@ -73,8 +74,7 @@ class FedPac:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 <= self.lam < float("inf"):
-            raise InputError(f"FedPAC lam must be 0 or more, got {self.lam}")
+        check_not_negative("FedPAC lam", self.lam)
         for phase in (self.fit, self.local):
             if phase.only or phase.frozen:
                 raise InputError(
@@ -86,13 +86,11 @@ class FedPac:
         Share(self.head).check(params)
         shared, n = self._shared(params), table["n"]
         shape, like = head_shape(self.model, self.head), next(iter(params.values()))
-        return {
-            "params": shared,
-            "buffers": buffers,
-            "optimizer": self.server.init(self.model.trainable(shared)),
+        state = server_state(self.model, self.server, shared, buffers, table, self.combine.needs)
+        return state | {
+            # A row per client; all start with the same head.
             "heads": map_(lambda v: torch.stack([v] * len(n)), self._kept(params)),
             "prototypes": {"mean": like.new_zeros(shape), "count": like.new_zeros(shape[0])},
-            "table": {k: table[k] for k in ("n", *self.combine.needs)},
         }
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
@@ -126,6 +124,7 @@ class FedPac:
         end, end_buffers, loss = train_locally(
             self.model, objective, self._train(), start, buffers, memory, data, plans
         )
+        # The prototypes that are sent are those of the trained body.
         moments = class_moments(self.model, end, end_buffers, data, plans["statistics"], shape)
         variance, means = statistics(before)
         ends = self._shared(start), self._shared(end)
@@ -145,6 +144,7 @@ class FedPac:
         if self.collaborate:
             reported, active = updates["statistics"], server["table"]["n"][ids] > 0
             mix = head_weights(reported["variance"], reported["means"], active)
+            # A client of weight 0 for another is left out of its sum exactly.
             mixed = [weighted_sum(row, new) for row in mix]
             new = {k: torch.stack([head[k] for head in mixed]) for k in new}
         return fold(server, updates, delta, self.server) | {
@@ -165,13 +165,6 @@ class FedPac:
             "statistics": "the variance of its features in one number, and their class means "
             "times the classes' shares, by the model received",
         }
-
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> FedPac:
-        return self
 
     def _kept(self, params: Params) -> Params:
         """The head without its fixed parameters, which are the same for all clients."""

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask, numbered
+from fedshift.algorithms.base import Algorithm, Capabilities, ask, numbered
+from fedshift.algorithms.defaults import Around
 from fedshift.arguments import check_fields
 from fedshift.client.local import Local, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.origin import check_personal
 from fedshift.data import ClientData, Plan
 from fedshift.errors import InputError
-from fedshift.model import Model
 from fedshift.tree import Params, Parts, map_
 
 
 @dataclass(frozen=True)
-class FineTune:
+class FineTune(Around):
     """Rounds 1, ..., `after` are `inner`'s; in later ones v_i <- local SGD on F_i from v_i.
 
     v_i starts at the model that `inner` would serve on client i after round `after`, when the
@@ -54,11 +54,6 @@ class FineTune:
                 'sets the server alone can put it together; give LabelSets mode="holders" or '
                 '"public"'
             )
-
-    @property
-    def model(self) -> Model:
-        """The inner method's network."""
-        return self.inner.model
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         none = torch.zeros(len(table["n"]), dtype=torch.bool)
@@ -101,7 +96,7 @@ class FineTune:
         }
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
-        tuned = server["tuned"]["client"].clone()
+        tuned = server["tuned"]["client"].clone()  # arguments are never written to
         tuned[updates["cohort"]["id"]] = True
         return {"tuned": {"client": tuned}}
 
@@ -113,6 +108,7 @@ class FineTune:
     def reveals(self) -> Mapping[str, str]:
         always, inner = ("report", "evaluation", "register"), self.inner.reveals()
         until = ", until tuning begins"
+        # With after = 0 no round is `inner`'s, so none of its parts is ever sent.
         early = {k: v + until for k, v in inner.items() if k not in always and self.after}
         return early | {k: inner[k] for k in always if k in inner}
 
@@ -128,18 +124,11 @@ class FineTune:
         """It does not: clients tune models of their own."""
         return False
 
-    def trained_model(self) -> Model | None:
-        """That of `inner`."""
-        return ask(self.inner, Capabilities.trained_model)
-
-    def label_rules(self) -> LabelRules | None:
-        """Those of `inner`."""
-        return ask(self.inner, Capabilities.label_rules)
-
     def at(self, t: int) -> Algorithm:
         return self if t > self.after else self.inner.at(t)
 
     def _last(self) -> Algorithm:
         """The stage of `inner` whose model is tuned; `inner` itself if that stage moves another."""
         stage = self.inner.at(max(self.after, 1))
+        # FedDisk's first rounds, for example, train a density: there is no model in them to tune.
         return stage if ask(stage, Capabilities.moves_server) else self.inner

@@ -10,25 +10,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.algorithms.base import Capabilities, LabelRules, ask
+from fedshift.algorithms.base import LabelRules
+from fedshift.algorithms.defaults import Around
 from fedshift.algorithms.ditto import Ditto
 from fedshift.algorithms.fedavg import FedAvg
 from fedshift.algorithms.scaffold import Scaffold
 from fedshift.algorithms.steps import fold
 from fedshift.arguments import check_fields
-from fedshift.client.local import Local
 from fedshift.client.slots import (
     OwnLabels,
     check_slots,
     cut_as,
     local_labels,
-    own_rows,
     padded,
     reordered,
+    rows_of_client,
 )
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, unknown
-from fedshift.model import Model
+from fedshift.errors import InputError, check_name
 from fedshift.server.combine import Mean
 from fedshift.server.rows import (
     by_label,
@@ -37,7 +36,7 @@ from fedshift.server.rows import (
     in_slots,
     keep_rows,
     local_numbers,
-    only_own,
+    only_labels,
     row_mean,
     slot_table,
     wire_labels,
@@ -48,7 +47,7 @@ Mode = Literal["private", "public", "holders"]
 
 
 @dataclass(frozen=True)
-class LabelSets:
+class LabelSets(Around):
     """`inner` among clients of which client i holds the labels Y_i, its own examples' labels.
 
         private   i is sent the body and the rows of Y_i of the head; softmax over Y_i
@@ -89,14 +88,14 @@ class LabelSets:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("private", "public", "holders"):
-            raise unknown("mode of label sets", str(self.mode), ("private", "public", "holders"))
+        check_name("mode of label sets", self.mode, ("private", "public", "holders"))
         if self.slots is not None and not isinstance(self.slots, Integral):
             raise InputError(f"slots must be a whole number or left out, got {self.slots!r}")
         if self.slots is not None and self.mode != "private":
             raise InputError(
                 f'slots = {self.slots} and mode = "{self.mode}": whole models travel; drop slots'
             )
+        # Before `check_fields`, whose message could not say which methods are allowed.
         method = self._shared
         check_fields(self)
         if not isinstance(method.combine, Mean):
@@ -108,11 +107,6 @@ class LabelSets:
                 f"the server averages rows of the head, and {list(method.share.private)} stay on "
                 "the clients; leave share out"
             )
-
-    @property
-    def model(self) -> Model:
-        """The network over all labels."""
-        return self.inner.model
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         if "labels" not in table:
@@ -129,18 +123,10 @@ class LabelSets:
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         if self.mode != "private":
             return self.inner.init_client(params, buffers, data)
-        sliced = own_rows(params, self._rows(params), data)
+        # Cut before `inner` sees it: no client may hold rows of labels that it does not have.
+        sliced = rows_of_client(params, self._rows(params), data)
         data = data._replace(y=local_labels(data)[0])
         return {"client": {"id": data.id}, **self.inner.init_client(sliced, buffers, data)}
-
-    def phases(self) -> Mapping[str, Local]:
-        return self.inner.phases()
-
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.inner.weigh(server, ids)
-
-    def trains(self, weights: Tensor) -> Tensor:
-        return self.inner.trains(weights)
 
     def broadcast(self, server: Parts, client: int) -> Parts:
         message = self.inner.broadcast(server, client)
@@ -175,6 +161,7 @@ class LabelSets:
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         ids, weight = updates["cohort"]["id"], updates["cohort"]["weight"]
         label_sets = server["sets"]["held"][ids]
+        # A client of weight 0 adds nothing to a row, so its labels do not count as present.
         absent = ~label_sets[weight > 0].any(0)
         absences = {"absent": {"now": absent, "rounds": server["absent"]["rounds"] + absent}}
         if self.mode == "public":
@@ -183,6 +170,7 @@ class LabelSets:
         delta = self._by_label(server, ids, updates["delta"])
         delta = row_mean(weight, holder_shares(weight, label_sets), delta, names)
         changed = fold(server, updates, delta, self._shared.server)
+        # After the optimiser: momentum would move a row even where its change is 0.
         changed["params"] = keep_rows(old, changed["params"], absent, names)
         return changed | absences | self._control(server, updates)
 
@@ -190,7 +178,7 @@ class LabelSets:
         params, buffers = self.inner.model_for(server, state)
         if self.mode == "private":
             label_set = server["sets"]["held"][state["client"]["id"]]
-            params = only_own(params, self._rows(params), label_set)
+            params = only_labels(params, self._rows(params), label_set)
         return params, buffers
 
     def reveals(self) -> Mapping[str, str]:
@@ -207,24 +195,9 @@ class LabelSets:
         """Those of `inner` in public mode; otherwise rows are averaged one by one."""
         return self.inner.sums(server, cohort) if self.mode == "public" else {}
 
-    def trains_router(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.trains_router)
-
-    def moves_server(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.moves_server)
-
-    def trained_model(self) -> Model | None:
-        """That of `inner`."""
-        return ask(self.inner, Capabilities.trained_model)
-
     def label_rules(self) -> LabelRules:
         """The mode."""
         return {"mode": self.mode, "tune": "none", "tune_over": None}
-
-    def at(self, t: int) -> LabelSets:
-        return self
 
     @property
     def _shared(self) -> FedAvg | Scaffold:

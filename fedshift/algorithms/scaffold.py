@@ -9,14 +9,15 @@ from typing import Literal
 from torch import Tensor
 
 from fedshift.algorithms.base import numbered, rows
-from fedshift.algorithms.steps import averaged, fold, heard, revealed, update_of
+from fedshift.algorithms.defaults import SharedModel
+from fedshift.algorithms.steps import averaged, fold, heard, revealed, server_state, update_of
 from fedshift.arguments import check_fields
 from fedshift.client.gradients import pass_gradient, travelled_gradient
 from fedshift.client.local import Local, context_of, train_locally
 from fedshift.client.objectives import CrossEntropy, Term
 from fedshift.client.oracles import Shift
 from fedshift.data import ClientData, Plan
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.server.combine import Mean, total
 from fedshift.server.optimizers import ServerOptimizer, Sgd
@@ -27,7 +28,7 @@ Option = Literal["I", "II"]
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(SharedModel):
     """y <- y - eta (g_i(y) - c_i + c), Q times; theta <- server(theta, sum_i a_i (y_i - theta)).
 
     Karimireddy et al. 2020, arXiv 1910.06378, Algorithm 1. Controls have the shapes of the
@@ -54,8 +55,7 @@ class Scaffold:
     server: ServerOptimizer = Sgd()
 
     def __post_init__(self) -> None:
-        if self.option not in ("I", "II"):
-            raise unknown("SCAFFOLD option", str(self.option), ("I", "II"))
+        check_name("SCAFFOLD option", self.option, ("I", "II"))
         if not isinstance(self.local, Local):
             raise InputError("a SCAFFOLD control belongs to one local phase; give one Local")
         if not isinstance(self.combine, Mean):
@@ -71,15 +71,12 @@ class Scaffold:
             )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        registered = {k: table[k] for k in ("n", *self.combine.needs)}
-        model = {
-            "params": params,
-            "buffers": buffers,
-            "optimizer": self.server.init(self.model.trainable(params)),
-        }
-        population = {"weight": self.combine.weigh(registered)}
+        needs = self.combine.needs
+        state = server_state(self.model, self.server, params, buffers, table, needs)
+        # Weighed once over all clients: c must stay a mean over the same population all the time.
+        population = {"weight": self.combine.weigh(state["table"])}
         control = zeros(self.model.trainable(params))
-        return model | {"control": control, "population": population, "table": registered}
+        return state | {"control": control, "population": population}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         control = zeros(self.model.trainable(params))
@@ -92,9 +89,6 @@ class Scaffold:
     def weigh(self, server: Parts, ids: Tensor) -> Tensor:
         return self.combine.weigh(rows(server, ids))
 
-    def trains(self, weights: Tensor) -> Tensor:
-        return weights > 0
-
     def broadcast(self, server: Parts, client: int) -> Parts:
         message = {k: server[k] for k in ("params", "buffers", "control")}
         return message | self.objective.hear(server)
@@ -103,11 +97,13 @@ class Scaffold:
         self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Parts, Parts]:
         start, buffers, old = message["params"], message["buffers"], state["control"]
+        # c - c_i stays the same throughout the phase, so it is computed once.
         shift, phases = sub(message["control"], old), numbered(self.local)
         memory, trainable = heard(message, state), self.model.trainable
         end, end_buffers, loss = train_locally(
             self.model, self.objective, phases, start, buffers, memory, data, plans, Shift(shift)
         )
+        # Option I needs one more pass over the data, option II only what training moved.
         if self.option == "I":
             frame = (start, buffers, context_of(start, buffers, memory, data), data, plans["pass"])
             new = trainable(pass_gradient(self.local, self.model, self.objective, *frame))
@@ -125,20 +121,11 @@ class Scaffold:
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         delta = total(updates, "delta", cohort["weight"])
+        # By the population's weights: summed by the cohort's, c would drift from sum_i p_i c_i.
         moved = total(updates, "control", server["population"]["weight"][cohort["id"]])
         control = add(server["control"], moved)
         return fold(server, updates, delta, self.server) | {"control": control}
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return server["params"], server["buffers"]
-
     def reveals(self) -> Mapping[str, str]:
         control = "the change of its control, an estimate of the gradient of all its data"
         return revealed(self.combine.needs) | {"control": control}
-
-    def trains_router(self) -> bool:
-        """Whether the objective does."""
-        return self.objective.trains_router()
-
-    def at(self, t: int) -> Scaffold:
-        return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from fedshift.data import ClientData
@@ -45,12 +47,31 @@ def update_of(
 
     The change has no names of `model.fixed`.
     """
+    # Apart, because statistics are averaged and counters never are.
     floats, counters = split_buffers(buffers)
     return {
         "delta": sub(model.trainable(end), model.trainable(start)),
         "buffers": floats,
         "counters": counters,
         "report": {"id": data.id, "loss": loss},
+    }
+
+
+def server_state(
+    model: Model,
+    optimizer: ServerOptimizer,
+    params: Params,
+    buffers: Params,
+    table: Params,
+    needs: Iterable[str] = (),
+) -> Parts:
+    """The server's state before round 1: the shared model, its optimiser, and table columns."""
+    return {
+        "params": params,
+        "buffers": buffers,
+        # Parameters that are not trained are never sent, so the optimiser has no moments for them.
+        "optimizer": optimizer.init(model.trainable(params)),
+        "table": {k: table[k] for k in ("n", *needs)},
     }
 
 
@@ -65,6 +86,7 @@ def fold(server: Parts, updates: Parts, delta: Params, optimizer: ServerOptimize
     Parameters that are never sent (`Model.fixed`) stay as they are.
     """
     weights, old = updates["cohort"]["weight"], server["params"]
+    # `delta` has only what was trained; the rest must keep its place and its bits.
     moved, state = optimizer(
         {k: v for k, v in old.items() if k in delta}, delta, server["optimizer"]
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, LabelRules, ask
-from fedshift.arguments import check_fields
+from fedshift.algorithms.defaults import Around
+from fedshift.arguments import check_fields, check_positive
 from fedshift.client.descent import Adam, Descent, HeavyBall
-from fedshift.client.local import Local
 from fedshift.client.slopes import slope
-from fedshift.data import ClientData, Plan, first_not_finite, plan_phase
-from fedshift.errors import DivergedError, InputError, unknown
-from fedshift.model import Model
+from fedshift.data import first_not_finite, plan_phase
+from fedshift.errors import DivergedError, InputError, check_name
 from fedshift.outputs import check_columns, dry_logits
 from fedshift.seeds import generator
 from fedshift.server.agreement import Disagreement, disagreement, seen_by
@@ -57,7 +56,7 @@ class Opinions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CentralTuning:
+class CentralTuning(Around):
     """`inner`, and after each round theta <- argmin-ward sum_k a_k E_x D(h_k(.|x), h_theta(.|x)).
 
         mse       D = sum_{y in Y_k} (h_k(y) - h(y))^2
@@ -105,19 +104,12 @@ class CentralTuning:
             ("part to tune", self.part, ("head", "all")),
             ("labels to tune over", self.over, ("all", "union")),
         ):
-            if value not in allowed:
-                raise unknown(what, str(value), allowed)
+            check_name(what, value, allowed)
         if self.steps < 0 or self.batch < 1:
             raise InputError(
                 f"{self.steps} tuning steps of {self.batch} inputs; give 0 or more of 1 or more"
             )
-        if not 0.0 < self.lr < float("inf"):
-            raise InputError(f"tuning lr must be a positive number, got {self.lr}")
-
-    @property
-    def model(self) -> Model:
-        """The network of `inner`."""
-        return self.inner.model
+        check_positive("tuning lr", self.lr)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)
@@ -135,27 +127,8 @@ class CentralTuning:
         logits = dry_logits(self.model, params, buffers, self._inputs(params)[:2])
         check_columns(logits, server["sets"]["held"].shape[1])
         nothing = torch.zeros(2, dtype=torch.float64)
+        # A clone, because a checkpoint is a safetensors file, which refuses shared memory.
         return server | {"tuning": {"loss": nothing, "outside": nothing.clone()}}
-
-    def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:
-        return self.inner.init_client(params, buffers, data)
-
-    def phases(self) -> Mapping[str, Local]:
-        return self.inner.phases()
-
-    def weigh(self, server: Parts, ids: Tensor) -> Tensor:
-        return self.inner.weigh(server, ids)
-
-    def trains(self, weights: Tensor) -> Tensor:
-        return self.inner.trains(weights)
-
-    def broadcast(self, server: Parts, client: int) -> Parts:
-        return self.inner.broadcast(server, client)
-
-    def client_update(
-        self, message: Parts, state: Parts, data: ClientData, plans: Mapping[str, Plan]
-    ) -> tuple[Parts, Parts]:
-        return self.inner.client_update(message, state, data, plans)
 
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         changed = self.inner.server_update(server, updates, seed)
@@ -166,33 +139,16 @@ class CentralTuning:
         drawn = torch.bincount(torch.cat(batches)).nonzero().flatten()
         x = self._inputs(server["params"])[drawn]
         opinions = self._opinions(server, updates, x, after["absent"]["now"])
+        # `drawn` is ascending, so the place of an input in it can be searched for.
         places = [torch.searchsorted(drawn, rows) for rows in batches]
         tuned = self._tuned(after["params"], after["buffers"], opinions, places)
         measured = [self._evaluate(p, after["buffers"], opinions) for p in (after["params"], tuned)]
         loss, outside = (torch.tensor(v, dtype=torch.float64) for v in zip(*measured, strict=True))
         return changed | {"params": tuned, "tuning": {"loss": loss, "outside": outside}}
 
-    def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
-        return self.inner.model_for(server, state)
-
-    def reveals(self) -> Mapping[str, str]:
-        return self.inner.reveals()
-
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """None: every client's model is needed; without steps, those of `inner`."""
         return {} if self.steps else ask(self.inner, Capabilities.sums, server, cohort)
-
-    def trains_router(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.trains_router)
-
-    def moves_server(self) -> bool:
-        """Whether `inner` does."""
-        return ask(self.inner, Capabilities.moves_server)
-
-    def trained_model(self) -> Model | None:
-        """That of `inner`."""
-        return ask(self.inner, Capabilities.trained_model)
 
     def label_rules(self) -> LabelRules | None:
         """Those of `inner`, and by which loss over which labels is tuned."""
@@ -200,12 +156,6 @@ class CentralTuning:
         if rules is None or not self.steps:
             return rules
         return {"mode": rules["mode"], "tune": self.loss, "tune_over": self.over}
-
-    def at(self, t: int) -> Algorithm:
-        stage = self.inner.at(t)
-        if not ask(stage, Capabilities.moves_server):
-            return stage  # replies of this round are no models that predict labels
-        return self if stage is self.inner else replace(self, inner=stage)
 
     def _moving(self, params: Params) -> Params:
         part = split(params, self.head)[0] if self.part == "head" else params
@@ -231,6 +181,7 @@ class CentralTuning:
         cohort = updates["cohort"]
         labels, answers = wire_labels(server, cohort["id"]), []
         for j, i in enumerate(cohort["id"].tolist()):
+            # Rebuilt as the client had it: in private mode rows are in that client's slots.
             sent = self.inner.broadcast(server | {"cohort": cohort}, i)["params"]
             params = sent | {k: sent[k] + v[j] for k, v in updates["delta"].items()}
             buffers = {k: v[j] for k, v in (updates["buffers"] | updates["counters"]).items()}
@@ -263,6 +214,7 @@ class CentralTuning:
         """The parameters after all steps."""
         moving = self._moving(params)
         descent: Descent = Adam() if self.optimizer == "adam" else HeavyBall()
+        # Anew in each round: the aggregate is another point, and old moments belong to the last.
         moments, rate = descent.start(moving), torch.tensor(self.lr, dtype=torch.float64)
 
         def value(rows: Tensor, at: Params) -> tuple[Tensor, Params]:
@@ -273,6 +225,7 @@ class CentralTuning:
             # Parameters that the logits do not depend on (a router's) get gradient zero.
             grad = slope(partial(value, rows), moving, rows).grad
             moving, moments = descent(moving, grad, moments, rate)
+        # Checked once at the end: NaN and infinity never become finite again.
         if not all(bool(torch.isfinite(v).all()) for v in moving.values()):
             raise DivergedError(f"central tuning diverged at lr = {self.lr}; lower it")
         return {k: moving.get(k, v) for k, v in params.items()}

@@ -16,7 +16,7 @@ from fedshift.cli.choices import Format, FormatOption, Overrides, Where
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import GONE, NAMES
+from fedshift.engine.ways import ALONE, GONE, NAMES
 
 app = typer.Typer(
     name="fedshift",
@@ -131,6 +131,51 @@ def run(
         state_memory, profile,
     )  # fmt: skip
     run_asked(asked, as_json=format is Format.json)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
+    methods: Annotated[str, typer.Option(help="As in fedavg,fedpals; default: the file's.")] = "",
+    seeds: Annotated[str, typer.Option(help="As in 0-4 or 0,2,5.")] = "0-4",
+    config: Overrides = [],  # noqa: B006
+    vary: Annotated[
+        str,
+        typer.Option(
+            click_type=Choice(["training", "split"]), help="What a seed draws anew; split: all."
+        ),
+    ] = "training",
+    base: Annotated[str, typer.Option(help="Differences are to it; default: the first.")] = "",
+    metric: Annotated[
+        str | None, typer.Option(help="What is compared, as in target_macro_f1.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at once, a process each; default: one per core.")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(click_type=Choice([*ALONE, *GONE]), help="How clients train.")
+    ] = "loop",
+    workers: Annotated[
+        int | None, typer.Option(help="Clients at once in each run, a process each.")
+    ] = None,
+    out: Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the comparison that was stopped.")
+    ] = False,
+    format: FormatOption = Format.table,
+) -> None:
+    """Train several methods over several seeds, and set them side by side in one table.
+
+    FILE.toml: the experiment. A list in -c, as in training.lr=0.01,0.1, is a grid from which
+    validation chooses for each method.
+    """
+    with loading():
+        from fedshift.cli.comparing import Asked, compare_asked
+
+    asked = Asked(
+        file, methods, seeds, config, vary, base, metric, jobs, backend, workers, out, resume
+    )
+    compare_asked(asked, as_json=format is Format.json)
 
 
 @app.command()

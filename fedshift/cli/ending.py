@@ -195,7 +195,7 @@ def _refused_path(error: Exception) -> FedshiftError | None:
 
 
 def _internal(error: Exception) -> FedshiftError:
-    """An unforeseen failure: the traceback goes to a file, whose name the user is told."""
+    """An unforeseen failure: the traceback goes to a file that the message names."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="fedshift-", suffix=".log", delete=False, encoding="utf-8"

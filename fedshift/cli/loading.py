@@ -28,8 +28,8 @@ def loading() -> Iterator[None]:
 
     def leave(number: int, frame: object) -> None:
         code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
-        told = json.dumps({"error": "interrupted", "exit_code": code})
-        os.write(2, f"{told if wants_json(sys.argv) else 'interrupted'}\n".encode())
+        document = json.dumps({"error": "interrupted", "exit_code": code})
+        os.write(2, f"{document if wants_json(sys.argv) else 'interrupted'}\n".encode())
         os._exit(code)
 
     before = {one: signal.signal(one, leave) for one in (signal.SIGINT, signal.SIGTERM)}

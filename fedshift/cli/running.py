@@ -44,7 +44,7 @@ class Asked:
 
 
 def run_asked(asked: Asked, *, as_json: bool) -> None:
-    """Train, and show what came of it. Raises InputError for options that do not go together."""
+    """Train, and show the result. Raises InputError for options that do not go together."""
     config, source = _configured(asked)
     with source.placing():
         _run(asked, config, as_json=as_json)

@@ -21,11 +21,12 @@ class Descent(Protocol):
         """lr [] as the steps need it: converted once, not in each step."""
 
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, own: bool = False
+        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
         """(parameters, state) after one step along `grad` with learning rate lr [].
 
-        own: the caller alone holds `params`, so they may be overwritten. The bits are the same.
+        in_place: `params` may be overwritten, as nothing else refers to them. The bits are the
+        same.
         """
 
 
@@ -39,18 +40,19 @@ class HeavyBall:
         return {"velocity": zeros(params)} if self.momentum else {}
 
     def rate(self, params: Params, lr: Tensor) -> Tensor:
+        # With parameters of several types each step converts it for each of them (`_scalar`).
         kinds = {p.dtype for p in params.values()}
         return lr.to(kinds.pop()) if len(kinds) == 1 else lr
 
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, own: bool = False
+        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
         v = grad
         if self.momentum:
             v = map_(lambda old, g: self.momentum * old + g, state["velocity"], grad)
         # One kernel, with lr as a tensor: a Python number would have to leave the graph of vmap.
         # In place, a model's memory stays in the processor's cache from step to step.
-        step = Tensor.addcmul_ if own else Tensor.addcmul
+        step = Tensor.addcmul_ if in_place else Tensor.addcmul
         moved = map_(lambda p, u: step(p, u, _scalar(lr, p), value=-1.0), params, v)
         return moved, {"velocity": v} if self.momentum else {}
 
@@ -69,14 +71,15 @@ class Adam:
     eps: float = 1e-8
 
     def start(self, params: Params) -> Parts:
+        # A tensor, because within vmap clients may have taken different numbers of steps.
         steps = torch.zeros((), dtype=torch.float64)
         return {"first": zeros(params), "second": zeros(params), "count": {"steps": steps}}
 
     def rate(self, params: Params, lr: Tensor) -> Tensor:
-        return lr
+        return lr  # float64 to the end: bias correction divides by numbers near 0 at first
 
     def __call__(
-        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, own: bool = False
+        self, params: Params, grad: Params, state: Parts, lr: Tensor, *, in_place: bool = False
     ) -> tuple[Params, Parts]:
         k = state["count"]["steps"] + 1.0
         first = map_(lambda m, g: torch.lerp(m, g, 1.0 - self.beta1), state["first"], grad)

@@ -42,6 +42,7 @@ def pass_gradient(
         oracle = gradient_of(model, objective, frozen, buffers, batch, context, phase.precision)
         for wrap in phase.oracles:
             oracle = wrap(oracle)
+        # By size, since the last batch of an epoch is smaller.
         share = sizes[s] / sizes.sum().clamp(min=1.0)
         total = add(total, oracle(moving).grad, share)
     if phase.decay:
@@ -55,6 +56,7 @@ def travelled_gradient(start: Params, end: Params, shift: Params, plan: Plan) ->
     Exact for plain SGD, weight decay being a part of g. Without a step it is 0.
     """
     steps = steps_taken(plan)
+    # At least 1, because the branch that `where` drops is computed all the same: no 0 / 0.
     scale = plan.lr * steps.clamp(min=1.0)
 
     def mean(theta: Tensor, y: Tensor, by: Tensor) -> Tensor:
@@ -92,6 +94,7 @@ def gradient_trace(
 
         grad = slope(value, moving, batch.rows).grad
         squares = [g.double().square().sum() for g in grad.values()]
+        # Not skipped by `if`: within vmap one client's padding is another one's batch.
         live = plan.weight[s].sum() > 0
         total = total + torch.where(live, torch.stack(squares).sum(), total.new_zeros(()))
     return total

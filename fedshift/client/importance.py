@@ -53,8 +53,8 @@ class Ratio(Protocol):
     def __call__(
         self,
         density: Model,
-        everybody: Params,
-        own: Params,
+        common: Params,
+        client: Params,
         data: ClientData,
         plans: Mapping[str, Plan],
     ) -> tuple[Tensor, Tensor]:
@@ -81,12 +81,12 @@ class Direct:
     def __call__(
         self,
         density: Model,
-        everybody: Params,
-        own: Params,
+        common: Params,
+        client: Params,
         data: ClientData,
         plans: Mapping[str, Plan],
     ) -> tuple[Tensor, Tensor]:
-        p, q = (scored(density, params, data.x)["log_density"] for params in (everybody, own))
+        p, q = (scored(density, params, data.x)["log_density"] for params in (common, client))
         mask = live(data).to(q.dtype)
         loss = -total(q * mask) / total(mask)
         return self.temper * (p.double() - q.double()), loss
@@ -122,12 +122,12 @@ class Classified:
     def __call__(
         self,
         density: Model,
-        everybody: Params,
-        own: Params,
+        common: Params,
+        client: Params,
         data: ClientData,
         plans: Mapping[str, Plan],
     ) -> tuple[Tensor, Tensor]:
-        pair = [scored(density, params, data.x)["logits"].sigmoid() for params in (everybody, own)]
+        pair = [scored(density, params, data.x)["logits"].sigmoid() for params in (common, client)]
         odd = torch.arange(len(data.x), device=data.w.device) % 2 == 1
         halves = [self._trained(torch.stack(pair, 1), rows, data, plans) for rows in (~odd, odd)]
         of_even, of_odd = (scored(self.net, h, pair[1])["logits"] for h, _ in halves)
@@ -138,6 +138,7 @@ class Classified:
         self, pairs: Tensor, rows: Tensor, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Params, Tensor]:
         """h after its training on some of the rows [n], and its mean loss; pairs [n, 2, D]."""
+        # The same first weights for both halves, so that their answers can be compared.
         start = {k: v.to(pairs) for k, v in self.net.init()[0].items()}
         # Twice the weight on half of the rows: a batch has the loss of a full one on average.
         only = data._replace(x=pairs, w=2.0 * live(data).to(data.w.dtype) * rows)
@@ -160,12 +161,13 @@ def bounded(log_ratio: Tensor, mask: Tensor, low: Tensor, high: float) -> Tensor
     # In logarithms throughout: images' ratios are beyond the largest float. Padding counts as 0.
     d = torch.where(mask, log_ratio.double() - top, 0.0)
     left, right, many = floor, ceiling - d.min(), total(mask.double())
+    # A fixed number of halvings: stopping early would depend on values, and with them on padding.
     for _ in range(HALVINGS):
         middle = (left + right) / 2
         small = total((d + middle).clamp(floor, ceiling).exp() * mask) <= many
         left, right = torch.where(small, middle, left), torch.where(small, right, middle)
-    # Entries at a bound are known now; c of the others has a closed form, without bisection's
-    # error.
+    # Bisection has shown which entries are at a bound; c of the others has a closed form, which is
+    # free of bisection's error.
     lowest, highest = mask & (d + left <= floor), mask & (d + left >= ceiling)
     free = mask & ~lowest & ~highest
     # Masked before exp, which may overflow for those at the ceiling.
@@ -197,7 +199,7 @@ def filled(data: ClientData) -> ClientData:
     The length of an array can change the last bit of what a processor makes of its entries, and an
     example's weight must not depend on how much padding follows.
     """
-    short = -len(data.x) % BLOCK
+    short = -len(data.x) % BLOCK  # rows missing to the next multiple
     x, y, w = (torch.cat([v, v.new_zeros(short, *v.shape[1:])]) for v in data[:3])
     return ClientData(x, y, w, data.id)
 

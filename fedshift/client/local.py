@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields, check_number
+from fedshift.arguments import check_fields, check_not_negative, check_number
 from fedshift.client.descent import Adam, Descent, HeavyBall
 from fedshift.client.objectives import Term, View
 from fedshift.client.precision import Precision, forward_of
@@ -21,7 +21,7 @@ from fedshift.client.slopes import slope
 from fedshift.client.trainer import Trained as Trained
 from fedshift.client.trainer import trainer
 from fedshift.data import Batch, ClientData, Plan, batches, plan_phase, redrawn
-from fedshift.errors import FedshiftError, InputError, unknown
+from fedshift.errors import FedshiftError, InputError, check_name
 from fedshift.kernels.torch_private import within_vmap
 from fedshift.model import Model
 from fedshift.seeds import key
@@ -38,7 +38,7 @@ def gradient_of(
     """The gradient of the objective on one batch, as a function of the parameters that move.
 
     Where the model augments, all terms and all passes see the same augmented batch. `precision` is
-    the pass's that is trained; terms take other models' passes in float32.
+    that of the trained model's pass; terms run other models in float32.
     """
     if batch.padded and model.mixes and within_vmap(batch.rows):
         raise InputError(
@@ -78,8 +78,8 @@ class Local:
                round, as the FedPALS authors' code does, and momentum must be 0
     precision  "bfloat16": the network's matrix products and convolutions, forward and backward, in
                bfloat16, by `torch.autocast`; all else, the objective included, stays float32
-    Raises InputError for values outside these ranges; prefixes are held against the network's names
-    before round 1 (`check`).
+    Raises InputError for values outside these ranges; `check` compares the prefixes with the
+    network's names before round 1.
     """
 
     lr: float | Schedule = 0.1
@@ -113,16 +113,13 @@ class Local:
             raise InputError(f"lr must be a positive number, got {self.lr}")
         if not 0.0 <= self.momentum < 1.0:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not 0.0 <= self.decay < float("inf"):
-            raise InputError(f"decay must be 0 or more, got {self.decay}")
-        if self.optimizer not in ("sgd", "adam"):
-            raise unknown("local optimizer", str(self.optimizer), ("sgd", "adam"))
+        check_not_negative("decay", self.decay)
+        check_name("local optimizer", self.optimizer, ("sgd", "adam"))
         if self.optimizer == "adam" and self.momentum:
             raise InputError(
                 f"momentum {self.momentum} is SGD's; Adam has moments of its own: set momentum = 0"
             )
-        if self.precision not in get_args(Precision):
-            raise unknown("local precision", str(self.precision), get_args(Precision))
+        check_name("local precision", self.precision, get_args(Precision))
 
     def rate(self, t: int) -> float:
         """The learning rate of round t. Raises InputError for what a schedule may not give."""
@@ -204,14 +201,17 @@ class Local:
         losses: list[Tensor] = []
         for s, batch in enumerate(batches):
             oracle = gradient_of(model, objective, frozen, buffers, batch, context, self.precision)
+            # The method's wrappers last: they act on the gradient that is applied.
             for wrap in (*self.oracles, *extra):
                 oracle = wrap(oracle)
             step = _take_step(oracle, moving, batch, data, plan)
+            # Plans with sizes have no padding steps: nothing to select, and no tensor to look at.
             live = None if plan.sizes is not None else plan.weight[s].sum() > 0
-            # From the second step on, the parameters are this phase's own.
+            # The first step must not write into the caller's parameters; later ones write into
+            # tensors that this loop has made.
             writable = s > 0 and live is None
             grad = self._decay(moving, step.grad)
-            moved, after = descent(moving, grad, moments, lr, own=writable)
+            moved, after = descent(moving, grad, moments, lr, in_place=writable)
             moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
             moments = {part: _keep(live, after[part], moments[part]) for part in after}
             losses.append(step.loss)
@@ -233,7 +233,7 @@ class Local:
         model.refresh(params, buffers)
         moving, frozen = self.parts(model, params)
         if not moving:
-            self.check(model, params)
+            self.check(model, params)  # raises, and names the settings that leave nothing
         return moving, frozen
 
     def _descent(self) -> Descent:
@@ -337,6 +337,7 @@ def plan_many(
     source, usual = torch.Generator(), dict[tuple[str, int], Plan]()
 
     def drawn(name: str, phase: Local, n: int, client: int) -> Plan:
+        # Seeded anew for each stream, which is faster than making a generator for each.
         source.manual_seed(key(seed, "batch", t, client, name))
         like = usual.get((name, n))
         if like is not None:

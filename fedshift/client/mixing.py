@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.arguments import called, check_fields
+from fedshift.arguments import called, check_fields, check_positive
 from fedshift.client.local import gradient_of
 from fedshift.client.objectives import Term
 from fedshift.data import ClientData, Plan, take
@@ -46,11 +46,13 @@ def top(model: Model, layers: Layers, head: tuple[str, ...]) -> tuple[str, ...]:
 
 def mixed(old: Params, new: Params, mixing: Params) -> Params:
     """old + (new - old) * W, entry by entry; exactly new where W = 1 and old where W = 0."""
+    # lerp is exact at both ends; a + (b - a) w need not be.
     return map_(lambda a, b, w: torch.lerp(a, b, w), old, new, mixing)
 
 
 def leading(plan: Plan, share: float) -> Plan:
     """The first floor(share n) rows, at least one, of a plan of one epoch over n rows."""
+    # By weights, not by indexing: within vmap clients have different numbers of examples.
     wanted = torch.floor(share * plan.weight.sum().double()).clamp(min=1.0)
     before = (plan.weight.flatten().cumsum(0) - plan.weight.flatten()).reshape(plan.weight.shape)
     weight = plan.weight * (before < wanted)
@@ -94,8 +96,7 @@ class Mix:
     def __post_init__(self) -> None:
         check_fields(self)
         for name, v in (("lr", self.lr), ("threshold", self.threshold)):
-            if not 0.0 < v < math.inf:
-                raise InputError(f"FedALA's {name} for W must be a positive number, got {v}")
+            check_positive(f"FedALA's {name} for W", v)
         if not 0.0 < self.share <= 1.0:
             raise InputError(f"FedALA's share of examples must be in (0, 1], got {self.share}")
         for name, v in (("window", self.window), ("cap", self.cap)):
@@ -133,6 +134,7 @@ class Mix:
                 batch = take(data, plan, s)
                 gradient = gradient_of(model, objective, below, buffers, batch, context)
                 result = gradient(mixed(old, new, mixing))
+                # A padding step must change neither W nor the loss that decides when to stop.
                 live = plan.weight[s].sum() > 0
                 mixing = self._step_mixing(mixing, result.grad, old, new, live)
                 last = torch.where(live, result.loss, last.to(result.loss.dtype))
@@ -145,6 +147,7 @@ class Mix:
         """Whether the last `window` losses hardly differ; not before there are more than those."""
         if len(losses) <= self.window:
             return False
+        # correction=0: numpy's `std` in the authors' code divides by the window, too.
         latest = torch.stack(losses[-self.window :]).double()
         return float(latest.std(correction=0)) < self.threshold
 

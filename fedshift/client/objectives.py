@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.arguments import check_fields, check_kind, check_number
+from fedshift.arguments import check_fields, check_kind, check_number, check_positive
 from fedshift.data import Batch, ClientData, label_counts
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts, split, sq_norm, sub
@@ -43,12 +43,12 @@ def batch_mean(per_example: Tensor, batch: Batch) -> Tensor:
     client, and dividing by their sum in each batch would bias the estimate.
     """
     if _plain(per_example, batch):
-        return per_example.mean()  # the same bits, in one operation of three
+        return per_example.mean()  # the same bits, by one operation instead of three
     return (per_example * batch.w).sum() / batch.size
 
 
 def _plain(per_example: Tensor, batch: Batch) -> bool:
-    """Whether the mean over the batch is torch's own."""
+    """Whether it is a plain mean: all importances are 1, in the type of the losses."""
     return batch.even and per_example.dtype == batch.w.dtype
 
 
@@ -88,6 +88,7 @@ class Term(ABC):
 
     def __add__(self, other: Term) -> Term:
         check_kind("what is added to a Term", other, Term, "give one, such as Proximal(0.1)")
+        # One flat sum: terms compare equal however they were put together.
         return Sum((*_summands(self), *_summands(other)))
 
     def __rmul__(self, scale: float) -> Term:
@@ -162,7 +163,7 @@ class CrossEntropy(Term):
 
     def __call__(self, view: View) -> Tensor:
         logits = view.out["logits"]
-        if _plain(logits, view.batch):  # the same bits of the gradient, in two operations of four
+        if _plain(logits, view.batch):  # the gradient has the same bits, and half the operations
             return F.cross_entropy(logits, view.batch.y)
         loss = F.cross_entropy(logits, view.batch.y, reduction="none")
         return batch_mean(loss, view.batch)
@@ -185,8 +186,7 @@ class Proximal(Term):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.mu < float("inf"):
-            raise InputError(f"Proximal mu must be a positive number, got {self.mu}")
+        check_positive("Proximal mu", self.mu)
 
     def reads_data(self) -> bool:
         return False
@@ -226,8 +226,7 @@ class RestrictedSoftmax(Term):
                 f"RestrictedSoftmax alpha must be in [0, 1), got {self.alpha}; "
                 "alpha = 1 is CrossEntropy"
             )
-        if self.mode not in ("indicator", "frequency"):
-            raise unknown("mode of RestrictedSoftmax", self.mode, ("indicator", "frequency"))
+        check_name("mode of RestrictedSoftmax", self.mode, ("indicator", "frequency"))
 
     def scale(self, counts: Tensor) -> Tensor:
         """a [K] for a client with these label counts [K]."""
@@ -270,15 +269,16 @@ class Contrastive(Term):
     def __post_init__(self) -> None:
         check_fields(self)
         for name, v in (("mu", self.mu), ("tau", self.tau)):
-            if not 0.0 < v < float("inf"):
-                raise InputError(f"Contrastive {name} must be a positive number, got {v}")
+            check_positive(f"Contrastive {name}", v)
 
     def remember(self, params: Params, buffers: Params, data: ClientData) -> Parts:
         return {"previous": params, "previous_buffers": buffers}
 
     def __call__(self, view: View) -> Tensor:
+        # One product for both cosines: s(z, z_g) - s(z, z_p) = u . (u_g - u_p), u of unit length.
         pull = _direction(view, "anchor") - _direction(view, "previous")
-        # log(1 + e^-x), x the difference of the cosines: exactly log 2 where z_g equals z_p.
+        # log(1 + e^-x), x the difference of the cosines, does not overflow, and is exactly log 2
+        # where z_g equals z_p.
         closer = (_unit(view.out) * pull).sum(1) / self.tau
         return self.mu * batch_mean(F.softplus(-closer), view.batch)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_positive
 from fedshift.client.slopes import GradFn, Gradient
-from fedshift.errors import InputError
 from fedshift.sketch import sketched
 from fedshift.tree import Params, add, map_, sq_norm
 
@@ -50,13 +49,13 @@ class Sam:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.rho < float("inf"):
-            raise InputError(f"Sam rho must be a positive number, got {self.rho}")
+        check_positive("Sam rho", self.rho)
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def ascended(params: Params) -> Gradient:
             here = gradient(params)
             reach = self.rho / (_norm(here.grad) + 1e-12)
+            # Only the gradient is taken from the second pass; loss and buffers are those at theta.
             return here._replace(grad=gradient(add(params, here.grad, reach)).grad)
 
         return ascended
@@ -76,8 +75,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.norm < float("inf"):
-            raise InputError(f"Clip norm must be a positive number, got {self.norm}")
+        check_positive("Clip norm", self.norm)
 
     def __call__(self, gradient: GradFn) -> GradFn:
         def clipped(params: Params) -> Gradient:
@@ -89,6 +87,4 @@ class Clip:
 
 
 def _norm(grad: Params) -> Tensor:
-    # By name: a model read from a file has its names in another order, and sums would round
-    # otherwise, so that a run taken up again would differ in the last bits.
-    return sq_norm(dict(sorted(grad.items()))).sqrt()
+    return sq_norm(grad).sqrt()

@@ -26,7 +26,7 @@ class ClientEntropy(Term):
     S is the cohort of the round: the softmax runs over the clients that take part. Given that an
     example comes from a client in S, the probability of its origin is again a softmax, over those
     rows alone, so that this is an exact likelihood; over all N, absent rows would only be pushed
-    down. Rows outside S have gradient 0. With everybody taking part S = all, bit for bit.
+    down. Rows outside S have gradient 0. If all clients take part, S is all of them, bit for bit.
 
     Wang et al. 2026 (FedDRM), arXiv 2509.23049, Section 2.3, where all clients take part; paper and
     authors' code are silent on smaller cohorts. At logits that are all equal the value is log |S|.
@@ -48,6 +48,7 @@ class ClientEntropy(Term):
             raise InputError(_UNHEARD)
         present = view.context["cohort"]["present"]
         logits = client_logits(view.out, len(present))
+        # Minus infinity, not a large negative number: probability and gradient are exactly 0.
         absent = ~present.to(logits.device)
         labels = view.context["client"]["id"].to(logits.device).expand(len(logits))
         loss = F.cross_entropy(logits.masked_fill(absent, -torch.inf), labels, reduction="none")

@@ -21,6 +21,7 @@ class Draws:
     t: int
     seed: int
     clients: dict[int, ClientData]
+    # Filled at first use, for all clients together.
     _drawn: dict[int, dict[str, Plan]] = field(default_factory=dict, repr=False)
     widths: tuple[tuple[str, int], ...] = field(init=False, repr=False)
 

@@ -42,6 +42,7 @@ def _in_bfloat16(
             f"precision bfloat16 is for float32 parameters, and {odd[0]}; use float32 parameters, "
             'or precision = "float32"'
         )
+    # In the outputs' type for terms and losses: a softmax in bfloat16 has two or three digits.
     with torch.autocast(x.device.type, dtype=torch.bfloat16):
         out, after = model.train(params, buffers, x, seed)
     return {k: v.float() if v.is_floating_point() else v for k, v in out.items()}, after

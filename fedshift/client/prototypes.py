@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_positive
 from fedshift.client.objectives import Term, View, batch_mean
 from fedshift.data import ClientData, Plan, take
 from fedshift.errors import InputError
@@ -62,7 +63,7 @@ def check_features(
 ) -> None:
     """Raise InputError unless the model returns features that fit its head, tried on one input."""
     if not len(data.y):
-        return
+        return  # nothing to try it on
     with torch.no_grad():
         returned = features_of(model(params, buffers, data.x[:1])).shape[1]
     width = head_shape(model, head)[1]
@@ -87,13 +88,14 @@ def class_moments(
 
     In evaluation mode, without gradient; every example counts 1, whatever its importance.
     """
+    # float64: sums over all examples of a client, of which variances are differences.
     classes, width = shape
     n = torch.zeros(classes, dtype=torch.float64, device=data.w.device)
     total, square = n.new_zeros(classes, width), torch.zeros_like(n)
     with torch.no_grad():
         for s in range(plan.steps):
             batch = take(data, plan, s)
-            counts = (batch.w != 0).double()
+            counts = (batch.w != 0).double()  # 0 for padding
             f = features_of(model(params, buffers, batch.x)).double()
             n = n.index_add(0, batch.y, counts)
             total = total.index_add(0, batch.y, f * counts[:, None])
@@ -113,6 +115,7 @@ def statistics(moments: Moments) -> tuple[Tensor, Tensor]:
     n = moments.n.sum().clamp(min=1.0)
     p = moments.n / n
     means = p[:, None] * moments.mean
+    # Dividing by n: V is the variance of the client's mean features, not of an example's.
     return (p @ moments.square - means.square().sum()) / n, means
 
 
@@ -138,8 +141,7 @@ class ToPrototypes(Term):
     lam: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.lam < float("inf"):
-            raise InputError(f"ToPrototypes lam must be a positive number, got {self.lam}")
+        check_positive("ToPrototypes lam", self.lam)
 
     def __call__(self, view: View) -> Tensor:
         return self.lam * batch_mean(to_prototypes(view), view.batch)
@@ -160,7 +162,7 @@ class ToClassMeans(Term):
         present = (
             batch.y[:, None] == torch.arange(len(has_prototype), device=has_prototype.device)
         ).to(has_prototype.dtype)
-        rows = (present * (batch.w != 0)[:, None]).sum(0)
+        rows = (present * (batch.w != 0)[:, None]).sum(0)  # of each class in the batch
         return (batch.w * to_prototypes(view) / rows[batch.y].clamp(min=1.0)).sum()
 
 

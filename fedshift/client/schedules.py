@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedshift.arguments import check_fields
+from fedshift.arguments import check_fields, check_positive
 from fedshift.errors import InputError
 
 
@@ -24,8 +24,7 @@ class Cosine:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0.0 < self.lr < float("inf"):
-            raise InputError(f"Cosine lr must be a positive number, got {self.lr}")
+        check_positive("Cosine lr", self.lr)
         if self.rounds < 1:
             raise InputError(f"Cosine rounds must be at least 1, got {self.rounds}")
 
@@ -35,4 +34,5 @@ class Cosine:
                 f"the cosine schedule has no rate for round {t}: it was made for rounds 1 to "
                 f"{self.rounds}; give Cosine(rounds=...) the rounds of the whole run"
             )
+        # t - 1: round 1 has the full rate, and the last round's is not yet 0.
         return self.lr / 2 * (1 + math.cos(math.pi * (t - 1) / self.rounds))

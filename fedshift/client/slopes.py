@@ -42,18 +42,19 @@ class Slope(NamedTuple):
 def slope(value: Callable[[Params], tuple[Tensor, Params]], at: Params, rows: Tensor) -> Slope:
     """The gradient of `value`, which gives (loss [], what else the pass gives), at a point.
 
-    rows: those of the batch, which tell whether this is within `torch.func.vmap` over clients;
-    parameters need not. A parameter that the loss does not reach (an unused head) has gradient
+    rows: those of the batch. They show whether this is within `torch.func.vmap` over clients, which
+    parameters need not show. A parameter that the loss does not reach (an unused head) has gradient
     zero.
     """
     if within_vmap(rows):
         # autograd.grad does not work within vmap. This does, at twice the cost per call.
         grad, (loss, rest) = torch.func.grad_and_value(value, has_aux=True)(at)
         return Slope(grad, loss, rest)
+    # New leaves: the gradient is at this point alone, not through how it was reached.
     leaves = {k: v.detach().requires_grad_() for k, v in at.items()}
     loss, rest = value(leaves)
     grads: Sequence[Tensor | None] = (None,) * len(leaves)
-    # Where the loss reaches none at all (two networks in one), there is no graph to go through.
+    # A loss that depends on none of them (two networks in one) has no graph to go through.
     if loss.requires_grad and leaves:
         grads = backward(loss, tuple(leaves.values()))
     named = zip(leaves.items(), grads, strict=True)

@@ -1,4 +1,4 @@
-"""Labels as numbers of the client's own, and the rows of a head that belong to them."""
+"""Labels numbered anew by each client, and the rows of a head that belong to them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PADDING = torch.iinfo(torch.int64).max
 
 
 def local_labels(data: ClientData) -> tuple[Tensor, Tensor]:
-    """(local label of each example [n], how many labels the client holds []), both int64.
+    """(local label of each example [n], how many labels the client has []), both int64.
 
-    A local label is the rank of the label among those held, 0, 1, ...; padding has 0. By sorting,
-    so that shapes do not depend on values.
+    A local label is the rank of the label among the client's, 0, 1, ...; padding has 0.
     """
+    # By sorting, because the shapes of torch.unique depend on values, which vmap does not allow.
     present = data.w != 0
     ordered, index = torch.where(present, data.y, PADDING).sort(stable=True)
     first = ordered.new_ones(min(1, len(ordered)))
@@ -36,7 +36,7 @@ def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
 
     It looks at values, which nothing else in a client's round does: ranks among more or fewer
     labels than the server's would train the wrong rows without a sign. Other labels of the same
-    number cannot be told from these: names of labels do not travel.
+    number cannot be detected: names of labels do not travel.
     """
     count = int((local >= 0).sum())
     if count != int(labels):
@@ -46,7 +46,7 @@ def check_slots(local: Tensor, labels: Tensor, data: ClientData) -> None:
         )
 
 
-def own_rows(params: Params, names: Collection[str], data: ClientData) -> Params:
+def rows_of_client(params: Params, names: Collection[str], data: ClientData) -> Params:
     """The first model as this client receives it: of the head, only the rows of its labels."""
     labels = torch.bincount(data.y[data.w != 0]).nonzero().flatten()
     return {k: v[labels] if k in names else v for k, v in params.items()}
@@ -54,6 +54,7 @@ def own_rows(params: Params, names: Collection[str], data: ClientData) -> Params
 
 def reordered(parts: Parts, names: Collection[str], order: Tensor) -> Parts:
     """`parts` with the rows of all entries called one of `names` in this order [L]."""
+    # In all parts, because moments, controls and anchors have the head's rows, too.
     return {
         part: {k: v[order] if k in names else v for k, v in tree.items()}
         for part, tree in parts.items()

@@ -40,9 +40,9 @@ _TRAINER: ContextVar[Trainer | None] = ContextVar("trainer", default=None)
 
 @contextmanager
 def trained_by(trainer: Trainer | None) -> Iterator[None]:
-    """Phases of this thread are trained by `trainer` within the block; None is their own loop.
+    """Within the block phases of this thread are trained by `trainer`; None is `Local`'s loop.
 
-    Not an argument, because methods pass on what they were given, and need not know of it.
+    Not an argument: every method would have to pass it on, and none of them needs to know of it.
     """
     token = _TRAINER.set(trainer)
     try:
@@ -52,5 +52,5 @@ def trained_by(trainer: Trainer | None) -> Iterator[None]:
 
 
 def trainer() -> Trainer | None:
-    """What trains phases here; None is their own loop."""
+    """What trains phases here; None is `Local`'s loop."""
     return _TRAINER.get()

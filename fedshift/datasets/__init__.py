@@ -10,6 +10,8 @@ from fedshift.datasets.base import (
 from fedshift.datasets.catalogue import entries, entry
 from fedshift.datasets.entry import Entry, OwnClients, Wanted
 from fedshift.datasets.fetch import fetch
+from fedshift.datasets.natural.loading import TABLES, load_table
+from fedshift.datasets.natural.table import Table
 from fedshift.datasets.registry import Known, find, known, load
 from fedshift.moved import moved
 
@@ -20,11 +22,13 @@ __getattr__ = moved(
 )
 
 __all__ = [
+    "TABLES",
     "Dataset",
     "Entry",
     "Known",
     "OwnClients",
     "Samples",
+    "Table",
     "Wanted",
     "cache_folder",
     "content_sha256",
@@ -34,5 +38,6 @@ __all__ = [
     "find",
     "known",
     "load",
+    "load_table",
     "search_folders",
 ]

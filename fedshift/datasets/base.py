@@ -57,6 +57,11 @@ class Samples:
         return Samples(self.x[index], self.y[index])
 
 
+def joined(parts: Sequence[Samples]) -> Samples:
+    """The examples of all parts, one after the other."""
+    return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+
+
 @sketched
 @dataclass(frozen=True, eq=False)
 class Dataset:

@@ -1,4 +1,4 @@
-"""The known data sets as data: where they come from, what they are called on disk, what is right.
+"""The known data sets as data: where they come from, their names on disk, how they are checked.
 
 Checksums of files are md5 because that is what the publishers print (Fashion-MNIST's README, the
 CIFAR page, torchvision for MNIST). It guards against accidents; `content` (SHA-256 of what was
@@ -104,7 +104,7 @@ _FASHION_MNIST = Entry(
     page=_FASHION_PAGE,
     package="dataset-fashion-mnist",
     folders=("fashion-mnist", "FashionMNIST/raw", "fashion"),
-    read=idx.read_ten,
+    read=idx.read_pair,
     content="51d85b7c3ab26427f60659b1c16eba2251d38e92a4e899a4840bfce6454f6a07",
     remotes=remotes_at(
         # The publisher serves no https here; the digests below and `content` are the protection.

@@ -19,7 +19,7 @@ _MNIST = Entry(
     licence="CC BY-SA 3.0 (LeCun, Cortes & Burges)",
     page="http://yann.lecun.com/exdb/mnist/",
     folders=("mnist", "MNIST/raw", "mnist-writers"),
-    read=idx.read_ten,
+    read=idx.read_pair,
     content="5424a76f224019028733c19ada31ae70102212a000af700efd68269744354e34",
     remotes=remotes_at(
         # LeCun's own server refuses downloads; this copy is the one that torchvision uses.

@@ -7,7 +7,7 @@ https://www.cs.toronto.edu/~kriz/cifar.html ("Dataset layout").
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.datasets.base import Samples, damaged
+from fedshift.datasets.base import Samples, damaged, joined
 from fedshift.datasets.images import in_colour, unreadable
 from fedshift.datasets.safe_pickle import Array, load
 from fedshift.errors import DataError, nearest
 
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 TEST_BATCH = "test_batch"
 
@@ -62,7 +53,7 @@ def read(folder: Path) -> tuple[Samples, Samples]:
             mosaics without Pillow.
     """
     if not _missing_batches(folder):
-        train = _joined([read_batch(folder / name) for name in BATCHES])
+        train = joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
     return read_mosaics(folder / "train"), read_mosaics(folder / "test")
 
@@ -122,15 +113,11 @@ def read_mosaics(folder: Path) -> Samples:
     for label, _, path in sorted((*_class_and_number(path), path) for path in paths):
         tiles = _tiles(path)
         parts.append(Samples(tiles, torch.full((len(tiles),), label, dtype=torch.int64)))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _missing_batches(folder: Path) -> tuple[str, ...]:
     return tuple(b for b in (*BATCHES, TEST_BATCH) if not os.path.isfile(folder / b))
-
-
-def _joined(parts: Sequence[Samples]) -> Samples:
-    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def _describe(value: object) -> str:

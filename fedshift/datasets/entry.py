@@ -1,4 +1,4 @@
-"""What is known of a data set: how it is called on disk, where it comes from, what is right."""
+"""An entry of the catalogue: a set's names on disk, where it comes from, how it is checked."""
 
 from __future__ import annotations
 

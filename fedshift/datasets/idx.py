@@ -76,14 +76,9 @@ def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
     return Samples(images.unsqueeze(1), labels.long())
 
 
-def read_pair(folder: Path, classes: int) -> tuple[Samples, Samples]:
+def read_pair(folder: Path, classes: int = 10) -> tuple[Samples, Samples]:
     """Training and test part of an idx folder; see `read_samples`."""
     return read_samples(folder, "train", classes), read_samples(folder, "t10k", classes)
-
-
-def read_ten(folder: Path) -> tuple[Samples, Samples]:
-    """`read_pair` of ten classes."""
-    return read_pair(folder, 10)
 
 
 def missing(folder: Path) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def known(folders: Sequence[Path | str] | None = None) -> tuple[Known, ...]:
 
     Files are looked for, not opened: a damaged set shows as available and fails at `load`.
     """
-    return tuple(_known(one, _roots(folders)) for one in entries())
+    roots = _roots(folders)
+    return tuple(_known(one, roots) for one in entries())
 
 
 def load(
@@ -143,9 +144,9 @@ def _others(one: Entry, roots: Sequence[Path], folder: Path) -> str:
 
 
 def _folder(one: Entry, roots: Sequence[Path]) -> Path:
-    found = _find(one, roots)
-    if found is not None:
-        return found
+    place = _find(one, roots)
+    if place is not None:
+        return place
     partial = "".join(f" {path} {_lack(one, path)}." for path in _candidates(one, roots))
     packed = "".join(f" {path} is packed: unpack it beside itself." for path in _packed(one, roots))
     searched = ", ".join(map(_searched, roots)) or "no folder"
@@ -177,15 +178,15 @@ def _searched(root: Path) -> str:
 
 
 def _known(one: Entry, roots: Sequence[Path]) -> Known:
-    found = _find(one, roots) if one.read else None
+    place = _find(one, roots) if one.read else None
     return Known(
         name=one.name,
         summary=one.summary,
         classes=one.classes,
         size=f"{one.amount}, {one.shape}",
         licence=one.licence,
-        available=found is not None or one.read is None,
-        found=found,
+        available=place is not None or one.read is None,
+        found=place,
         how=one.how,
     )
 

@@ -265,11 +265,11 @@ def _check_users(path: Path, users: Sequence[str], data: Mapping[str, Any]) -> N
     repeated = [user for user, number in Counter(users).items() if number > 1]
     if repeated:
         raise damaged(path, f'lists user "{repeated[0]}" twice')
-    for names, known_names, problem in (
+    for names, others, problem in (
         (users, data, "is among users, but not in user_data"),
         (data, set(users), "is in user_data, but not among users"),
     ):
-        absent = [user for user in names if user not in known_names]
+        absent = [user for user in names if user not in others]
         if absent:
             raise damaged(path, f'"{absent[0]}" {problem}')
 

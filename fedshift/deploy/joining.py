@@ -30,7 +30,7 @@ class Ended:
 
     code: int
     joined: bool
-    said: str
+    message: str
 
 
 def silent(text: str) -> None:
@@ -98,11 +98,11 @@ def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
             f"{place / 'supernode.log'}"
         )
     if ended.joined:
-        lost = f"the SuperNode failed ({ended.said}); joining again"
+        lost = f"the SuperNode failed ({ended.message}); joining again"
         say(lost if ended.code else "the server has ended; waiting for the next one")
         return ""
     return (
-        f"{server} does not let this client in ({ended.said}): it does not know the key "
+        f"{server} does not let this client in ({ended.message}): it does not know the key "
         f"{place / 'key'}, or not yet, or another process has joined with it"
     )
 

@@ -109,14 +109,8 @@ def _descendants(process: int) -> dict[int, str]:
 
 def _still_running(commands: Mapping[int, str]) -> list[int]:
     """The ids that still run the same command; an id may have been given to another process."""
-    if not commands:
-        return []
-    processes = _processes()
-    return [
-        pid
-        for pid, command_line in commands.items()
-        if pid in processes and processes[pid][1] == command_line
-    ]
+    running_now = _processes() if commands else {}
+    return [pid for pid, line in commands.items() if running_now.get(pid, (0, ""))[1] == line]
 
 
 def _signal(commands: Mapping[int, str], number: int) -> None:
@@ -164,10 +158,8 @@ def run_flower(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, An
     no JSON.
     """
     done = subprocess.run(arguments, env=dict(env), capture_output=True, text=True, check=False)
-    output, subcommand = (
-        " ".join((done.stdout + done.stderr).split())[-500:],
-        " ".join(arguments[1:3]),
-    )
+    output = " ".join((done.stdout + done.stderr).split())[-500:]
+    subcommand = " ".join(arguments[1:3])
     try:
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which backend is fastest for a run: tried on its own model and clients before round 1."""
+"""Find the backend that is fastest for a run: each is tried on the run's model and clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAME = 1e-3
 
 @dataclass(frozen=True)
 class Probed:
-    """Seconds that a round would take by each contender, and what the others cannot do."""
+    """Seconds that a round would take by each contender, and why the others are out."""
 
     seconds: Mapping[str, float]
     refused: Mapping[str, str]
@@ -106,8 +106,8 @@ def check_fit(
 ) -> None:
     """Try one step of a few clients of the next round: UnfitError for what it cannot train.
 
-    What is wrong with clients is left to the run to say, and so are batches that differ later on.
-    Raises InputError for a network that does not fit the clients' examples.
+    Other errors, as of a client's data, are left to the run, which names the client. So are batches
+    that differ later on. Raises InputError for a network that does not fit the clients' examples.
     """
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)

@@ -25,7 +25,7 @@ class Split(Section):
     transform, intensity: what each client's images go through (`fedshift.shifts.covariate`).
     noise: sigma, the images of client i = 1, ..., M have Gaussian noise of standard deviation
     sigma i / M; noisy_test: test images have that of clients dealt at random, else none.
-    target_noise: the server is told normalise(T + target_noise * max(eps, 0)), eps ~ N(0, I_K);
+    target_noise: the server gets normalise(T + target_noise * max(eps, 0)), eps ~ N(0, I_K);
     test and validation examples follow T all the same.
     Kind "natural" takes the data set's own clients and target, "writers" deals whole writers, as
     many to each client (`shifts.group_shares`). Other keys depend on `kind`; see

@@ -107,18 +107,16 @@ class Deployed:
         """As `Engine`; the clients have the method's options from Flower."""
         check_model(algorithm.model, federation)
         check_training(algorithm, federation.params, training.rounds)
-        return self._rounds(algorithm, federation, training, after, meter)
 
-    def _rounds(
-        self, algorithm: Algorithm, federation: Federation, training: Training,
-        after: Round | None, meter: Meter,
-    ) -> Iterator[Round]:  # fmt: skip
-        # The name exists only once a round is requested: then the first event is on disk.
-        yield from on_grid(
-            self.grid, algorithm, federation, training, meter=meter, after=after,
-            name=name_of(self.folder), patience=self.waits["patience"],
-            timeout=self.waits["timeout"],
-        )  # fmt: skip
+        def played() -> Iterator[Round]:
+            # The name exists only once a round is requested: then the first event is on disk.
+            yield from on_grid(
+                self.grid, algorithm, federation, training, meter=meter, after=after,
+                name=name_of(self.folder), patience=self.waits["patience"],
+                timeout=self.waits["timeout"],
+            )  # fmt: skip
+
+        return played()
 
 
 def site_of(context: Context) -> Site:
@@ -130,10 +128,10 @@ def site_of(context: Context) -> Site:
     return site
 
 
-def own_folder() -> Path | None:
+def state_folder() -> Path | None:
     """The configured folder for this node's client state between rounds, or None."""
     path = os.environ.get(KEEP)
     return Path(path) if path else None
 
 
-client_app = app_of(site_of, threads=1, open_states=False, keep=own_folder())
+client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder())

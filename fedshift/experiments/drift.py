@@ -81,7 +81,8 @@ def _gradient(
     steps = min(-(-n // BATCH), MOST)
     phase = Local(batch=BATCH, steps=steps, only=shared)
     plan = phase.plan(n, 1, generator(0, "drift", int(data.id)))
-    everybody = {"present": torch.ones(clients, dtype=torch.bool)}
-    context = {"client": {"id": data.id}, "cohort": everybody}
+    # The client loss compares with all clients, not with one round's cohort.
+    cohort = {"present": torch.ones(clients, dtype=torch.bool)}
+    context = {"client": {"id": data.id}, "cohort": cohort}
     whole = pass_gradient(phase, model, term, *pair, context, data, plan)
     return {k: v for k, v in whole.items() if k.startswith(shared)}

@@ -46,7 +46,7 @@ class Engine(Protocol):
         """All rounds after `after`, one by one.
 
         options: the method's, as they were chosen, for an engine whose clients make the method
-        themselves. meter: is told the bytes of each round. Raises InputError for training that the
+        themselves. meter: counts the bytes of each round. Raises InputError for training that the
         engine cannot do, and UnfitError, when it is called, for what its backend cannot train.
         """
 
@@ -131,7 +131,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
 
     count   processes of "workers", and the most that "auto" may take, None being one per core;
             "dense" and "channels-last" are one process unless it is given
-    say     is told in one line what "auto" has chosen and why, once per experiment
+    say     gets one line on what "auto" has chosen and why, once per experiment
 
     Raises InputError for a count below 1 or one that the backend has no use for, for "cuda" where
     there is no such device, and for workers where the configuration has more threads than one;
@@ -153,7 +153,7 @@ def backend_of(name: str, count: int | None = None, say: Say = lambda line: None
 class InProcess:
     """Clients on this machine, by a backend; "auto" is settled in the first run of an experiment.
 
-    say: is told in one line what "auto" has chosen and why. used: the backend of the last run.
+    say: gets one line on what "auto" has chosen and why. used: the backend of the last run.
     """
 
     way: Way = Way("loop")

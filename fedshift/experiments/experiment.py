@@ -95,10 +95,11 @@ def record(
             by.append(in_turn(*before, engine.backend))
             write_lock(folder, config, prepared, by[0])
 
-    heard = listeners(begin, EventLog(folder), listen)
+    # In this order: a folder's first event comes after its configuration and lock file.
+    tell = listeners(begin, EventLog(folder), listen)
     with clock.of(OTHER), _clean_up_if_unfit(folder, lambda: new and not by):
         experiment = run_experiment(
-            config, listen=heard, prepared=prepared, engine=engine, keeper=keeper, clock=clock
+            config, listen=tell, prepared=prepared, engine=engine, keeper=keeper, clock=clock
         )
     if isinstance(clock, Stopwatch):
         write_profile(folder, clock.profile())
@@ -128,7 +129,7 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     """The configured recipe, or the user's method, as a function of its options."""
     clients = prepared.task.clients
     shape = tuple(clients[0].x.shape[1:])
-    base = setting(config, prepared.model, prepared.told, prepared.server_inputs, shape)
+    base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
     return partial(recipe_of(config, prepared.own).make, replace(base, clients=len(clients)))
 
 
@@ -144,7 +145,7 @@ def run_experiment(
     """Prepare (unless given), train, and where `ess = "auto"` choose among candidates.
 
     engine: what plays the rounds; the clients one after the other in this process by default.
-    clock: told what the time of all of them goes to.
+    clock: measures what the time of all of them goes to.
     """
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
@@ -175,7 +176,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
     with in_file_words("method", {name: name for name in solver}):
         grid = candidates(
-            federation.table["labels"].numpy(), ready.told, config.selection.grid, **solver
+            federation.table["labels"].numpy(), ready.announced, config.selection.grid, **solver
         )
     made: dict[str, Algorithm] = {}
 
@@ -198,7 +199,7 @@ def train(
 
     options: the method's, for engines whose clients make it themselves. keeper: where to keep
     checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
-    code, where the keeper is asked to stop. clock: told what the time goes to.
+    code, where the keeper is asked to stop. clock: measures what the time goes to.
     """
     best_counts = training.keep == "best"
     saver, meter, scores = Saver(keeper, label), Meter(clock), None
@@ -295,13 +296,16 @@ def _outcome(
         scores = evaluate(algorithm, last, federation, task, metrics)
     # Rounds of a version without `Played` have none.
     played = done.played if done.played.rounds else None
-    everybody = torch.arange(len(federation.clients))
-    weights = algorithm.weigh(last.server, everybody).tolist() if played is None else played.weights
+    if played is None:
+        all_clients = torch.arange(len(federation.clients))
+        weights = tuple(algorithm.weigh(last.server, all_clients).tolist())
+    else:
+        weights = played.weights
     return Outcome(
         label,
         last.server.get("params", {}),
         last.server.get("buffers", {}),
-        tuple(weights),
+        weights,
         tuple(done.metrics),
         scores.test,
         scores.clients,

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import datasets
-from fedshift.errors import InputError, unknown
 from fedshift.experiments.config_shift import Split
-from fedshift.experiments.natural import Dealt
+from fedshift.experiments.natural import Dealt, none_such
 from fedshift.experiments.own_looks import looks
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Partition, Shift, group_shares
@@ -42,9 +41,8 @@ def writer_ids(name: str) -> Indices:
     """
     read = datasets.entry(name).writers
     if read is None:
-        names = [one.name for one in datasets.entries() if one.writers]
-        error = unknown("data set with writers", name, names)
-        raise InputError(f'shift.kind = "writers": {error}')
+        what = "data set with writers"
+        raise none_such('shift.kind = "writers"', what, name, lambda other: other.writers)
     parts = read(datasets.find(name))
     named = np.concatenate([np.asarray(part.sites)[part.site.numpy()] for part in parts])
     return np.unique(named, return_inverse=True)[1].astype(np.int64)

@@ -145,9 +145,9 @@ def kept_in(
 
 
 def _all_keys(config: Config) -> str:
-    """What checkpoints of versions before `Config.identity` belong to: all keys of that time.
+    """The identity in checkpoints of versions before `Config.identity`: all keys of that time.
 
-    Those of [training] that had come last count only where they say something.
+    The latest keys of [training] counted only where they differed from their defaults.
     """
     last = (
         "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries", "precision",
@@ -164,7 +164,7 @@ def _hash(*texts: str) -> str:
 
 
 def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
-    """What is known before training: the configuration, and what it takes to run it again."""
+    """The files that exist before training: the configuration, and the lock file."""
     # Last, because a folder with a configuration can be resumed.
     write_lock(folder, config, prepared, backend)
     for name, text in prepared.own.texts.items():
@@ -212,7 +212,7 @@ def trained_before(folder: Path) -> str:
 
 
 def in_turn(*backends: str) -> str:
-    """ "loop, then dense"; one that goes on with its own is one."""
+    """ "loop, then dense"; one name where the run goes on with the backend that began it."""
     first, last = backends[0], backends[-1]
     return first if last_of(first) == last else f"{first}, then {last}"
 
@@ -244,7 +244,7 @@ def write_run(folder: Path, experiment: Experiment, backend: str) -> None:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """What `write_run` has put into summary.json. Raises DataError where it is damaged."""
+    """The summary.json that `write_run` wrote. Raises DataError where it is damaged."""
     return read_object(folder / SUMMARY)
 
 

@@ -17,18 +17,18 @@ IN_USE = "in-use"
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process while the block runs; the system lets go when it dies.
+    """Lock the folder for this process while the block runs; the system unlocks it if it dies.
 
-    Raises InputError where another process holds it, and where its file cannot be written. Without
-    POSIX locks (Windows, some network disks) nothing is held. The same process may enter twice, and
-    leaving once lets go.
+    Raises InputError where another process has the lock, and where its file cannot be written.
+    Without POSIX locks (Windows, some network disks) nothing is locked. The same process may enter
+    twice, and leaving once unlocks.
     """
     path = folder / IN_USE
     descriptor = _acquire(path)
     try:
         yield
     finally:
-        # Removed while it is still locked: else the file of the next holder might be removed.
+        # Removed while still locked: otherwise another process's new lock file might be removed.
         if descriptor is not None:
             _release(path, descriptor)
 
@@ -75,12 +75,12 @@ def _open_file(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Whether the system keeps such locks here. Raises InputError where another has it."""
+    """Take the lock; False where there are no such locks. InputError where it is taken."""
     import fcntl
 
     try:
-        # Of the process, not of the open file as `flock` is: workers that were forked and outlive
-        # a killed run for a moment do not hold it.
+        # `lockf` belongs to the process, `flock` to the open file: forked workers, which may
+        # outlive a killed run for a moment, would keep a `flock`.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         other = os.read(descriptor, 20).decode("ascii", "replace").strip()
@@ -95,7 +95,7 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 
 def _still_there(descriptor: int, path: Path) -> bool:
-    """Whether the file that was locked is not one that its last holder has just removed."""
+    """False if the process that had the lock before removed the file before we locked it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

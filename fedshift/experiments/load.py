@@ -15,11 +15,10 @@ from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.method_fit import Problem, misfits
-from fedshift.experiments.places import Source, keys_set, line_in
-from fedshift.experiments.toml_lines import lines_of
+from fedshift.experiments.places import Source, keys_set
 
 Tables = dict[str, Any]
-MOST, MOST_TOLD = 1_000_000, 20
+MOST, MOST_SHOWN = 1_000_000, 20
 
 # Some keys mean something else under another name: their values are never carried over to it.
 # What an option of one key is -> the names under which it is that.
@@ -94,10 +93,10 @@ def validate(
     if config is not None:
         problems += _method_problems(config)
     if config is None or problems:
-        first, source = problems[:MOST_TOLD], Source(origin, text, tuple(overrides))
+        first, source = problems[:MOST_SHOWN], Source(origin, text, tuple(overrides))
         lines = [source.placed(why, key) for key, why in first]
-        if len(problems) > MOST_TOLD:
-            lines.append(f"{origin}: and {len(problems) - MOST_TOLD} more")
+        if len(problems) > MOST_SHOWN:
+            lines.append(f"{origin}: and {len(problems) - MOST_SHOWN} more")
         raise InputError("\n".join(lines))
     return config
 
@@ -250,11 +249,6 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
             return []
         model = annotation
     return sorted(model.model_fields)
-
-
-def line_of(text: str, key: tuple[str, ...]) -> int | None:
-    """The 1-based line where `key` (or else its section) is written, None where it is not."""
-    return line_in(lines_of(text), key)
 
 
 def _method_problems(config: Config) -> list[Problem]:

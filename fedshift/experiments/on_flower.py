@@ -90,7 +90,7 @@ def on_grid(
     after: Round | None = None,
     name: str = "",
 ) -> Iterator[Round]:
-    """The rounds on Flower nodes; the meter is told the traffic.
+    """The rounds on Flower nodes; the meter gets the traffic of each.
 
     asks_states: whether clients are asked for what they keep, in rounds that are evaluated.
     timeout: seconds for a round, or the training's deadline where that is less; after, name: as in

@@ -136,7 +136,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """What was configured, what it was run on, and what came of it."""
+    """A run's configuration, the task that it ran on, and its result."""
 
     config: Config
     prepared: Prepared

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fedshift import datasets
 from fedshift.datasets import Dataset, Samples
-from fedshift.errors import InputError, unknown
+from fedshift.datasets.base import joined
+from fedshift.errors import InputError
 from fedshift.experiments.config import Data
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.feature_shift import dealing
-from fedshift.experiments.natural import Dealt
+from fedshift.experiments.natural import Dealt, none_such
 from fedshift.experiments.own_looks import looks
 from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out
@@ -67,10 +68,10 @@ def _deal_sites(
     name, share = section.name, section.test
     one = datasets.entry(name)
     if one.at_sites is None:
-        names = [other.name for other in datasets.entries() if other.at_sites]
-        error = unknown("data set whose sites are clients", name, names)
-        raise InputError(f'shift.kind = "natural" with target = "clients": {error}')
-    everyone, held_out = one.at_sites(datasets.find(name), seed, share)
+        key = 'shift.kind = "natural" with target = "clients"'
+        what = "data set whose sites are clients"
+        raise none_such(key, what, name, lambda other: other.at_sites)
+    everyone, rows = one.at_sites(datasets.find(name), seed, share)
     if split.clients != len(everyone.sites):
         raise InputError(
             f"shift.clients = {split.clients}, but {name} has {len(everyone.sites)} sites; "
@@ -78,7 +79,7 @@ def _deal_sites(
         )
     train = Samples(everyone.x, everyone.y)
     no_test = Samples(everyone.x[:0], everyone.y[:0])
-    return replace(datasets.load(name), train=train, test=no_test), held_out.train, held_out.test
+    return replace(datasets.load(name), train=train, test=no_test), rows.train, rows.test
 
 
 def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
@@ -86,11 +87,10 @@ def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
 
     Raises InputError where there are fewer than `limit`.
     """
-    x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+    both = joined([data.train, data.test])
     if limit is not None:
-        rows = pool_rows(data, limit, seed)
-        x, y = x[rows], y[rows]
-    return replace(data, train=Samples(x, y), test=Samples(x[:0], y[:0]))
+        both = both.take(torch.from_numpy(pool_rows(data, limit, seed)))
+    return replace(data, train=both, test=Samples(both.x[:0], both.y[:0]))
 
 
 def pool_rows(data: Dataset, limit: int | None, seed: int) -> Indices:

@@ -56,7 +56,7 @@ def local_of(t: Training) -> Local:
 
 
 def gate_of(t: Training, target: tuple[float, ...]) -> Gate:
-    """Which replies are let through, as configured; `target` [K] is what the server is told."""
+    """Which replies are let through, as configured; target [K] as the server gets it."""
     return Gate(
         on_bad=t.on_bad_reply,
         max_norm=math.inf if t.max_norm is None else t.max_norm,

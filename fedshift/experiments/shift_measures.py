@@ -63,7 +63,7 @@ def importance(server: Parts) -> dict[str, Any] | None:
     }
 
 
-def sentence(measured: dict[str, Any] | None) -> list[str]:
+def importance_sentences(measured: dict[str, Any] | None) -> list[str]:
     """A sentence on the effective sample size under example weights; empty without weights."""
     shares = [] if measured is None else measured["share"]
     weighed = {i: share for i, share in enumerate(shares) if share is not None}

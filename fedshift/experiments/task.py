@@ -48,7 +48,7 @@ class Prepared:
     """A task, its first model, where its data came from, and the checksum of the split.
 
     `pool` are the training rows that the oracle may draw from: none that is used for validation.
-    `told` is what the server takes for T: T itself unless shift.target_noise is set.
+    `announced` is the target that the server gets: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: the change of each client's images where it follows the target, None for no change.
     `gate`: which of the clients' replies are let through. `own`: what a program adds.
@@ -60,7 +60,7 @@ class Prepared:
     data: Dataset
     pool: Indices
     split_sha256: str
-    told: tuple[float, ...]
+    announced: tuple[float, ...]
     server_inputs: Tensor | None = None
     looks: tuple[Look | None, ...] = ()
     gate: Gate = Gate()
@@ -92,27 +92,21 @@ def prepare(config: Config) -> Prepared:
     check_extras(config.data, config.model)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
-    data, validation = dealt.data, dealt.held
+    data, validation = dealt.data, dealt.validation
     check_images(config.shift, data)
     trains, holdouts = hold_out_by_label(
         data.train.y.numpy(), dealt.parts, config.data.validation, seeds.split
     )
-    raw = config.data.size is not None and config.model.name in BYTES
+    raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    routed = len(trains) if recipes.recipe(config.method.name).traits.router else None
-    x = task.clients[0].x[:2]
-    model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init, routed)
-    check_classes(model, x, len(data.classes))
-    if config.data.augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
-        model = replace(model, augment=photos)
+    model = _first_model(config, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
-    kept_back += dealt.own
+    kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
-    looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
+    looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
     return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
 
@@ -128,8 +122,37 @@ def _check_files(config: Config) -> None:
             )
 
 
+def again(config: Config, before: Prepared) -> Prepared:
+    """`prepare` of a configuration whose data, clients and target are those of `before`: shared.
+
+    These follow from [data], [shift], [server], the split's seed and `as_bytes`.
+    """
+    seeds = config.seeds.resolved()
+    model = _first_model(config, before.task, seeds.init)
+    return replace(
+        before, model=model, seeds=seeds, gate=gate_of(config.training, before.announced)
+    )
+
+
+def as_bytes(config: Config) -> bool:
+    """Whether images stay bytes, mapped from disk where they are now."""
+    return config.data.size is not None and config.model.name in BYTES
+
+
+def _first_model(config: Config, task: Task, seed: int) -> Model:
+    """The network of [model] with its first weights, as the method needs it for these clients."""
+    routed = len(task.clients) if recipes.recipe(config.method.name).traits.router else None
+    x, classes = task.clients[0].x[:2], len(task.classes)
+    model = network(config.model, tuple(x.shape[1:]), classes, seed, routed)
+    check_classes(model, x, classes)
+    if config.data.augment == "photos":
+        photos(x, 0)  # raises for images that it cannot change
+        model = replace(model, augment=photos)
+    return model
+
+
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
-    """raw: images stay bytes, mapped from disk where they are now."""
+    """raw: see `as_bytes`."""
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
@@ -137,7 +160,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         return Examples(_images(data.train.x, rows, raw, look), y[rows])
 
     clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
-    tests = tuple(map(examples, dealt.own, looks))
+    tests = tuple(map(examples, dealt.tests, looks))
     return Task(
         clients=tuple(client_data(one.x, one.y, i) for i, one in enumerate(clients)),
         validation=tuple(map(examples, holdouts, looks)),
@@ -147,7 +170,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         else Examples(
             _images(data.test.x, dealt.test, raw, dealt.test_look), data.test.y[dealt.test]
         ),
-        target_validation=None if dealt.held is None else examples(dealt.held),
+        target_validation=None if dealt.validation is None else examples(dealt.validation),
         classes=data.classes,
         tests=tests,
     )

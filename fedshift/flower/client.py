@@ -261,10 +261,10 @@ def _train(
 def _evaluate(site: Site, sent: RecordDict, context: Context, disk: Kept | None) -> RecordDict:
     """Counts on the client's validation examples, of the model sent or of the one it serves."""
     run, examples = fields_of(sent, "run"), site.validation
-    t, serves_own, classes = int(run["round"]), bool(run["own"]), int(run["classes"])
+    t, classes = int(run["round"]), int(run["classes"])
     message, stage = parts_of(sent), site.algorithm.at(t)
     pair = message["params"], message["buffers"]
-    if serves_own:
+    if run["own"]:
         try:
             pair = stage.model_for(message, _state(site, context, disk))
         except KeyError as e:

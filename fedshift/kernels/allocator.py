@@ -1,4 +1,4 @@
-"""How the C library hands memory back: hardly ever, because the next step asks for it again."""
+"""Keep freed memory in the process: the next training step allocates the same sizes again."""
 
 from __future__ import annotations
 
@@ -24,4 +24,5 @@ def keep_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
+    # Blocks up to MMAP come from the heap, which is trimmed only beyond TRIM.
     return bool(mallopt(MMAP, LARGEST_MMAP) and mallopt(TRIM, LARGEST_TRIM))

@@ -21,6 +21,7 @@ def channels_last(x: Tensor) -> Tensor:
             f"{tuple(x.shape)}. Use another backend"
         )
     _, c, h, w = x.shape
-    # Strides are written out: with one channel both layouts are one, and torch would say the other.
+    # Strides are written out: with one channel both layouts are the same, and torch would report
+    # the other one, by which convolutions choose their kernels.
     laid = x.contiguous(memory_format=torch.channels_last)
     return laid.as_strided(x.shape, (c * h * w, 1, w * c, c))

@@ -1,4 +1,4 @@
-"""A module's forward pass with given tensors in place of its own."""
+"""A module's forward pass with given tensors in place of those that it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.tree import Params
 # Where a tensor is: its holder and the key in it, as `tensors_of` gives them.
 Place = tuple[Any, Any]
 Places = dict[str, tuple[Place, ...]]
-# Each module, those that it held, and how many parameters and buffers.
+# Each module, its submodules, and how many parameters and buffers it has itself.
 Modules = tuple[tuple[nn.Module, tuple[nn.Module | None, ...], int], ...]
 
 
@@ -26,6 +26,7 @@ def places(net: nn.Module) -> Places:
 
     A tensor that several modules share has one name and several places.
     """
+    # By id: tied weights are one tensor in several modules, and only one of their names is listed.
     names = {id(v): k for k, v in (*net.named_parameters(), *net.named_buffers())}
     by_name: dict[str, list[Place]] = {name: [] for name in names.values()}
     for module in net.modules():
@@ -36,7 +37,7 @@ def places(net: nn.Module) -> Places:
 
 
 def alike(one: Places, other: Places) -> bool:
-    """Whether the same names are held in the same places."""
+    """Whether both have the same names in the same places."""
 
     def by_id(places: Places) -> dict[str, list[tuple[int, Any]]]:
         return {name: [(id(v), key) for v, key in where] for name, where in places.items()}
@@ -76,12 +77,14 @@ def call(
     Raises InputError for a name that the module does not have.
     """
     try:
+        # Read first, all of them: an unknown name must be refused before anything is replaced.
         before = [
             (holder, key, tensor_at(holder, key)) for name in tensors for holder, key in where[name]
         ]
     except KeyError:
         raise misfit(where, tensors) from None
-    if before and isinstance(before[0][0], nn.Module):  # nothing can be replaced there
+    # `tensors_of` gives the module itself as holder where torch's dictionaries may not be used.
+    if before and isinstance(before[0][0], nn.Module):
         return _functional_call(net, where, tensors, inputs, written)
     try:
         for name, tensor in tensors.items():
@@ -90,6 +93,7 @@ def call(
         out = net(*inputs)
         for name in written or ():
             holder, key = where[name][0]
+            # Counters such as BatchNorm's may be replaced by a new tensor, not written to in place.
             if holder[key] is not tensors[name]:
                 written[name] = holder[key]  # type: ignore[index]
         return out
@@ -108,7 +112,7 @@ def _functional_call(
         return f"{paths[id(holder)]}.{key}".lstrip(".")
 
     given = {full(*place): v for name, v in tensors.items() for place in where[name]}
-    # All places are given: torch's own ties would leave a layer that is used twice changed.
+    # All places are given: torch's handling of ties would leave a layer that is used twice changed.
     out = functional_call(net, given, inputs, tie_weights=False)
     for name in written or ():
         written[name] = given[full(*where[name][0])]  # type: ignore[index]
@@ -136,12 +140,13 @@ def misfit(where: Places, tensors: Params) -> InputError:
 
 
 def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]) -> None:
-    """Raise InputError where a network used its own tensors in place of those that it was given.
+    """Raise InputError where a network used the tensors that it holds instead of those given.
 
     outputs: of a pass by `call` on the leaves `given`, with their graph. By the time of a backward
-    pass the module has its own tensors again, and those that it holds by other references were
-    never replaced.
+    pass the module holds its tensors again, and those that it reads by other references were never
+    replaced.
     """
+    # One number that depends on every output, so that one backward pass reaches all it was made of.
     total = torch.stack([v.abs().sum().double() for v in outputs if v.requires_grad]).sum()
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     again: list[nn.Module] = []
@@ -151,6 +156,7 @@ def check_own(net: nn.Module, outputs: Iterable[Tensor], given: Iterable[Tensor]
         if module in inside:
             again.append(module)
 
+    # Checkpointing calls modules again during the backward pass, which only a global hook sees.
     hook = register_module_forward_pre_hook(note)
     try:
         reached = torch.autograd.grad(total, (*parameters.values(), *given), allow_unused=True)

@@ -4,8 +4,8 @@ Rectifiers after a pool instead of before it: relu(max_j z_j) = max_j relu(z_j),
 monotone. Both send a gradient to the first largest z_j if it is above 0, and to none if it is not.
 A pool of 2 x 2 leaves a quarter of the entries.
 
-Pools of 2 x 2 as maxima of every second row, then column. Torch's own takes one entry after the
-other where channels come first, and guesses before each which is larger.
+Pools of 2 x 2 as maxima of every second row, then of every second column, which is vectorised.
+Where channels come first, torch's own kernel compares one entry after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedshift.kernels.torch_private import (
 # Entries of a batch of images below which torch's own pool is as fast.
 LARGE = 1 << 16
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-# No other code holds the outputs of these layers.
+# Layers that make a new tensor, which nothing else refers to: it may be overwritten.
 FRESH = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.GroupNorm,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
@@ -84,10 +84,11 @@ def _can_swap(layers: Sequence[nn.Module], i: int) -> bool:
     if type(layers[i]) is not nn.ReLU or i + 1 == len(layers):
         return False
     relu, pool, before = layers[i], layers[i + 1], layers[i - 1] if i else None
-    # With the rectifier first, the first of several 0 is the largest.
+    # Indices of a window below 0 differ: after a rectifier all entries are 0, and the first counts.
     if type(pool) not in POOLS or getattr(pool, "return_indices", False):
         return False
-    # An in-place rectifier may be moved only if no other code holds its input.
+    # An in-place rectifier may be moved only if nothing else refers to its input, which would see
+    # the unrectified values.
     alone = not relu.inplace or (before is not None and type(before) in FRESH and _plain(before))
     return alone and _plain(relu) and _plain(pool)
 
@@ -122,9 +123,9 @@ def halved(x: Tensor) -> Tensor:
 class _Maxima(torch.autograd.Function):
     """The largest of each window of x [n, c, h, w], and where it is: [n, c, h // 2, w // 2] twice.
 
-    The place, among the h w of its image, is that of the first of equals row by row, as torch's is;
-    where a window has NaN, it may be another than torch's. Of zeros of both signs, either is the
-    largest.
+    The place is an index into the h w entries of the image; among equals it is the first in
+    row-major order, as in torch. In a window with NaN it may differ from torch's. Of zeros of both
+    signs, either may be the largest.
     """
 
     generate_vmap_rule = True
@@ -136,7 +137,7 @@ class _Maxima(torch.autograd.Function):
         low, tall = bottom > top, torch.maximum(top, bottom)
         left, right = tall[..., ::2], tall[..., 1::2]
         low_left, low_right = low[..., ::2], low[..., 1::2]
-        # Of an equal lower left and upper right one, the latter comes first.
+        # If the lower left and the upper right entry are equal, the latter comes first.
         other = (right > left) | ((right == left) & (low_left > low_right))
         across, wide = torch.arange(0, w, 2, device=x.device), x.shape[-1]
         corner = torch.arange(0, h * wide, 2 * wide, device=x.device)[:, None] + across

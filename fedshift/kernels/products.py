@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedshift.kernels.torch_private import onednn_linear, supported
 
-# Multiplications below which a call for each product costs more than what oneDNN saves.
+# Multiplications in a product below which one call per product costs more than oneDNN saves.
 WORTH = 1 << 22
 CPUINFO = Path("/proc/cpuinfo")
 ZEN_5 = 26  # its family's number, in decimal there
@@ -64,16 +64,16 @@ def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def by_onednn(a: Tensor, columns: int) -> bool:
-    """Whether a_i b_i, a [c, m, k], with b_i of so many columns are products of oneDNN."""
+    """Whether oneDNN computes a_i b_i for a [c, m, k] and a b_i with so many columns."""
     large = a.shape[1] * a.shape[2] * columns >= WORTH
     return large and faster() and a.device.type == "cpu" and a.dtype == torch.float32
 
 
 def _each(a: Tensor, b: Tensor) -> Iterator[Tensor]:
     """The products by oneDNN, one after the other."""
-    # oneDNN's product is that of a linear layer, x w^T. It copies an x that lies transposed; w may
-    # lie as it likes. So exchange a and b where a lies transposed, unless that costs more: a copy
-    # of b, and products that are read against their order.
+    # oneDNN multiplies x w^T, as a linear layer. It copies x if that is transposed in memory; w may
+    # have either layout. So where a is transposed, compute (b^T a^T)^T instead, unless that costs
+    # more: a copy of b, and a result that is read against its memory order.
     less = b[0].numel() + a.shape[1] * b.shape[2] < a[0].numel()
     turned = a.stride(-1) != 1 and less
     x, w = (b.transpose(1, 2), a) if turned else (a, b.transpose(1, 2))

@@ -18,14 +18,15 @@ from torch.nn.functional import linear
 from torch.overrides import has_torch_function
 
 SWITCH = "FEDSHIFT_PLAIN"
-# Switches of single shortcuts in earlier versions. Set to 0, each now turns off all of them.
+# Switches of single shortcuts in earlier versions: set to 0, each now turns off all shortcuts.
 EARLIER = ("ONEDNN", "SHORT_BACKWARD", "AWAKE", "KEEP_MEMORY")
 
 # Where a module keeps its tensors and its parts.
 HOLDERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-# Each looks a name up; AttributeError or ImportError where this torch does not have it.
+# Functions, so that a name is looked up when it is first needed: a torch without it still imports
+# this module. Each raises AttributeError or ImportError where the name is missing.
 _NAMES: dict[str, Callable[[], Any]] = {
     "run_backward": lambda: torch.autograd.Variable._execution_engine.run_backward,
     "linear_pointwise": lambda: torch.ops.mkldnn._linear_pointwise.default,
@@ -121,13 +122,13 @@ def max_pool_backward(given: Tensor, x: Tensor, place: Tensor) -> Tensor:
 
 
 def has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules; True where that cannot be known."""
+    """Whether hooks are registered for all modules; True where torch does not say."""
     function = private("global_hooks")
     return function is None or bool(function())
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks are registered for this module; True where that cannot be known.
+    """Whether hooks are registered for this module; True where torch does not say.
 
     FEDSHIFT_PLAIN does not matter here: knowing of hooks only makes callers more careful.
     """
@@ -135,7 +136,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def version(v: Tensor) -> int | None:
-    """How often a tensor was written to; None where that cannot be known.
+    """How often a tensor was written to; None where torch does not say.
 
     Tensors of inference mode do not count it.
     """
@@ -149,7 +150,7 @@ def within_vmap(v: Tensor) -> bool:
         return bool(function(v))
     try:
         v.untyped_storage()
-    except NotImplementedError:
+    except NotImplementedError:  # wrapped tensors have no storage, and neither have sparse ones
         return v.layout == torch.strided
     return False
 
@@ -172,7 +173,7 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def tensor_at(holder: Any, key: Any) -> Any:
-    """What is held where `tensors_of` said."""
+    """The tensor at a place that `tensors_of` gave."""
     return getattr(holder, key) if isinstance(holder, nn.Module) else holder[key]
 
 

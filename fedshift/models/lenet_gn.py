@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.models.routed import Routed, projection
 
 Sharing = Literal["deep", "mid", "shallow", "none"]
@@ -73,8 +73,7 @@ def lenet_gn(
 
     Raises InputError for another level of sharing, and images below 16 pixels a side.
     """
-    if sharing not in get_args(Sharing):
-        raise unknown("sharing", str(sharing), get_args(Sharing))
+    check_name("sharing", sharing, get_args(Sharing))
     if size < _SMALLEST:
         raise InputError(f"this LeNet needs images of at least {_SMALLEST} pixels, got {size}")
     sizes = Widths() if widths is None else widths

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.seeds import numpy_generator
 
 Ints = NDArray[np.int64]
@@ -30,8 +30,7 @@ def degrees(
 
     Raises InputError for another ordering, no inputs, and widths below 1.
     """
-    if ordering not in ("natural", "random"):
-        raise unknown("ordering of MADE", str(ordering), ("natural", "random"))
+    check_name("ordering of MADE", ordering, ("natural", "random"))
     if inputs < 1 or any(width < 1 for width in hidden):
         raise InputError(
             f"{inputs} inputs and hidden widths {list(hidden)}; each must be 1 or more"

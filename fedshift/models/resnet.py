@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 
 Norm = Literal["batch", "group"]
 Stem = Literal["cifar", "imagenet"]
@@ -93,8 +93,7 @@ class ResNet(nn.Module):
         if depth not in STAGES:
             raise InputError(f"depth={depth!r}; allowed: {', '.join(map(str, STAGES))}")
         for what, value, kind in (("norm", norm, Norm), ("stem", stem, Stem)):
-            if value not in get_args(kind):
-                raise unknown(what, str(value), get_args(kind))
+            check_name(what, value, get_args(kind))
         if colours == "imagenet" and channels != 3:
             raise InputError(f"ImageNet's colours are 3 channels, the images have {channels}")
         self.colours, self.projection = colours, projection

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedshift.errors import unknown
+from fedshift.errors import check_name
 from fedshift.models.resnet import Block, backbone
 from fedshift.models.routed import Routed, projection, untouched
 
@@ -38,8 +38,7 @@ def resnet18_routed(
     Raises InputError for another init.
     """
     draw: dict[str, Callable[[nn.Module], None]] = {"kaiming": kaiming, "torch": untouched}
-    if init not in draw:
-        raise unknown("init", str(init), draw)
+    check_name("init", init, draw)
     stages = (
         lambda: backbone(18, "group", "cifar", channels, _GROUPS),
         lambda: projection(_FEATURES, _PROJECTED),

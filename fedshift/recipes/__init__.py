@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_kind, settled
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.recipes import (
     collaborating,
     density,
@@ -101,8 +101,7 @@ class Recipe:
 
 def recipe(name: str) -> Recipe:
     """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
-    if name not in __all__:
-        raise unknown("method", str(name), __all__)
+    check_name("method", name, __all__)
     return _described(name, globals()[name], _TRAITS.get(name, Traits()))
 
 

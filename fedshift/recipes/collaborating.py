@@ -14,7 +14,7 @@ from fedshift.client.local import Local
 from fedshift.client.mixing import Layers, Mix
 from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.client.sharing import Share
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.recipes import one_model, personal
 from fedshift.recipes.setting import Setting, divided
 from fedshift.recipes.traits import ProximalMu
@@ -151,8 +151,7 @@ def confree(
     Note: host is that method, by default FedRep; normalise = false projects as the authors' code
     does; scope is "tensor" or "model"; sizes do not count; head_epochs as in fedrep and fedpac.
     """
-    if host not in get_args(Host):
-        raise unknown("host of confree", str(host), get_args(Host))
+    check_name("host of confree", host, get_args(Host))
     if head_epochs != 1 and host not in ("fedrep", "fedpac"):
         raise InputError(
             f'head_epochs={head_epochs} is for the hosts "fedrep" and "fedpac", which fit heads by '

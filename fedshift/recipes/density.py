@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedshift.algorithms.feddisk import LOCAL, FedDisk
 from fedshift.client.importance import Classified, Direct, Ratio
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model, build
 from fedshift.models.made import Discriminator, Made, Ordering
 from fedshift.recipes import one_model
@@ -50,8 +50,7 @@ def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs:
         "classifier": lambda: Classified(net, training, 1.0 if temper is None else temper),
         "direct": lambda: Direct(DIRECT_TEMPER if temper is None else temper),
     }
-    if estimator not in ratios:
-        raise unknown("estimator of feddisk", str(estimator), ratios)
+    check_name("estimator of feddisk", estimator, ratios)
     return ratios[estimator]()
 
 

@@ -12,7 +12,7 @@ from fedshift.algorithms.finetune import FineTune
 from fedshift.algorithms.local_only import LocalOnly
 from fedshift.client.local import Local
 from fedshift.client.sharing import Share
-from fedshift.errors import InputError, nearest, unknown
+from fedshift.errors import InputError, check_name, nearest
 from fedshift.model import Model
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting, SettingError, counted, divided
@@ -213,8 +213,7 @@ def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "fu
     """
     local = setting.local
     parts = {"head": _head_only(setting, local), "body": _body_only(setting, local), "full": local}
-    if tune_part not in parts:
-        raise unknown("tune_part of fedbabu", tune_part, parts)
+    check_name("tune_part of fedbabu", tune_part, parts)
     return _tuned(setting, fedrep(setting, head_epochs=0), tune_rounds, parts[tune_part])
 
 

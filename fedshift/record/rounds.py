@@ -27,7 +27,7 @@ Measured = Annotated[float, BeforeValidator(_number)]
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What is known after one evaluated round. Accuracies are fractions, losses nats.
+    """The measurements after one evaluated round. Accuracies are fractions, losses nats.
 
     Rows of earlier versions lack what has a default.
 
@@ -67,8 +67,8 @@ class Metrics:
 class ServedMetrics:
     """Accuracies after one round, as fractions; NaN for what the method does not have.
 
-    system_accuracy    on everybody's test examples together, each answered by the method's own
-                       rule: by the model of the client that the router finds, else by vote
+    system_accuracy    on all clients' test examples together, answered by the method's own rule:
+                       by the model of the client that the router names, else by vote
     average_accuracy   of every client's model on its own test examples, by training sizes
     worst_accuracy     the smallest of these
     global_accuracy    of the one model that the server holds, where it is complete
@@ -77,7 +77,7 @@ class ServedMetrics:
     routed_density     of largest density ratio
     mixture_accuracy   of all models, mixed by the posterior
     oracle_routed      by the client that the example comes from
-    router_accuracy    how often the router finds that client
+    router_accuracy    how often the router names that client
     """
 
     round: int

@@ -141,7 +141,7 @@ Last = Annotated[dict[str, Number | None], AfterValidator(_of_rounds)]
 class SetRound:
     """Label sets after one evaluated round; None for what the method does not have.
 
-    absent      labels that no client of this round's cohort held
+    absent      labels that no client of this round's cohort has
     loss_*      central tuning's loss before and after its steps
     outside_*   mean mass that the model then gives to the absent labels, on the server's inputs
     """
@@ -170,7 +170,7 @@ class LabelSets:
 
     @property
     def rows_move(self) -> bool | None:
-        """Whether the rows of an absent label change in its round; None where nobody knows."""
+        """Whether an absent label's rows of the head change in that round; None if unknown."""
         if self.mode is None or self.tune is None:
             return None
         return self.mode == "public" or self.tune_over == "all"
@@ -283,9 +283,9 @@ def parsed(text: str | bytes) -> Summary:
     for name, has, needed in _lengths(summary):
         if has != needed:
             raise ValueError(f'"{name}" has {has} entries, {needed} are needed')
-    final = json.loads(text)["final"]
-    own = {one.name for one in fields(Final)}
-    others = {k: v for k, v in final.items() if k not in own}
+    # Keys that only some methods write stand beside the fields in the file (`others`).
+    final, named = json.loads(text)["final"], {one.name for one in fields(Final)}
+    others = {k: v for k, v in final.items() if k not in named}
     return replace(summary, final=replace(summary.final, others=others))
 
 

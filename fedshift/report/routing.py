@@ -8,8 +8,16 @@ from fedshift.record.folder import RunResult
 from fedshift.record.summary import RouterDetails
 from fedshift.report.heat_map import SENT, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
-from fedshift.report.splits import MOST_DRAWN, Split, left_out, looked_names
+from fedshift.report.splits import (
+    MOST_DRAWN,
+    Split,
+    by_client,
+    left_out,
+    looked_names,
+    percent,
+    run_heading,
+    serving_runs,
+)
 from fedshift.report.svg import PALETTE, Axis, Series, line_chart
 from fedshift.report.tables import Table
 

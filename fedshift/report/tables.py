@@ -39,8 +39,9 @@ class Table:
     """Rows under a header, with a format specification for the numbers of every column.
 
     `formats` has one entry per column: `""` for text, else what `format()` takes, such as
-    `".1%"`. Text is shown as it is whatever its column; None and NaN are shown as an en dash.
-    Raises `InputError` when a row or `formats` has another length than the header.
+    `".1%"`; that column is aligned to the right. Text is shown as it is whatever its column; None
+    and NaN are shown as an en dash. Raises `InputError` when a row or `formats` has another length
+    than the header.
     """
 
     header: tuple[str, ...]
@@ -101,6 +102,17 @@ def markdown(table: Table) -> str:
     lines = ["| " + " | ".join(escape_markdown(c) for c in row) + " |" for row in rows]
     text = "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
     return f"{escape_markdown(table.caption)}\n\n{text}" if table.caption else text
+
+
+def plain(table: Table) -> str:
+    """Text in columns of equal width for a terminal, numbers to the right."""
+    rows = tuple(tuple(map(visible, row)) for row in (table.header, *shown(table)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [table.caption] if table.caption else []
+    for row in rows:
+        cells = zip(row, widths, table.formats, strict=True)
+        lines.append("  ".join(c.rjust(w) if spec else c.ljust(w) for c, w, spec in cells).rstrip())
+    return "\n".join(lines)
 
 
 def csv_text(table: Table) -> str:

@@ -8,16 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.stats
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.arguments import called, check_number
 from fedshift.errors import InputError
+from fedshift.shifts.measures import auc
 from fedshift.sketch import sketched
-
-Floats = NDArray[np.float64]
 
 
 def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
@@ -72,15 +69,8 @@ def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
     for i in range(clients):
         for j in range(i):
             margin = s[:, i] - s[:, j]
-            table[i, j] = table[j, i] = _auc(margin[client == i], margin[client == j])
+            table[i, j] = table[j, i] = auc(margin[client == i], margin[client == j])
     return torch.from_numpy(table)
-
-
-def _auc(high: Floats, low: Floats) -> float:
-    if not len(high) or not len(low):
-        return float("nan")
-    ranks = scipy.stats.rankdata(np.concatenate([high, low]))[: len(high)].sum()
-    return float((ranks - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
 
 
 @sketched

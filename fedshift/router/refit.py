@@ -18,6 +18,7 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from fedshift.arguments import check_not_negative
 from fedshift.errors import InputError, TrainingError
 from fedshift.router.calibration import (
     TEMPERATURES,
@@ -108,8 +109,7 @@ def refit(
     Not in the FedDRM paper. Raises InputError for a negative penalty, and TrainingError where
     `rounds` do not suffice.
     """
-    if not 0.0 <= penalty < float("inf"):
-        raise InputError(f"penalty must be 0 or more, got {penalty}")
+    check_not_negative("penalty", penalty)
     units, total = _Units.of(whole, sizes, penalty), float(sizes.sum())
 
     def loss(v: Floats) -> tuple[float, Floats]:

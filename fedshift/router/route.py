@@ -17,7 +17,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, Capabilities, ask, check_method
 from fedshift.arguments import check_whole
 from fedshift.data import ClientData, check_clients
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
 from fedshift.router.calibration import Calibration, Part, divided
@@ -337,8 +337,7 @@ class Router:
         if not isinstance(mode, str):
             return self._check_width(mode)
         widths = {"hard": 1, "mixture": len(self.clients)}
-        if mode not in widths:
-            raise unknown("mode (or a number of clients)", str(mode), widths)
+        check_name("mode (or a number of clients)", mode, widths)
         return widths[mode]
 
     def _check_width(self, k: int) -> int:

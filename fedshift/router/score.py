@@ -60,20 +60,20 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
 
     Raises InputError for a prior that is none for these clients.
     """
-    own_shares = shares(sizes)
+    client_shares = shares(sizes)
     if not isinstance(prior, str):
-        prior_shares = _checked_prior(_numbers("a prior", prior), own_shares)
+        prior_shares = _checked_prior(_numbers("a prior", prior), client_shares)
         # The mass of clients that get no queries is shared out among the others.
-        unusable = float(prior_shares[own_shares == 0].sum())
+        unusable = float(prior_shares[client_shares == 0].sum())
         q = prior_shares / (1.0 - unusable) if unusable else prior_shares
     elif prior == "density":
-        q = torch.full_like(own_shares, 1.0 / int((own_shares > 0).sum()))
+        q = torch.full_like(client_shares, 1.0 / int((client_shares > 0).sum()))
     elif prior == "posterior":
-        return torch.zeros_like(own_shares).masked_fill(own_shares == 0, -torch.inf)
+        return torch.zeros_like(client_shares).masked_fill(client_shares == 0, -torch.inf)
     else:
         raise unknown("prior", prior, RULES)
     # The router was not fitted to a client without examples, so its logit is meaningless.
-    return torch.where(own_shares > 0, q.log() - own_shares.log(), -torch.inf)
+    return torch.where(client_shares > 0, q.log() - client_shares.log(), -torch.inf)
 
 
 def shares(sizes: Tensor) -> Tensor:
@@ -94,17 +94,17 @@ def _numbers(what: str, values: Numbers) -> Tensor:
         raise InputError(f"{what} must be a number per client, got {values!r}") from None
 
 
-def _checked_prior(q: Tensor, own_shares: Tensor) -> Tensor:
-    if q.shape != own_shares.shape:
+def _checked_prior(q: Tensor, client_shares: Tensor) -> Tensor:
+    if q.shape != client_shares.shape:
         raise InputError(
-            f"a prior of shape {tuple(q.shape)} for {len(own_shares)} clients; give one each"
+            f"a prior of shape {tuple(q.shape)} for {len(client_shares)} clients; give one each"
         )
     if not bool(torch.isfinite(q).all()) or bool((q < 0).any()) or abs(float(q.sum()) - 1) > 1e-6:
         raise InputError(f"a prior must be 0 or more and sum to 1, got {_shown(q)}")
-    if not bool((q[own_shares > 0] > 0).any()):
+    if not bool((q[client_shares > 0] > 0).any()):
         raise InputError(
             f"the prior {_shown(q)} is 0 for every client that can be routed to; "
-            f"give mass to one of {(own_shares > 0).nonzero().flatten().tolist()}"
+            f"give mass to one of {(client_shares > 0).nonzero().flatten().tolist()}"
         )
     return q
 
@@ -136,13 +136,13 @@ def estimate_prior(
     """
     if not len(logits):
         raise InputError("no queries to estimate a prior from; give at least one")
-    own_shares = shares(sizes)
-    present = own_shares > 0
+    client_shares = shares(sizes)
+    present = client_shares > 0
     # r_i / w_i up to a factor per query, which cancels in every step and avoids overflow.
     log_ratio = scores(logits, sizes, "density").cpu()[:, present]
     ratio = (log_ratio - log_ratio.amax(1, keepdim=True)).exp()
     # Expectation-maximisation; each step cannot lower the likelihood.
-    q = own_shares[present]
+    q = client_shares[present]
     for _ in range(steps):
         joint = ratio * q
         new = (joint / joint.sum(1, keepdim=True)).mean(0)
@@ -150,6 +150,6 @@ def estimate_prior(
         q = new
         if change < tolerance:
             break
-    full = torch.zeros_like(own_shares)
+    full = torch.zeros_like(client_shares)
     full[present] = q
     return full

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.real import described, number
 from fedshift.seeds import numpy_generator
 from fedshift.server.hull import project
@@ -145,8 +145,7 @@ class ConFree:
         check_fields(self)
         if not 0.0 <= number(self.alpha) < math.inf:
             raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
-        if self.scope not in ("tensor", "model"):
-            raise unknown("scope of ConFree", str(self.scope), ("tensor", "model"))
+        check_name("scope of ConFree", self.scope, ("tensor", "model"))
 
     def weigh(self, table: Params) -> Tensor:
         return Uniform()(table)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedshift.arguments import check_number
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.real import described, number, numbers
 from fedshift.server.simplex import Floats
 
@@ -104,8 +104,7 @@ def check_setting(
     lam: float | None, ess: float | None, cap: float | None, fidelity: Fidelity
 ) -> None:
     """Raise InputError unless exactly one of lam and ess is given and all lie in their ranges."""
-    if fidelity not in get_args(Fidelity):
-        raise unknown("fidelity", str(fidelity), get_args(Fidelity))
+    check_name("fidelity", fidelity, get_args(Fidelity))
     if (lam is None) == (ess is None):
         given = "neither" if lam is None else f"both (lam={described(lam)}, ess={described(ess)})"
         raise InputError(f"give exactly one of lam and ess; got {given}")

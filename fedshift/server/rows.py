@@ -144,7 +144,7 @@ def keep_rows(old: Params, new: Params, rows: Tensor, names: Collection[str]) ->
     return {k: kept(k, v) for k, v in new.items()}
 
 
-def only_own(params: Params, names: Collection[str], label_set: Tensor) -> Params:
+def only_labels(params: Params, names: Collection[str], label_set: Tensor) -> Params:
     """A model of all K labels that gives labels outside `label_set` [K] bool probability 0.
 
     The head of `params` has K rows, or only those of the set, in ascending order. In the others

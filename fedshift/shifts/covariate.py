@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.shifts.base import check_count
 from fedshift.shifts.colour import check_images, hsv_to_rgb, rgb_to_hsv
 
@@ -178,8 +178,7 @@ def bit_pool(intensity: str = "high") -> Pool:
 
     Raises InputError for another intensity.
     """
-    if intensity not in _BITS:
-        raise unknown("intensity", str(intensity), _BITS)
+    check_name("intensity", intensity, _BITS)
     gammas, hues, saturations = _BITS[intensity]
     return tuple(
         Compose((Saturation(kappa), Hue(turn), Gamma(gamma)))

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.shifts.base import (
     Floats,
     Ints,
@@ -145,8 +145,7 @@ class DirichletPerClient:
     def __post_init__(self) -> None:
         check_beta(self.beta)
         check_count("min_size", self.min_size, 1)
-        if self.rule not in get_args(Rule):
-            raise unknown("rule", str(self.rule), get_args(Rule))
+        check_name("rule", self.rule, get_args(Rule))
 
     def __call__(
         self, labels: Ints, classes: int, clients: int, rng: np.random.Generator

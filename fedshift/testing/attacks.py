@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift.engine.backends import FAILED, Reply
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError, check_name
 from fedshift.seeds import generator
 from fedshift.tree import Parts
 
@@ -112,8 +112,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 def attack(name: str) -> Attack:
     """The row of this name. Raises InputError, with the nearest match, for others."""
-    if name not in ATTACKS:
-        raise unknown("attack", name, ATTACKS)
+    check_name("attack", name, ATTACKS)
     return ATTACKS[name]
 
 

@@ -16,13 +16,7 @@ import torch
 from fedshift import datasets
 from fedshift.datasets import Samples, catalogue, idx, registry
 from fedshift.errors import DataError, InputError
-from fedshift.papers.datasets.gaussians import (
-    CLIENT_COUNTS,
-    MEANS,
-    apportion,
-    gaussians,
-    target_marginal,
-)
+from fedshift.papers.datasets.gaussians import CLIENT_COUNTS, MEANS, gaussians, target_marginal
 from support.dataset_fixtures import write_idx
 
 BALANCED_10 = [1000] * 10
@@ -326,10 +320,3 @@ def test_delta_outside_is_refused(delta: float) -> None:
 def test_empty_test_set_is_refused() -> None:
     with pytest.raises(InputError, match="n_test = 0; it must be at least 1"):
         gaussians(n_test=0)
-
-
-@pytest.mark.parametrize(
-    ("n", "counts"), [(2000, (1000, 500, 500)), (2, (1, 1, 0)), (3, (1, 1, 1))]
-)
-def test_apportion_keeps_the_sum(n: int, counts: tuple[int, ...]) -> None:
-    assert apportion(np.array([0.5, 0.25, 0.25]), n) == counts

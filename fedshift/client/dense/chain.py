@@ -49,6 +49,7 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
         else:
             kind = type(module).__name__
             raise not_dense(f"the network has {kind} where only Flatten, Linear or ReLU may be")
+    # Each parameter exactly once: a shared one would need the sum of two gradients.
     used = [name for layer in layers for name in layer[:2] if name is not None]
     if sorted(used) != sorted(names.values()):
         raise not_dense("layers share parameters, or the network has others beside its layers")
@@ -63,7 +64,7 @@ def _modules(net: nn.Module) -> Iterator[nn.Module]:
         raise not_dense(f"{type(net).__name__} has hooks")
     if type(net) is nn.Sequential:
         inner: Sequence[nn.Module] = tuple(net)
-    # Asked of the class: a module that lacks an attribute takes as long to say so as a small layer.
+    # Asked of the class: nn.Module searches long before it raises for a missing attribute.
     elif hasattr(type(net), "chain") and _of_one_class(net):
         inner = cast(Chained, net).chain()
     else:

@@ -74,12 +74,13 @@ class Nets(NamedTuple):
     def backward(self, inputs: Sequence[Tensor], delta: Tensor, lr: Tensor) -> Tensor | None:
         """One step of all layers but the first, the last one first; that one's delta, if it moves.
 
-        delta [c, K, B] is the logits', lr [c, 1, 1]. Without momentum, delta holds the factor -lr.
-        lr is 0 where a client has no batch left.
+        delta [c, K, B] is that of the logits, lr [c, 1, 1]. Without momentum, delta contains the
+        factor -lr. lr is 0 where a client has no batch left.
         """
         layers, moving = self.recipe.layers, self.recipe.moving
         lowest = min(i for i, layer in enumerate(layers) if set(layer[:2]) & set(moving))
         for i in range(len(layers) - 1, max(lowest, 1) - 1, -1):
+            # Before this layer moves: the gradient below it is taken at the old weights.
             below = delta
             if i > lowest:
                 below = products(self.at[layers[i].weight].transpose(1, 2), delta)
@@ -112,7 +113,7 @@ class Nets(NamedTuple):
         return free and not self._other_terms(name)
 
     def begin(self) -> None:
-        """Put down where clients start."""
+        """Set the parameters that move to where the clients start."""
         for k in self.recipe.moving:
             self.at[k].copy_(self.named[f"at {k}"])
 
@@ -135,7 +136,7 @@ class Nets(NamedTuple):
     def _other_terms(self, name: str) -> list[tuple[float, Tensor]]:
         """c, v of the terms c v that the gradient has besides the batch's: decay, pull, shift.
 
-        theta's own first, because the others move it.
+        That of theta itself first, because the others change it.
         """
         mu = self.recipe.pulled.get(name, 0.0)
         terms = [(self.recipe.decay + mu, self.at[name])] if self.recipe.decay + mu else []
@@ -153,7 +154,7 @@ class Nets(NamedTuple):
 
 @dataclass(eq=False)
 class First:
-    """The first layer in one step, or in several whose batches are known in advance.
+    """The first layer in one step, or in several steps at once, whose batches are given.
 
     With X_s [B, d] the batch of step s, and D_s [h, B] what is to be added to the layer's outputs
     for it (-lr times their gradient),
@@ -161,12 +162,12 @@ class First:
         z_s = W X_s^T + b + sum_(r<s) D_r (X_r X_s^T + 1)
 
     so that one product serves all steps, and another one after them: W += sum_s D_s X_s, b +=
-    sum_s D_s 1. Two steps are faster so where a call of oneDNN is for one client's product; with
-    more, the products X_r X_s^T cost more than that saves, and so do those of two where MKL is
-    called once for all clients. Without a bias there is no 1.
+    sum_s D_s 1. Without a bias there is no 1. Two steps at once are faster where oneDNN is called
+    for each client. With more steps, or where MKL is called once for all clients, the products
+    X_r X_s^T cost more than that saves.
 
-    rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; `step` follows each, because what
-    a step changes is known only when all other layers have answered. The end moves the layer.
+    rows: the batches, [c, S B, d]. Iterating gives z_s [c, h, B]; the caller calls `step` after
+    each, once all other layers have given what D_s needs. The end moves the layer.
     """
 
     net: Nets

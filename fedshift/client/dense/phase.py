@@ -35,8 +35,8 @@ from fedshift.kernels.torch_private import log_softmax_backward
 from fedshift.model import Model
 from fedshift.tree import Params, Parts
 
-# Bytes of parameters that are trained together, in caches of a core (its second level): with fewer,
-# calls cost more than what the cache saves; with more, parameters fall out of it. On an MLP
+# Bytes of parameters that are trained together, in second-level caches of a core: with fewer, calls
+# cost more than the cache saves; with more, parameters fall out of it. On an MLP
 # 784-200-10, processors with 1 MB were fastest with 4 MB (of 0.5 to 16), by a tenth against 8 where
 # two processes share the third level; one with 2 MB at 8 to 32 (of 2 to 32).
 CACHES = 4
@@ -178,7 +178,7 @@ def cache_of_a_core() -> int:
 
 
 class Steps(NamedTuple):
-    """What is known beforehand of S steps of c clients: rows [S, c, B] among all clients' examples,
+    """Computed beforehand for S steps of c clients: rows [S, c, B] among all clients' examples,
     labels [S, c, 1, B], share [S, c, 1, B] of each example in its batch's loss, live [S, c, 1], 1
     where a client has a batch, rates [S, c, 1, 1] and slope [S, c, 1, B].
 
@@ -203,7 +203,7 @@ class Steps(NamedTuple):
         rows = (drawn.rows + first[:, None, None]).transpose(0, 1)
         weight = drawn.weight.transpose(0, 1)
         sizes = weight.sum(-1, keepdim=True)
-        # Not in float32 for float64: 1 / size would be rounded.
+        # In the finer of both types: for float64 inputs 1 / size must not be rounded to float32.
         finer = torch.promote_types(kind, drawn.w.dtype)
         share = weight.to(finer) * drawn.w.reshape(-1)[rows] / sizes.to(finer).clamp(min=1.0)
         share = share.to(kind)[..., None, :]
@@ -239,7 +239,7 @@ def descend(recipe: Recipe, drawn: Drawn, named: Mapping[str, Tensor]) -> tuple[
     return torch.cat(losses), ends
 
 
-# No gradient goes through it, and calls need not note what one would need.
+# No gradient goes through it, so torch need not record what one would need.
 @torch.inference_mode()
 def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     """Take the steps with c clients' networks, from where clients start; the mean losses [c]."""
@@ -260,7 +260,8 @@ def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
         chosen = some.transpose(0, 1).reshape(-1)
         columns = torch.index_select(examples, 0, chosen, out=room[: len(chosen)])
         lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
-        # `lowest` first: asked for one more than there are, it moves the layer, and `each` stays.
+        # `lowest` first: zip asks it for one step too many, which moves the layer, and takes no
+        # further element of `each`.
         for z, (labels, by_log, rate) in zip(lowest, each, strict=False):
             inputs, logits = net.forward(z)
             log = F.log_softmax(logits, -2)

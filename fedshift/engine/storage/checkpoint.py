@@ -1,4 +1,4 @@
-"""Checkpoints: a round on disk, whole or not at all, so that a run goes on where it was killed.
+"""Checkpoints: a round on disk, whole or not at all, so that a killed run can go on from it.
 
 A folder per round holds `state.safetensors` (the server's parts, every client's, the cohort and its
 weights) and `round.json` (everything else, the checksum of the former, and its own). Both are
@@ -67,9 +67,7 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         # The folder is new at first, and those above it may be: a name lasts once its folder does.
         _sync(folder)
         for one in folder.absolute().parents[:2]:
-            with contextlib.suppress(
-                OSError
-            ):  # folders of other users may be closed to this process
+            with contextlib.suppress(OSError):  # another user's folder may be closed to us
                 _sync(one)
     except OSError as e:
         with contextlib.suppress(OSError):
@@ -81,11 +79,10 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
 
 
 def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
-    """The newest checkpoint in `folder` that is whole; None where there is none.
+    """The newest undamaged checkpoint in `folder`; None where there is none.
 
-    A damaged one is passed over for the one before it. shelf: where the clients' states go. Raises
-    DataError where all are damaged, with what is wrong with the newest, and for checkpoints of a
-    newer format.
+    shelf: where the clients' states go. Raises DataError where all are damaged, with the fault of
+    the newest, and for checkpoints of a newer format.
     """
     places = _places(folder)
     wrong: list[DataError] = []
@@ -226,7 +223,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames in a folder last; Windows opens no folders, and needs none opened."""
+    """Flush a folder, so that renames in it outlive a power cut; Windows needs no such call."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedshift.papers.protocols.study import Column, Row, Study
 from fedshift.papers.reproduce.results import Cell, mean_curve
 from fedshift.papers.reproduce.routing_charts import Chart, routing_charts
-from fedshift.papers.reproduce.store import Store
 from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart, side_bars
+from fedshift.sweeps.store import Store
 
 AXES = {
     "C": "labels per client, C",

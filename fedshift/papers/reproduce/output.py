@@ -14,10 +14,8 @@ from fedshift.experiments.folder import trained_with
 from fedshift.files import clean, write
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.plan import Plan
-from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.results import Cell, Value
 from fedshift.papers.reproduce.routing_charts import Chart
-from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tables import (
     cell_table,
     numbers_table,
@@ -29,6 +27,8 @@ from fedshift.papers.reproduce.verdict import stopped_early, verdicts, without_v
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table, csv_text, escape_markdown, latex, markdown, shown
+from fedshift.sweeps.records import RECORDS, read_records, write_records
+from fedshift.sweeps.store import Store
 
 PAGE, RESULTS = "table.md", "results.json"
 BOOTSTRAP = (
@@ -40,7 +40,7 @@ BOOTSTRAP = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything known when the runs are over.
+    """Everything that a table's files show, once the runs are over.
 
     notes   what was chosen, tuned or changed, one sentence each
     """
@@ -73,7 +73,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
         where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
             notes.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
-        elif cell.problem is None and cell.row.grid.keys() - cell.column.own_options(cell.row):
+        elif cell.problem is None and cell.row.grid.keys() - cell.column.method_options(cell.row):
             notes.append(f"Chosen: {where}, a default (--tune has not been run).")
     notes += [f"Changed from the protocol: {override}." for override in plan.overrides]
     notes += [f"Run with: {text}." for text in _versions(cells)]

@@ -14,8 +14,8 @@ from fedshift.experiments.load import apply_override, apply_overrides, validate
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.served import measured
 from fedshift.papers.protocols.study import Column, Options, Row, Study
-from fedshift.papers.reproduce.store import Run, Store, run_of
 from fedshift.record.rounds import Metrics
+from fedshift.sweeps.store import Run, Store, run_of
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
 TAKEN = {
@@ -62,7 +62,7 @@ class Plan:
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
         tuned = self.tuned.get((column.key, row.label), {})
-        options = {**row.options, **column.own_options(row), **tuned}
+        options = {**row.options, **column.method_options(row), **tuned}
         rounds = self.rounds_of(column)
         scaled = {k: max(1, options[k] * rounds // column.rounds) for k in row.scaled}
         return options | scaled

@@ -10,8 +10,8 @@ from typing import Any
 from fedshift.errors import DataError
 from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row, Study
 from fedshift.papers.reproduce.plan import Candidate, Plan, runs_of
-from fedshift.papers.reproduce.statistics import INTERVALS, LEVEL, Moments, paired
-from fedshift.papers.reproduce.store import Finished, Run, Store
+from fedshift.sweeps.statistics import INTERVALS, LEVEL, Moments, paired
+from fedshift.sweeps.store import Finished, Run, Store
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Cell:
 
     def _shares(self) -> list[str]:
         """Options in rounds whose share of a shortened run, rounded, differs from the whole."""
-        whole, notes = {**self.row.options, **self.column.own_options(self.row)}, []
+        whole, notes = {**self.row.options, **self.column.method_options(self.row)}, []
         for name in self.row.scaled:
             here, planned = self.options[name] / self.rounds, whole[name] / self.column.rounds
             if abs(here - planned) > 1e-9:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.record.summary import RouterDetails, Serving, parsed
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
 from fedshift.report.svg import PALETTE, Series
+from fedshift.sweeps.store import Run, Store
 
 Floats = NDArray[np.float64]
 # Coverages at which curves of several seeds are averaged.
@@ -45,7 +45,7 @@ class Routed:
 
     @property
     def routers(self) -> list[RouterDetails]:
-        """What is known of each seed's router."""
+        """The measurements of each seed's router."""
         return [d.router for d in self.details if d.router is not None]
 
 
@@ -97,7 +97,7 @@ def _details(run: Run, store: Store) -> Serving | None:
     return None if "serving" not in summary else parsed(json.dumps(summary)).serving
 
 
-def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
+def mean_defined(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
     """(mean over the seeds that have a value, how many these are), entry by entry; NaN for none."""
     stacked = np.array(matrices, dtype=np.float64)
     defined = ~np.isnan(stacked)
@@ -127,7 +127,7 @@ def _map(
     matrices: Sequence[Sequence[Sequence[float | None]]],
     shades: Shades,
 ) -> Chart:
-    mean, count = mean_known(matrices)
+    mean, count = mean_defined(matrices)
     rows = _names(one)
     values = [[None if np.isnan(v) else float(v) for v in row] for row in mean]
     notes = [

@@ -16,7 +16,7 @@ from fedshift.files import clean, is_file, write
 from fedshift.papers.protocols.study import Column, Options, Row
 from fedshift.papers.reproduce.plan import Candidate, Plan, config_of, tunable, tuning_runs
 from fedshift.papers.reproduce.results import pick, scores
-from fedshift.papers.reproduce.store import Run, Store
+from fedshift.sweeps.store import Run, Store
 
 Key = tuple[str, str]
 Records = Mapping[Key, Mapping[str, Any]]
