@@ -64,21 +64,13 @@ MAY = {
 LIBRARY = set(MAY) - {"deploy", "testing", "moved", "plugins", "diagnose", "diagnosis", "verdict"}
 MAY |= {
     "experiments": LIBRARY | {"__version__"},
-    "fitting": LIBRARY | {"experiments"},
     "sweeps": {"errors", "files", "seeds", "recipes", "record", "report"}
     | {"engine.ways", "server.pals"}
     | {"experiments"},
+    "fitting": LIBRARY | {"experiments"},
     "cli": LIBRARY
-    | {
-        "fedshift",
-        "experiments",
-        "fitting",
-        "sweeps",
-        "deploy",
-        "diagnose",
-        "diagnosis",
-        "plugins",
-    },
+    | {"fedshift", "experiments", "fitting", "sweeps", "deploy", "diagnose", "diagnosis"}
+    | {"plugins"},
     "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},
     "__init__": (LIBRARY | {"fitting"}) - {"report"},
