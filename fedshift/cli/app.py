@@ -136,6 +136,29 @@ def run(
 
 
 @app.command()
+def init(
+    source: Annotated[Path, typer.Argument(metavar="TABLE")],
+    client: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A client, pooled or clients. Default: pooled.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(),
+    format: FormatOption = Format.table,
+) -> None:
+    """Look at a table of yours, and write an experiment on it that runs.
+
+    TABLE: a CSV or Parquet file with one row per example.
+    """
+    with loading():
+        from fedshift.cli.init import Asked, init
+
+    init(Asked(source, client, label, target, folder), as_json=format is Format.json)
+
+
+@app.command()
 def compare(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
     methods: Annotated[str, typer.Option(help="As in fedavg,fedpals; default: the file's.")] = "",

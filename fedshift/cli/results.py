@@ -13,7 +13,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Choice, Experiment
 from fedshift.files import check_page, clean, write
-from fedshift.recipes import recipe
+from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, read_run
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
@@ -59,7 +59,7 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
-            recipe(r["method"]).title,
+            traits_of(r["method"]).title or r["method"],
             percent(r["target_accuracy"]),
             f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
             "–" if r["ess"] is None else f"{r['ess']:.0f}",

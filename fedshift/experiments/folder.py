@@ -184,6 +184,8 @@ def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) 
     """The files that exist before training: the configuration, and the lock file."""
     # Last, because a folder with a configuration can be resumed.
     write_lock(folder, config, prepared, backend)
+    for name, text in prepared.own.texts.items():
+        write(folder / name, text)
     write(folder / CONFIG, dumps(config))
 
 
@@ -211,7 +213,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
-        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
+        **({"files": dict(prepared.own.sources)} if prepared.own.sources else {}),
     }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedshift import recipes
 from fedshift.client.objectives import Term
 from fedshift.experiments.config import Config
+from fedshift.tasks.task import Task
 
 # (probabilities [n, K], labels [n]) -> a number, on the target's test examples.
 Metric = Callable[[NDArray[np.float64], NDArray[np.int64]], float]
@@ -26,7 +27,10 @@ class Own:
     loss           in place of the cross-entropy, in the local objective
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
-    files          SHA-256 of the files that the configuration names, by path
+    texts          to leave in the run folder, by name of the file
+    sources        SHA-256 of the files that the configuration names, by path
+    notes          what its user should know of the data
+    task           what a network of the user's is made for; None for a set of the library
     """
 
     clients: tuple[str, ...] = ()
@@ -34,7 +38,10 @@ class Own:
     loss: Term | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    task: Task | None = None
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

@@ -58,7 +58,7 @@ def load_router(
 
 def _configured(folder: Path) -> Config:
     config = complete_config(folder)
-    if not recipes.recipe(config.method.name).traits.router:
+    if not recipes.traits_of(config.method.name).router:
         routed = " or ".join(one.name for one in recipes.recipes() if one.traits.router)
         raise InputError(
             f'{folder}: a run of "{config.method.name}", which trains no router; give one of '

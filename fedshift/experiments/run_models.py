@@ -23,7 +23,8 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
-from fedshift.record.folder import CLIENTS, CONFIG, MODEL, SUMMARY
+from fedshift.record.folder import CLIENTS, CONFIG, ENCODING, MODEL, SUMMARY
+from fedshift.tasks.encoding import Encoding
 from fedshift.tree import Params, Parts
 
 Pair = tuple[Params, Params]
@@ -48,11 +49,14 @@ class RunModels:
     took_part: tuple[int, ...]
 
 
-def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> RunModels:
+def load_models(
+    folder: Path | str, *, shape: tuple[int, ...] | None = None, model: Model | None = None
+) -> RunModels:
     """Every model that a complete run served, as it was after the last round.
 
     shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
-    be there then. Inputs go through what the run's went through (`Prepared.task` has them).
+    be there then. model: the network, where a program gave it. Inputs go through what the run's
+    went through (`Prepared.task` has them).
 
     Raises InputError for a folder that is none or not complete, or of a version that did not keep
     all of them, and DataError for files that are missing or damaged.
@@ -68,7 +72,7 @@ def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> 
             "it again, or read the parts that are there with fedshift.experiments.stored.read_parts"
         )
     clients = len(sizes_in(place / CLIENTS))
-    model = network_of(config, place, clients, shape)
+    model = network_of(config, place, clients, shape) if model is None else model
     participants = took_part(parts, clients, path) if per_client else ()
     served = (
         tuple(served_in(parts, i, i in participants) for i in range(clients)) if per_client else ()
@@ -171,6 +175,13 @@ def classes_in(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
+def encoding_in(folder: Path) -> Encoding | None:
+    """How a run's rows were encoded; None for a run on a set of the library."""
+    if not is_file(folder / ENCODING):
+        return None
+    return Encoding.from_json((folder / ENCODING).read_text("utf-8"))
+
+
 def sizes_in(path: Path) -> Tensor:
     """The clients' sizes [M] in clients.csv. Raises DataError where it cannot be read."""
     try:
@@ -191,10 +202,12 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     # The data set tells the shape; it need not be there if the caller knows it.
     if shape is None:
         return prepare(config).model
-    routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
     if is_python(config.model.name):
-        return own_network(config.model.name, Shape(shape, classes_in(folder)), seed)
+        layout = None if (encoding := encoding_in(folder)) is None else encoding.layout
+        inputs = shape if layout is None else layout.inputs[0].shape
+        return own_network(config.model.name, Shape(inputs, classes_in(folder)), seed, layout)
+    routed = clients if recipes.traits_of(config.method.name).router else None
     return network(config.model, shape, len(classes_in(folder)), seed, routed)
 
 

@@ -143,6 +143,11 @@ def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Rec
     )
 
 
+def traits_of(name: str) -> Traits:
+    """What is special about a method of this name; nothing about one that is no recipe."""
+    return _TRAITS.get(name, Traits())
+
+
 def recipes() -> tuple[Recipe, ...]:
     """All methods, by name."""
     return tuple(recipe(name) for name in sorted(__all__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from fedshift.errors import InputError, nearest, shown
 
 Ints = NDArray[np.int64]
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Coded(NamedTuple):
@@ -72,11 +75,8 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def as_number(text: str) -> float:
-    """The number that a text is, NaN for other texts."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    """The number that a text is, NaN for other texts, such as "nan", "inf" and "1_000"."""
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
@@ -97,6 +97,11 @@ def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
         )
     place = np.array([*(wanted.index(n) if n in wanted else -1 for n in given.names), -1])
     return Coded(place[given.codes].astype(np.int64), wanted)
+
+
+def many(count: int, what: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
