@@ -14,12 +14,16 @@ from fedshift.errors import DataError, FedshiftError, InputError, NetworkError, 
 if TYPE_CHECKING:
     from fedshift.algorithms.fedavg import FedAvg
     from fedshift.client.local import Local
-    from fedshift.data import Task
     from fedshift.engine.run import Federation, run
     from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+    from fedshift.fitting.fit import fit, load
+    from fedshift.fitting.loggers import MLflow, TensorBoard, WandB
+    from fedshift.fitting.methods import method
+    from fedshift.fitting.result import Result
     from fedshift.model import Model
     from fedshift.router.route import Router
     from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+    from fedshift.tasks.task import Task
 
 _LAZY = {
     "AccuracyEstimate": "fedshift.estimate",
@@ -32,7 +36,14 @@ _LAZY = {
     "Local": "fedshift.client.local",
     "Model": "fedshift.model",
     "Router": "fedshift.router.route",
-    "Task": "fedshift.data",
+    "Task": "fedshift.tasks.task",
+    "MLflow": "fedshift.fitting.loggers",
+    "Result": "fedshift.fitting.result",
+    "TensorBoard": "fedshift.fitting.loggers",
+    "WandB": "fedshift.fitting.loggers",
+    "fit": "fedshift.fitting.fit",
+    "load": "fedshift.fitting.fit",
+    "method": "fedshift.fitting.methods",
     "run": "fedshift.engine.run",
 }
 
@@ -45,14 +56,21 @@ __all__ = [
     "FedshiftError",
     "InputError",
     "Local",
+    "MLflow",
     "Model",
     "NetworkError",
     "PalsWeights",
+    "Result",
     "Router",
     "Task",
+    "TensorBoard",
     "TrainingError",
+    "WandB",
     "ess_curve",
     "estimate_target_accuracy",
+    "fit",
+    "load",
+    "method",
     "pals_weights",
     "run",
 ]

@@ -32,6 +32,32 @@ def hold_out(
     return tuple(train for train, _ in pairs), tuple(test for _, test in pairs)
 
 
+def hold_out_by_label(
+    y: Rows, parts: Sequence[Rows], share: float, seed: int, purpose: str = "validation"
+) -> tuple[list[Rows], list[Rows]]:
+    """(rows kept, rows held out) of each client: share * count of each label are held out.
+
+    What rounding down leaves is carried to the next client with that label, so that small clients
+    together hold out their share too; a client keeps at least one example of each of its labels.
+    Rows come out ascending; draws are keyed by (seed, purpose, client).
+    """
+    kept, holdouts = [], []
+    carried: dict[int, float] = {}
+    for client, part in enumerate(parts):
+        order = numpy_generator(seed, purpose, client).permutation(part)
+        labels = y[order]
+        is_held_out = np.zeros(len(order), dtype=bool)
+        for label in np.unique(labels):
+            rows = np.flatnonzero(labels == label)
+            owed = carried.get(label, 0.0) + share * len(rows)
+            taken = min(math.floor(owed + 1e-9), len(rows) - 1)
+            carried[label] = owed - taken
+            is_held_out[rows[:taken]] = True
+        kept.append(np.sort(order[~is_held_out]))
+        holdouts.append(np.sort(order[is_held_out]))
+    return kept, holdouts
+
+
 def _divide(part: Rows, share: float, seed: int, client: int) -> tuple[Rows, Rows]:
     # 1e-9 keeps whole numbers whole: 0.7 * 90 is 62.99999999999999 in floating point.
     training = math.floor((1.0 - share) * len(part) + 1e-9)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedshift
-from fedshift import FedAvg, Federation, Local, Model, Task, pals_weights, recipes, run
+from fedshift import FedAvg, Federation, Local, Model, data, pals_weights, recipes, run
 from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.data import ClientData, Examples, register
 from fedshift.engine.backends import Job, Reply, loop
@@ -194,7 +194,7 @@ def wide() -> dict[str, Any]:
         "personal": recipes.ditto(Setting(model, target, head=("40.",))),
         "setting": Setting(model, target),
         "round": start._replace(cohort=torch.arange(n), trained=tuple(range(n))),
-        "task": Task(tuple(clients), (held,) * n, shares, held, None, classes),
+        "task": data.Task(tuple(clients), (held,) * n, shares, held, None, classes),
         "examples": held,
         "pool": Pooled(clients[0].x, clients[0].y, torch.arange(40), torch.ones(40).long()),
         "reply": Reply(0, {"delta": params}, {}, 1),

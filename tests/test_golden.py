@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from fedshift.experiments.load import load_config
-from fedshift.papers.reproduce.store import Store, run_of
 from fedshift.record.folder import ROUND_COLUMNS, SERVED_COLUMNS, read_run
+from fedshift.sweeps.store import Store, run_of
 
 GOLDEN = Path(__file__).parent / "golden"
 RUNS = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())

@@ -33,7 +33,7 @@ MAY = {
 # Where messages between processes of this machine are received.
 PIPES = {
     "fedshift/engine/processes/pipe.py",
-    "fedshift/papers/reproduce/execute.py",
+    "fedshift/sweeps/execute.py",
     "benchmarks/engine.py",
 }
 

@@ -16,7 +16,7 @@ from fedshift.cli.choices import Format, FormatOption, Overrides, Where
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import GONE, NAMES
+from fedshift.engine.ways import ALONE, GONE, NAMES
 
 app = typer.Typer(
     name="fedshift",
@@ -29,7 +29,7 @@ app = typer.Typer(
     "143 terminated (SIGTERM).",
 )
 datasets_app = typer.Typer(
-    help="List the known data sets, or fetch one.", invoke_without_command=True
+    help="List the known data sets, show one, or fetch one.", invoke_without_command=True
 )
 app.add_typer(datasets_app, name="datasets")
 deploy_app = typer.Typer(
@@ -42,6 +42,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results 
 Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
+# Eager: --version works without a command, and before any other option is checked.
 def _version(wanted: bool) -> None:
     if wanted:
         console.put(f"fedshift {fedshift.__version__}")
@@ -74,6 +75,7 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
     check_unused(out)
     done = []
     with source.placing():
+        # Once for all three methods, which differ in nothing but the method.
         prepared = prepare(loaded)
         with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
             for one in method_configs(loaded):
@@ -131,6 +133,74 @@ def run(
         state_memory, profile,
     )  # fmt: skip
     run_asked(asked, as_json=format is Format.json)
+
+
+@app.command()
+def init(
+    source: Annotated[Path, typer.Argument(metavar="TABLE")],
+    client: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A client, pooled or clients. Default: pooled.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(),
+    format: FormatOption = Format.table,
+) -> None:
+    """Look at a table of yours, and write an experiment on it that runs.
+
+    TABLE: a CSV or Parquet file with one row per example.
+    """
+    with loading():
+        from fedshift.cli.init import Asked, init
+
+    init(Asked(source, client, label, target, folder), as_json=format is Format.json)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml")],
+    methods: Annotated[str, typer.Option(help="As in fedavg,fedpals; default: the file's.")] = "",
+    seeds: Annotated[str, typer.Option(help="As in 0-4 or 0,2,5.")] = "0-4",
+    config: Overrides = [],  # noqa: B006
+    vary: Annotated[
+        str,
+        typer.Option(
+            click_type=Choice(["training", "split"]), help="What a seed draws anew; split: all."
+        ),
+    ] = "training",
+    base: Annotated[str, typer.Option(help="Differences are to it; default: the first.")] = "",
+    metric: Annotated[
+        str | None, typer.Option(help="What is compared, as in target_macro_f1.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at once, a process each; default: one per core.")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(click_type=Choice([*ALONE, *GONE]), help="How clients train.")
+    ] = "loop",
+    workers: Annotated[
+        int | None, typer.Option(help="Clients at once in each run, a process each.")
+    ] = None,
+    out: Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the comparison that was stopped.")
+    ] = False,
+    format: FormatOption = Format.table,
+) -> None:
+    """Train several methods over several seeds, and set them side by side in one table.
+
+    FILE.toml: the experiment. A list in -c, as in training.lr=0.01,0.1, is a grid from which
+    validation chooses for each method.
+    """
+    with loading():
+        from fedshift.cli.comparing import Asked, compare_asked
+
+    asked = Asked(
+        file, methods, seeds, config, vary, base, metric, jobs, backend, workers, out, resume
+    )
+    compare_asked(asked, as_json=format is Format.json)
 
 
 @app.command()
@@ -210,6 +280,20 @@ def datasets(context: typer.Context, format: FormatOption = Format.table) -> Non
 
         console.warn_of_data_folders()
         datasets_listed(as_json=format is Format.json)
+
+
+@datasets_app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME")], format: FormatOption = Format.table
+) -> None:
+    """Show one data set; where its clients come with it, also their label shift beside chance.
+
+    NAME: as listed by `fedshift datasets`.
+    """
+    with loading():
+        from fedshift.cli.listings import dataset_shown
+
+    dataset_shown(name, as_json=format is Format.json)
 
 
 @datasets_app.command()

@@ -45,16 +45,17 @@ def marginals(
     if not 0 < level < 0.5:
         raise InputError(f"--level {level:g}: allowed: more than 0, less than 0.5")
     config, source, model = configured(place)
+    # Errors of the data name the line of the file that asked for them.
     with source.placing():
         prepared = prepare(config)
-    told = None if claims is None else claimed(claims, prepared.task.classes)
-    found = audit_task(prepared, *model_of(prepared, model), told, level=level)
+    counts = None if claims is None else claimed(claims, prepared.task.classes)
+    findings = audit_task(prepared, *model_of(prepared, model), counts, level=level)
     if format == "json":
-        console.show_json({"level": level, "clients": [clean(asdict(one)) for one in found]})
+        console.show_json({"level": level, "clients": [clean(asdict(one)) for one in findings]})
         return
     rows = [
         (str(f.client), *("–" if math.isnan(v) else f"{v:.3g}" for v in (f.misfit, f.p)), f.verdict)
-        for f in found
+        for f in findings
     ]
     title = "Gradients against claimed label counts"
     console.show_table(title, ("Client", "Misfit", "p", "Verdict"), rows)

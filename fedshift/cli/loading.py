@@ -15,6 +15,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for `--format json`."""
+    # By hand: the answer is needed before typer is loaded, and where it fails.
     return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
 
 
@@ -28,8 +29,8 @@ def loading() -> Iterator[None]:
 
     def leave(number: int, frame: object) -> None:
         code = TERMINATED if number == signal.SIGTERM else INTERRUPTED
-        told = json.dumps({"error": "interrupted", "exit_code": code})
-        os.write(2, f"{told if wants_json(sys.argv) else 'interrupted'}\n".encode())
+        document = json.dumps({"error": "interrupted", "exit_code": code})
+        os.write(2, f"{document if wants_json(sys.argv) else 'interrupted'}\n".encode())
         os._exit(code)
 
     before = {one: signal.signal(one, leave) for one in (signal.SIGINT, signal.SIGTERM)}

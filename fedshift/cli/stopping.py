@@ -17,20 +17,20 @@ CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[Asked]:
     """The exit code of the first Ctrl-C or SIGTERM, None before; a second one ends at once."""
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: object) -> None:
-        if heard:
+    def receive(number: int, frame: object) -> None:
+        if received:
             raise KeyboardInterrupt(CODES[signal.Signals(number)])
-        heard.append(CODES[signal.Signals(number)])
+        received.append(CODES[signal.Signals(number)])
         if not wants_json(sys.argv):
-            # Not `print`: the signal may have come in the middle of one. Nobody need hear it.
+            # Not `print`: the signal may interrupt one. A closed terminal is no reason to fail.
             with contextlib.suppress(OSError):
                 os.write(2, b"stopping after this round; once more stops at once\n")
 
-    before = {number: signal.signal(number, hear) for number in CODES}
+    before = {number: signal.signal(number, receive) for number in CODES}
     try:
-        yield lambda: heard[0] if heard else None
+        yield lambda: received[0] if received else None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,6 +10,9 @@ from fedshift.datasets.base import (
 from fedshift.datasets.catalogue import entries, entry
 from fedshift.datasets.entry import Entry, OwnClients, Wanted
 from fedshift.datasets.fetch import fetch
+from fedshift.datasets.natural.loading import TABLES, load_table, natural_table
+from fedshift.datasets.natural.shift import LabelShift, label_shift
+from fedshift.datasets.natural.table import Table
 from fedshift.datasets.registry import Known, find, known, load
 from fedshift.moved import moved
 
@@ -20,11 +23,14 @@ __getattr__ = moved(
 )
 
 __all__ = [
+    "TABLES",
     "Dataset",
     "Entry",
     "Known",
+    "LabelShift",
     "OwnClients",
     "Samples",
+    "Table",
     "Wanted",
     "cache_folder",
     "content_sha256",
@@ -33,6 +39,9 @@ __all__ = [
     "fetch",
     "find",
     "known",
+    "label_shift",
     "load",
+    "load_table",
+    "natural_table",
     "search_folders",
 ]

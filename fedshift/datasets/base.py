@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called, check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.sketch import sketched
 
@@ -25,10 +26,10 @@ class Samples:
 
     Images are kept as stored (uint8); the model scales them.
 
-    Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y int64 [n].
+    Shapes: x uint8 [n, channels, height, width] or float32 [n, d] (or [n, ...], as a user's own
+    data may be); y int64 [n].
 
-    Raises:
-        InputError: another type or number of axes, or x and y of unequal length.
+    Raises InputError for another type or number of axes, or x and y of unequal length.
     """
 
     x: Tensor
@@ -36,11 +37,11 @@ class Samples:
 
     def __post_init__(self) -> None:
         images = self.x.dtype == torch.uint8 and self.x.ndim == 4
-        vectors = self.x.dtype == torch.float32 and self.x.ndim == 2
+        vectors = self.x.dtype == torch.float32 and self.x.ndim >= 2
         if not (images or vectors):
             raise InputError(
                 f"x is {self.x.dtype} with shape {list(self.x.shape)}; allowed: uint8 images "
-                "[n, channels, height, width] or float32 vectors [n, d]."
+                "[n, channels, height, width] or float32 numbers [n, d] or [n, ...]."
             )
         if self.y.dtype != torch.int64 or self.y.shape != self.x.shape[:1]:
             raise InputError(
@@ -54,6 +55,11 @@ class Samples:
     def take(self, index: Tensor) -> Samples:
         """The examples at `index` (int64 [m]), in that order."""
         return Samples(self.x[index], self.y[index])
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """The examples of all parts, one after the other."""
+    return Samples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 @sketched
@@ -84,6 +90,7 @@ def content_sha256(*parts: Samples) -> str:
     digest = hashlib.sha256()
     for part in parts:
         for tensor in (part.x, part.y):
+            # Type and shape too: the same bytes in another shape are other examples.
             digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
@@ -116,6 +123,21 @@ def search_folders() -> tuple[Path, ...]:
     return (*named_folders(), *cache, Path("/usr/share/datasets"))
 
 
+def roots_of(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
+    """These folders as paths, or where they are None the usual ones of `search_folders`.
+
+    Raises InputError for anything but a list of paths.
+    """
+    if folders is None:
+        return search_folders()
+    if isinstance(folders, str | Path) or not isinstance(folders, Iterable):
+        raise InputError(f"folders is {called(folders)}, and a list is due; give [folder]")
+    named = tuple(folders)
+    for i, folder in enumerate(named):
+        check_path(f"folders[{i}]", folder)
+    return tuple(map(Path, named))
+
+
 def named_folders() -> tuple[Path, ...]:
     """The folders of `$FEDSHIFT_DATA`, separated as in `$PATH`; empty parts are skipped."""
     named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
@@ -125,6 +147,7 @@ def named_folders() -> tuple[Path, ...]:
 def unsearchable(folder: Path) -> str:
     """Why a folder cannot be searched, such as "Permission denied"; "" if it can."""
     try:
+        # "." inside the folder: a folder that may be listed, but not entered, is of no use.
         os.stat(os.path.join(folder, "."))
     except (FileNotFoundError, NotADirectoryError):
         return "no such folder"

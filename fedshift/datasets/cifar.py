@@ -7,7 +7,7 @@ https://www.cs.toronto.edu/~kriz/cifar.html ("Dataset layout").
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.datasets.base import Samples, damaged
+from fedshift.datasets.base import Samples, damaged, joined
 from fedshift.datasets.images import in_colour, unreadable
 from fedshift.datasets.safe_pickle import Array, load
 from fedshift.errors import DataError, nearest
 
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 TEST_BATCH = "test_batch"
 
@@ -57,12 +48,12 @@ def read(folder: Path) -> tuple[Samples, Samples]:
 
     Shapes: x uint8 [n, 3, 32, 32] (red, green, blue), y int64 [n].
 
-    Raises:
-        DataError: a missing or damaged file, a pickle that asks for anything but arrays, or
-            mosaics without Pillow.
+    Raises DataError for a missing or damaged file, a pickle that asks for anything but arrays, or
+    mosaics without Pillow.
     """
+    # Batches first: they need no Pillow, and are the official files.
     if not _missing_batches(folder):
-        train = _joined([read_batch(folder / name) for name in BATCHES])
+        train = joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
     return read_mosaics(folder / "train"), read_mosaics(folder / "test")
 
@@ -72,8 +63,7 @@ def read_batch(path: Path) -> Samples:
 
     Each row of the data is 1,024 red, 1,024 green, 1,024 blue values, row by row of the image.
 
-    Raises:
-        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     images, labels = read_pickled(path, {b"labels": len(CLASSES)})
     return Samples(images, labels[b"labels"])
@@ -86,10 +76,10 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
 
     Shapes: images uint8 [n, 3, 32, 32], labels int64 [n].
 
-    Raises:
-        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     batch = load(path)
+    # Keys are bytes: the pickles are of Python 2.
     if not isinstance(batch, dict) or not {b"data", *classes} <= batch.keys():
         keys = ", ".join(repr(key) for key in (b"data", *classes))
         raise damaged(path, f"holds {_describe(batch)}, expected a dict with {keys}")
@@ -107,9 +97,8 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
 def read_mosaics(folder: Path) -> Samples:
     """All mosaics `CLASS_NUMBER.webp` (or .png) of a folder, each cut in 32 x 32 tiles.
 
-    Raises:
-        DataError: no mosaics, Pillow missing, an unknown class, a damaged image or one whose
-            sides are not multiples of 32.
+    Raises DataError without mosaics or Pillow, for an unknown class, and for a damaged image or one
+    whose sides are not multiples of 32.
     """
     paths = _mosaic_paths(folder)
     if not paths:
@@ -122,15 +111,11 @@ def read_mosaics(folder: Path) -> Samples:
     for label, _, path in sorted((*_class_and_number(path), path) for path in paths):
         tiles = _tiles(path)
         parts.append(Samples(tiles, torch.full((len(tiles),), label, dtype=torch.int64)))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _missing_batches(folder: Path) -> tuple[str, ...]:
     return tuple(b for b in (*BATCHES, TEST_BATCH) if not os.path.isfile(folder / b))
-
-
-def _joined(parts: Sequence[Samples]) -> Samples:
-    return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
 
 
 def _describe(value: object) -> str:
@@ -140,6 +125,7 @@ def _describe(value: object) -> str:
 
 
 def _checked_labels(path: Path, key: bytes, labels: Any, count: int, classes: int) -> Tensor:
+    # `type`, not `isinstance`: True would count as a label.
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise damaged(path, f"{key!r} is {_describe(labels)}, expected a list of integers")
     if len(labels) != count:
@@ -184,6 +170,7 @@ def _tiles(path: Path) -> Tensor:
     except unreadable(Image) as error:
         raise damaged(path, f"not a readable WebP or PNG image ({error})") from error
     down, across = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
+    # A copy, because Pillow's memory is read-only.
     grid = torch.from_numpy(pixels.reshape(down, SIDE, across, SIDE, 3).copy())
     return grid.permute(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE)
 

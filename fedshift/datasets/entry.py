@@ -1,4 +1,4 @@
-"""What is known of a data set: how it is called on disk, where it comes from, what is right."""
+"""An entry of the catalogue: a set's names on disk, where it comes from, how it is checked."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Remote:
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
         """The files (name, md5) that lie in the folder once this has been fetched."""
+        # Archives are not kept: what lies in the folder are their members.
         return self.members or ((self.name, self.md5),)
 
 

@@ -41,7 +41,7 @@ class Job(NamedTuple):
 
 @sketched
 class Reply(NamedTuple):
-    """What came of a job: the update that leaves the client and its changed state.
+    """The result of a job: the update that leaves the client and its changed state.
 
     t: the round that it answers.
     """
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
 
 @sketched
 class Block(NamedTuple):
-    """What came of clients that were trained together: updates and states as one, leaves [C, ...].
+    """The results of C clients that were trained together: stacked, leaves [C, ...].
 
     t: the round that they answer.
     """
@@ -66,6 +66,7 @@ class Block(NamedTuple):
 
     def first(self) -> Reply:
         """The first client's reply, which keeps the block alive."""
+        # Views: only the forms of its tensors are looked at while the block lives.
         return Reply(self.clients[0], _row(self.updates), _row(self.changed), self.t)
 
     def replies(self) -> list[Reply]:
@@ -74,7 +75,7 @@ class Block(NamedTuple):
         # What a client keeps outlives the round; as a view it would keep the whole block alive.
         kept = _rows(self.changed, len(self.clients), copy=True)
         many = zip(self.clients, updates, kept, strict=True)
-        return [Reply(client, update, own, self.t) for client, update, own in many]
+        return [Reply(client, update, changed, self.t) for client, update, changed in many]
 
     def split(self, parts: Collection[str]) -> tuple[Block, Block]:
         """(these parts of the updates alone, all the rest)."""
@@ -84,14 +85,15 @@ class Block(NamedTuple):
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """One block of all clients, ascending, of blocks whose clients keep nothing, of one form."""
+    """One block of all clients, ascending, from blocks of one form whose clients keep no state."""
     blocks = sorted(blocks, key=lambda block: block.clients)
     clients = [client for block in blocks for client in block.clients]
     order = sorted(range(len(clients)), key=clients.__getitem__)
 
     def whole(leaves: list[Tensor]) -> Tensor:
-        found = torch.cat(leaves)
-        return found if order == list(range(len(order))) else found[order]
+        joint = torch.cat(leaves)
+        # Where blocks hold consecutive clients, no second copy of all updates is made.
+        return joint if order == list(range(len(order))) else joint[order]
 
     updates = {
         part: {k: whole([block.updates[part][k] for block in blocks]) for k in tree}
@@ -105,22 +107,21 @@ def _row(stacked: Parts) -> Parts:
 
 
 def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
-    """Each client's own part, as views of the block unless copied, or made in inference mode: to
-    such a view nobody could write.
-    """
-    found: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
+    """Each client's rows, as views of the block; as copies on request or from inference mode."""
+    rows: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
     for part, tree in stacked.items():
         for name, v in tree.items():
-            for one, row in zip(found, v.unbind(), strict=True):
+            for one, row in zip(rows, v.unbind(), strict=True):
+                # Views of inference tensors cannot be written to outside of inference mode.
                 one[part][name] = row.clone() if copy or v.is_inference() else row
-    return found
+    return rows
 
 
 def stamp(data: ClientData) -> tuple[object, ...]:
     """Identity and version of each tensor: equal only while nothing was written to them.
 
-    Valid while they are alive. Where versions cannot be known, no two stamps are equal; but tensors
-    of inference mode, which have none, count as never written to.
+    Valid while they are alive. Where this torch has no versions, no two stamps are equal. Tensors
+    of inference mode have none either; they count as never written to.
     """
     if not supported("version"):
         return (object(),)
@@ -128,16 +129,16 @@ def stamp(data: ClientData) -> tuple[object, ...]:
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
-# A backend that sums updates: what it leaves of clients that were summed together may be as one.
+# A backend that sums updates may answer with a block for clients that it summed together.
 Summer = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply | Block]]
 
 
 @runtime_checkable
 class InBlocks(Protocol):
-    """A backend that trains clients together, and can leave what came of them together."""
+    """A backend that trains clients together, and can answer with blocks."""
 
     def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        """What came of the jobs, block by block as they are trained; a client that fails raises."""
+        """The jobs' results, block by block as they are trained; a client that fails raises."""
         ...
 
 
@@ -150,9 +151,10 @@ def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
 def work(update: ClientUpdate, job: Job) -> Reply:
     """One client's work. Raises TrainingError, with the client's id, where torch refuses it.
 
-    A backend that was asked for what it is not for raises UnfitError: no client is to blame.
+    UnfitError passes: there the backend cannot train this run, and no client is to blame.
     """
     try:
+        # `how` is set around the call, so that methods and phases need not know of it.
         with contextlib.nullcontext() if job.how is None else trained_by(job.how):
             result = update(job.message, job.state, job.data, job.plans)
     except UnfitError:
@@ -194,5 +196,6 @@ class Forgiving:
             raise
         except (RuntimeError, ValueError, IndexError) as e:
             check_forked(e)
-            said = (str(e) or type(e).__name__).encode()
-            return {FAILED: {"reason": torch.frombuffer(bytearray(said), dtype=torch.uint8)}}, {}
+            # As bytes in a tensor, since updates hold nothing else.
+            reason = (str(e) or type(e).__name__).encode()
+            return {FAILED: {"reason": torch.frombuffer(bytearray(reason), dtype=torch.uint8)}}, {}

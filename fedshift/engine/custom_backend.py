@@ -1,4 +1,4 @@
-"""Backends that others wrote: what they give is looked at before it is used."""
+"""Backends written by users: their answers are checked before they are used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DUE = (
 
 
 def watched(backend: Backend, due: int | None) -> Backend:
-    """The backend; one that is not the library's raises InputError for what is no reply.
+    """The backend; a user's one raises InputError for an answer that is no Reply.
 
-    due: how many replies there must be, None where clients may drop out. What training itself
-    raises passes, but for a TypeError: from outside of the library that is the backend's own.
+    due: how many replies there must be, None where clients may drop out. Errors of training pass.
+    A TypeError that was not raised by the library's training code is the backend's own mistake.
     """
     module = getattr(backend, "__module__", None) or type(backend).__module__
     # Those that sum, or train clients together, are more than a function: they stay what they are.
@@ -32,8 +32,7 @@ def watched(backend: Backend, due: int | None) -> Backend:
     def replies(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         count = 0
         try:
-            came = iter(backend(update, jobs))
-            for one in came:
+            for one in backend(update, jobs):
                 _check(name, one)
                 count += len(one.clients) if isinstance(one, Block) else 1
                 yield one

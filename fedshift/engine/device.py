@@ -47,7 +47,7 @@ class _Moved:
 
     place: torch.device
     within: Backend
-    # By a client's inputs, for as long as these are held elsewhere.
+    # Keyed by a client's inputs; an entry goes when they are no longer referenced elsewhere.
     _resident: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, repr=False)
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -65,13 +65,13 @@ class _Moved:
         copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def shared(v: Tensor) -> Tensor:
-            # With the original, so that its id stays its own.
-            held = copies.get(id(v))
-            if held is None:
-                held = copies[id(v)] = v, v.to(self.place)
-            return held[1]
+            # The original is kept beside its copy: while it lives, no other tensor gets its id.
+            if id(v) not in copies:
+                copies[id(v)] = v, v.to(self.place)
+            return copies[id(v)][1]
 
         for job in jobs:
+            # Plans stay drawn on the processor, so that batches are those of every other backend.
             yield job._replace(
                 message=_mapped(shared, job.message),
                 state=_mapped(lambda v: v.to(self.place), job.state),
@@ -80,10 +80,11 @@ class _Moved:
             )
 
     def _data(self, data: ClientData) -> ClientData:
+        # A user may write into a client's tensors between rounds; then the copy is out of date.
         if data.x not in self._resident or self._resident[data.x][0] != stamp(data):
-            # With the originals beside it, so that their ids stay theirs.
-            held = stamp(data), data[1:], ClientData(*_there(data, self.place))
-            self._resident[data.x] = held
+            # The originals but x, which is the key, are kept: the stamp compares their ids.
+            copy = ClientData(*_there(data, self.place))
+            self._resident[data.x] = stamp(data), data[1:], copy
         return cast(ClientData, self._resident[data.x][2])
 
 

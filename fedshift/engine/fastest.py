@@ -1,4 +1,4 @@
-"""Which backend is fastest for a run: tried on its own model and clients before round 1."""
+"""Find the backend that is fastest for a run: each is tried on the run's model and clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAME = 1e-3
 
 @dataclass(frozen=True)
 class Probed:
-    """Seconds that a round would take by each contender, and what the others cannot do."""
+    """Seconds that a round would take by each contender, and why the others are out."""
 
     seconds: Mapping[str, float]
     refused: Mapping[str, str]
@@ -77,7 +77,10 @@ def probe(
     update, jobs = _first_round(algorithm, federation, cohort)
     _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
     unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
+    # As many clients as the loop trains in the budget, so that trials of any model take about as
+    # long.
     few = max(4, int(BUDGET / max(unit, 1e-6)))
+    # What all others must agree with: the loop is the reference.
     right = _timed(loop, update, [shortened(job, 1) for job in jobs[:few]])[1]
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
@@ -106,8 +109,8 @@ def check_fit(
 ) -> None:
     """Try one step of a few clients of the next round: UnfitError for what it cannot train.
 
-    What is wrong with clients is left to the run to say, and so are batches that differ later on.
-    Raises InputError for a network that does not fit the clients' examples.
+    Other errors, as of a client's data, are left to the run, which names the client. So are batches
+    that differ later on. Raises InputError for a network that does not fit the clients' examples.
     """
     check_model(algorithm.model, federation)
     check_router(algorithm, federation)
@@ -156,12 +159,15 @@ def _estimated(
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
     short = [shortened(job, 1) for job in jobs]
     first, replies = _timed(backend, update, short)
+    # A backend that is fast and wrong must not win.
     if (gap := _apart(replies[: len(right)], right)) > SAME:
         raise InputError(f"results are {gap:.1g} of a step away from the loop's")
     if first > LONG or steps <= 1:
         return first * max(steps, 1.0)
     few = [shortened(job, STEPS) for job in jobs]
+    # The lesser of two: other processes make a trial slower, never faster.
     one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, few))
+    # Timing noise can make more steps look faster.
     slope = max(many - one, 0.0) / (min(STEPS, steps) - 1)
     return one + slope * (steps - 1)
 

@@ -26,8 +26,8 @@ class Federation:
     """Clients, first model and seeds: all that a run needs besides the algorithm.
 
     Clients' ids are their positions. `table` is what they registered (n [N], labels [N, K]); `gate`
-    says which replies are let through, `shelf` where clients' states lie. Examples of importance 0
-    are left out (`fedshift.data.of_importance`).
+    says which replies are let through, `shelf` where clients' states are kept. Examples of
+    importance 0 are left out (`fedshift.data.of_importance`).
     Raises InputError for clients that do not fit together (`fedshift.data.check_clients`), a table
     without a row per client, and fields that are not what they must be.
     """
@@ -42,6 +42,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_federation(self)
+        # Copies of inference tensors: no gradient can be taken of those.
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
         clients = of_importance(self.clients)
@@ -51,7 +52,7 @@ class Federation:
 
     @cached_property
     def infinite(self) -> Params:
-        """Buffers that are not finite from the first, see `engine.checks.gate.Asked`."""
+        """Buffers that are not finite from the start, see `engine.checks.gate.Asked`."""
         return not_finite(self.buffers)
 
     def __repr__(self) -> str:
@@ -79,7 +80,7 @@ def _seeds(given: object) -> str:
 
 
 def check_params(what: str, given: object) -> None:
-    """Raise InputError unless it is a dictionary of tensors that no gradient hangs on to."""
+    """Raise InputError unless it is a dictionary of tensors that require no gradient."""
     cure = "give *model.init(), or the parameters and buffers of a round's server"
     if not isinstance(given, dict):
         raise InputError(f"{what} must be a dictionary of tensors, got {called(given)}; {cure}")

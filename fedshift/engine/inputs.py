@@ -22,8 +22,9 @@ from fedshift.randomness import one_at_a_time
 
 
 def check_sizes(federation: Federation) -> None:
-    """Raise InputError for a table of other clients than these, as their sizes tell."""
+    """Raise InputError where the table's sizes are not these clients'."""
     table, clients = federation.table, federation.clients
+    # Clients that are made on request: counting their examples would make all of them.
     if isinstance(clients, Surveyed):
         return
     for i, c in enumerate(clients):
@@ -50,9 +51,9 @@ def check_run(
 
 
 def check_after(after: Round, first: Round, clients: int, rounds: int) -> None:
-    """Raise InputError unless `after` is a round of a run like the one whose round 0 is `first`.
+    """Raise InputError unless `after` can be a round of the run whose round 0 is `first`.
 
-    The parts of the server's state are the same in all rounds, and so are the model's names and
+    In all rounds of a run the server's state has the same parts, and the model the same names and
     shapes.
     """
     advice = "give a Round of a run of this method on this federation, or leave after out"
@@ -96,6 +97,7 @@ def check_backend(backend: object) -> None:
         raise InputError(
             f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
         )
+    # What `workers(...)` gives before its block is entered.
     if isinstance(backend, contextlib.ContextDecorator):
         raise InputError(
             "backend is workers(...) outside of a `with` block; write "
@@ -117,15 +119,14 @@ def check_fit(model: Model, federation: Federation) -> None:
     """
     params, buffers = federation.params, federation.buffers
     with one_at_a_time():
-        own_params = dict[str, Tensor](model.net.named_parameters())
-        own_buffers = dict[str, Tensor](model.net.named_buffers())
-    for what, given, network_tree in (
-        ("params", params, own_params),
-        ("buffers", buffers, own_buffers),
-    ):
-        _check_names(what, given, network_tree)
+        expected = (
+            dict[str, Tensor](model.net.named_parameters()),
+            dict[str, Tensor](model.net.named_buffers()),
+        )
+    for what, given, tree in zip(("params", "buffers"), (params, buffers), expected, strict=True):
+        _check_names(what, given, tree)
         for name, v in given.items():
-            _check_like(f'{what}["{name}"]', v, network_tree[name])
+            _check_like(f'{what}["{name}"]', v, tree[name])
     tensors = (federation.clients[0].x, *params.values(), *buffers.values())
     places = sorted({str(v.device) for v in tensors})
     if len(places) > 1:

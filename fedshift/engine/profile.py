@@ -1,4 +1,4 @@
-"""Where the time of a run goes, measured only when somebody asks."""
+"""Where the time of a run goes, measured only on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHASES = (COMPUTE, PLANNING, AGGREGATION, EVALUATION, CHECKPOINTING, OTHER)
 
 
 class Clock(Protocol):
-    """Told what is being done. Of nested work, only the innermost is counted."""
+    """Measures work by name. Of nested work, only the innermost is counted."""
 
     def of(self, name: str) -> AbstractContextManager[None]:
         """The block is work of this name."""
@@ -25,14 +25,14 @@ class Clock(Protocol):
         """The items; making each of them is work of this name, using them is not."""
 
     def turn(self, name: str) -> None:
-        """What is being done is work of another name from here on."""
+        """From here on the innermost block is work of this name."""
 
 
 class Idle:
     """Measures nothing."""
 
     def of(self, name: str) -> AbstractContextManager[None]:
-        """A block as it is."""
+        """Does nothing."""
         return contextlib.nullcontext()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
@@ -40,7 +40,7 @@ class Idle:
         return iter(items)
 
     def turn(self, name: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Stopwatch:
@@ -65,6 +65,7 @@ class Stopwatch:
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
         """The items; making each of them is work of this name."""
         source = iter(items)
+        # No item can be this object; None may be one.
         nothing = object()
         while True:
             with self.of(name):
@@ -75,7 +76,7 @@ class Stopwatch:
             del item  # while the next one is made
 
     def turn(self, name: str) -> None:
-        """What is being done is work of another name from here on."""
+        """From here on the innermost block is work of this name."""
         self._count()
         if self._open:
             self._open[-1] = name

@@ -31,10 +31,10 @@ class Round(NamedTuple):
     """The state after round t (1-based), the clients drawn, those that trained, and the weights.
 
     dropped: clients that were drawn but are not in `cohort`, because a message was lost or a reply
-    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`): one
-    bad reply ends the run.
-    skipped: why the round left everything as it was; empty if it did not. Of a cohort without an
-    example all weights are 0. skips: how many rounds in a row, with this one.
+    could not be used. In one process there are none unless the gate drops (`Gate.on_bad`):
+    otherwise one bad reply ends the run.
+    skipped: why the round left everything as it was; "" if it was played. The weights are all 0
+    where no client of the cohort has an example. skips: rounds skipped in a row, with this one.
     """
 
     t: int
@@ -52,8 +52,8 @@ class Round(NamedTuple):
 class Opened(NamedTuple):
     """A round before training: the clients drawn, their weights, and those that get work.
 
-    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; told: the server's
-    parts with the cohort's, which messages are made from. skipped: why no client is asked, or "".
+    stage: the method of round t; ids [C] ascending, weights [C], asked [C] bool; context: the
+    server's parts with the cohort's, for messages. skipped: why no client is asked, or "".
     """
 
     t: int
@@ -61,20 +61,20 @@ class Opened(NamedTuple):
     ids: Tensor
     weights: Tensor
     asked: Tensor
-    told: Parts
+    context: Parts
     skipped: str = ""
 
     def message(self, client: int) -> Parts:
         """What the server sends to one client."""
-        return self.stage.broadcast(self.told, client)
+        return self.stage.broadcast(self.context, client)
 
 
 def open_round(algorithm: Algorithm, server: Parts, ids: Tensor, t: int) -> Opened:
     """Weigh the cohort `ids` (ascending) of round t.
 
-    Weights come first, from the server's table, so that a client of weight exactly 0 is not
-    trained; its update would be multiplied by 0. Over a cohort that has no example at all there are
-    no weights, and the round is one to skip. Raises InputError where no client has an example.
+    Weights come first, from the server's table: a client of weight exactly 0 need not train, since
+    its update would be multiplied by 0. A cohort without any example has no weights, and its round
+    is to be skipped. Raises InputError where no client at all has an example.
     """
     stage = algorithm.at(t)
     if not has_examples(server, ids):
@@ -93,6 +93,7 @@ def has_examples(server: Parts, ids: Tensor) -> bool:
     Raises InputError where no client at all did.
     """
     n = server.get("table", {}).get("n")
+    # A method that keeps no table leaves the check to its weights.
     if n is None or bool(n[ids].any()):
         return True
     if not n.any():
@@ -171,9 +172,9 @@ def close_round(
 ) -> tuple[Parts, float]:
     """(the server's parts after the round, the clients' mean training loss by their weights).
 
-    replies: one of each client that was asked, in any order, as the gate lets them through, or what
-    was left when all were summed, by ascending client. fold: holds what was summed of them already;
-    None: nothing was.
+    replies: one of each client that was asked, in any order, as the gate lets them through; or, if
+    all were summed, what is left of them as one block, by ascending client. fold: the sums that
+    were taken already; None: no sums.
     """
     if isinstance(replies, Block):
         updates = dict(replies.updates)
@@ -215,6 +216,7 @@ def settle(
     `on_bad` "stop" TrainingError (or the error of the step) ends the run instead. fold: as in
     `close_round`, for a gate that stops, so that no client is missing.
     """
+    # By client id, so that events do not depend on the order of answers.
     missing = tuple(sorted(dropped))
     if opened.skipped:
         return skip(opened, server, opened.skipped, missing)

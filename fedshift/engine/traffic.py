@@ -26,7 +26,7 @@ class Traffic(NamedTuple):
 class Meter:
     """Listens to a run's messages: `last` is the traffic of its last round.
 
-    clock: told when jobs are made, clients work, and the rest of the round begins.
+    clock: measures planning (making the jobs), the clients' work, and the rest of the round.
     """
 
     def __init__(self, clock: Clock = Idle()) -> None:
@@ -36,36 +36,36 @@ class Meter:
         self, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
         elsewhere: Mapping[int, Parts],
     ) -> Iterator[Reply | Block]:  # fmt: skip
-        """What the backend makes of a round's jobs, counted on the way.
+        """The backend's answers to a round's jobs, counted on the way.
 
-        elsewhere: by client, the form of what is summed where it was trained and does not travel;
-        it counts as if it had.
+        elsewhere: by client, the form of the parts that are summed where they were trained. They do
+        not travel, but count as if they did: traffic does not depend on the backend.
         """
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
         sent = self.clock.each(PLANNING, map(self._sent, jobs))
         trained = self.clock.each(COMPUTE, backend(update, sent))
         # map() keeps no reply, so that its memory is free while the next client trains.
-        return map(partial(self._came, elsewhere), trained)
+        return map(partial(self._received, elsewhere), trained)
 
     def _sent(self, job: Job) -> Job:
         self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
         return job
 
-    def _came(self, elsewhere: Mapping[int, Parts], came: Reply | Block) -> Reply | Block:
-        clients = came.clients if isinstance(came, Block) else (came.client,)
-        summed = elsewhere.get(clients[0], {})  # of a block as many bytes for each
-        up = size_in_bytes(came[1]) + len(clients) * size_in_bytes(summed)
+    def _received(self, elsewhere: Mapping[int, Parts], answer: Reply | Block) -> Reply | Block:
+        clients = answer.clients if isinstance(answer, Block) else (answer.client,)
+        summed = elsewhere.get(clients[0], {})  # the same form for each client of a block
+        up = size_in_bytes(answer[1]) + len(clients) * size_in_bytes(summed)
         count = self.last.clients + len(clients)
         self.last = self.last._replace(clients=count, up=self.last.up + up)
-        return came
+        return answer
 
 
 def metered(
     meter: Meter | None, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
     elsewhere: Mapping[int, Parts] = {},
 ) -> Iterator[Reply | Block]:  # fmt: skip
-    """What the backend makes of a round's jobs; a meter listens, if there is one."""
+    """The backend's answers to a round's jobs; a meter listens, if there is one."""
     if meter is None:
         return backend(update, jobs)
     return meter.listen(backend, update, jobs, elsewhere)

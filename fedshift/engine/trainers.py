@@ -21,12 +21,12 @@ from fedshift.tree import Params, Parts
 
 
 def dense(backend: Backend) -> Backend:
-    """Phases are trained by `fedshift.client.dense`; UnfitError for what it cannot train."""
+    """`backend` with phases trained by `fedshift.client.dense`; UnfitError if it cannot."""
     return _trained_by(train_dense, backend)
 
 
 def channels_last(backend: Backend) -> Backend:
-    """Batches of images lie in memory as `fedshift.kernels.layout.channels_last` has them."""
+    """`backend` with batches of images in the layout of `fedshift.kernels.layout.channels_last`."""
     return _trained_by(with_channels_last, backend)
 
 

@@ -1,4 +1,4 @@
-"""Tries a method and its network on a federation before anything is trained."""
+"""Try a method and its network on a federation before anything is trained."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def check_company(algorithm: Algorithm, clients: int, cohort: int | None) -> Non
 
 
 def check_training(algorithm: Algorithm, params: Params, rounds: int) -> None:
-    """Raise InputError for a loss that no example takes part in, and for a phase that trains no
-    parameter or names such as there are not.
+    """Raise InputError for a loss without examples, and for a phase that trains no parameter.
 
-    Phases are those of the first and the last round: stages between them are seen by the clients.
+    Also for a phase that names parameters which the network lacks. Only the phases of the first and
+    the last round are looked at: what is wrong with stages between them shows when they train.
     """
     for term in _objectives(algorithm):
         if not term.reads_data():
@@ -131,6 +131,7 @@ def _check_shapes(model: Model, federation: Federation, usual: ClientData) -> No
     """
     if isinstance(federation.clients, Surveyed):
         return
+    # Each shape once: a thousand clients mostly have the same.
     tried = {usual.x.shape[1:]}
     for i, c in enumerate(federation.clients):
         shape = c.x.shape[1:]
@@ -173,7 +174,7 @@ def check_schedule(algorithm: Algorithm, first: int, last: int) -> None:
 
 
 def pals_of(algorithm: Algorithm) -> Pals | None:
-    """The FedPALS rule by which a method weighs, also of one that is wrapped; None: it has none."""
+    """The FedPALS rule of a method, or of the one that it wraps; None for other weights."""
     combine, inner = (getattr(algorithm, name, None) for name in ("combine", "inner"))
     if isinstance(combine, Mean):
         return combine.weights if isinstance(combine.weights, Pals) else None
@@ -183,7 +184,7 @@ def pals_of(algorithm: Algorithm) -> Pals | None:
 def warn_of_ess(algorithm: Algorithm, server: Parts, clients: int) -> None:
     """Warn where an ESS fraction is asked for that lambda = 0 has already, over all clients.
 
-    Where rounds draw some of the clients, each has weights of its own, and nothing is said.
+    Not for rounds that draw cohorts: each has weights of its own.
     """
     rule = pals_of(algorithm)
     if rule is not None and rule.ess is not None:

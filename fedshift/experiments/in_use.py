@@ -17,18 +17,18 @@ IN_USE = "in-use"
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process while the block runs; the system lets go when it dies.
+    """Lock the folder for this process while the block runs; the system unlocks it if it dies.
 
-    Raises InputError where another process holds it, and where its file cannot be written. Without
-    POSIX locks (Windows, some network disks) nothing is held. The same process may enter twice, and
-    leaving once lets go.
+    Raises InputError where another process has the lock, and where its file cannot be written.
+    Without POSIX locks (Windows, some network disks) nothing is locked. The same process may enter
+    twice, and leaving once unlocks.
     """
     path = folder / IN_USE
     descriptor = _acquire(path)
     try:
         yield
     finally:
-        # Removed while it is still locked: else the file of the next holder might be removed.
+        # Removed while still locked: otherwise another process's new lock file might be removed.
         if descriptor is not None:
             _release(path, descriptor)
 
@@ -40,8 +40,10 @@ def _release(path: Path, descriptor: int) -> None:
 
 
 def _acquire(path: Path) -> int | None:
+    # Windows has no such locks; a run there is not protected from a second one.
     if importlib.util.find_spec("fcntl") is None:
         return None
+    # Again from the start if the lock file was removed between opening and locking it.
     while True:
         descriptor = _open_file(path)
         try:
@@ -67,6 +69,7 @@ def _open_file(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
     except OSError as e:
         raise _unwritable(path, "a link" if path.is_symlink() else e.strerror) from None
+    # Of the open file, not of the path, which may be replaced at any time.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
@@ -75,14 +78,15 @@ def _open_file(path: Path) -> int:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Whether the system keeps such locks here. Raises InputError where another has it."""
+    """Take the lock; False where there are no such locks. InputError where it is taken."""
     import fcntl
 
     try:
-        # Of the process, not of the open file as `flock` is: workers that were forked and outlive
-        # a killed run for a moment do not hold it.
+        # `lockf` belongs to the process, `flock` to the open file: forked workers, which may
+        # outlive a killed run for a moment, would keep a `flock`.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
+        # The process that has the lock wrote its number into the file (`_sign`).
         other = os.read(descriptor, 20).decode("ascii", "replace").strip()
         named = f" (number {other})" if other.isdecimal() else ""
         raise InputError(
@@ -95,7 +99,7 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 
 def _still_there(descriptor: int, path: Path) -> bool:
-    """Whether the file that was locked is not one that its last holder has just removed."""
+    """False if the process that had the lock before removed the file before we locked it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

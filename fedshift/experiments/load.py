@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,11 @@ from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import Problem, misfits
-from fedshift.experiments.places import Source, keys_set, line_in
-from fedshift.experiments.toml_lines import lines_of
+from fedshift.experiments.places import Source, keys_set
+from fedshift.experiments.python_names import PYTHON, is_python, resolve_paths
 
 Tables = dict[str, Any]
-MOST, MOST_TOLD = 1_000_000, 20
+MOST, MOST_SHOWN = 1_000_000, 20
 
 # Some keys mean something else under another name: their values are never carried over to it.
 # What an option of one key is -> the names under which it is that.
@@ -58,6 +59,7 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
     apply_overrides(tables, overrides)
     if _name_in(tables, "method") != written:
         _drop_foreign_options(tables, keys_set(tuple(overrides)))
+    resolve_paths(tables, path.parent)
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
     return config, Source(str(path), text, tuple(overrides))
 
@@ -94,10 +96,10 @@ def validate(
     if config is not None:
         problems += _method_problems(config)
     if config is None or problems:
-        first, source = problems[:MOST_TOLD], Source(origin, text, tuple(overrides))
+        first, source = problems[:MOST_SHOWN], Source(origin, text, tuple(overrides))
         lines = [source.placed(why, key) for key, why in first]
-        if len(problems) > MOST_TOLD:
-            lines.append(f"{origin}: and {len(problems) - MOST_TOLD} more")
+        if len(problems) > MOST_SHOWN:
+            lines.append(f"{origin}: and {len(problems) - MOST_SHOWN} more")
         raise InputError("\n".join(lines))
     return config
 
@@ -180,8 +182,9 @@ def _group(errors: Sequence[ErrorDetails]) -> list[Problem]:
 
 def _path(error: ErrorDetails) -> tuple[str, ...]:
     """The key path of a pydantic error, without the names of union members."""
-    named = [str(p) for p in error["loc"] if not str(p).startswith(("literal[", "tuple["))]
-    return tuple(named)
+    members = ("literal[", "tuple[", "dict[")
+    named = [str(p) for p in error["loc"] if not str(p).startswith(members)]
+    return tuple(p for p in named if p not in ("str", "int"))
 
 
 def _message(error: ErrorDetails) -> str:
@@ -252,14 +255,11 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
     return sorted(model.model_fields)
 
 
-def line_of(text: str, key: tuple[str, ...]) -> int | None:
-    """The 1-based line where `key` (or else its section) is written, None where it is not."""
-    return line_in(lines_of(text), key)
-
-
 def _method_problems(config: Config) -> list[Problem]:
     """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
     method = config.method
+    if method.name == PYTHON or is_python(method.name):
+        return []  # what gives it checks it; merely reading a file runs none of its Python
     try:
         recipe = recipes.recipe(method.name)
     except InputError as e:
@@ -313,8 +313,12 @@ def _toml(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{escaped}"'
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return str(value) if isinstance(value, datetime.date | datetime.time) else repr(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _name_in(tables: Mapping[str, Any], section: str) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift.datasets import Dataset, Wanted, entries, entry
+from fedshift.datasets import Dataset, Entry, Wanted, entries, entry
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config_shift import Split
 
@@ -21,9 +21,9 @@ class Dealt(NamedTuple):
 
     parts    training rows of each client
     target   T [K]
-    held     training rows that stand for the target in validation, or None
+    validation  training rows that follow T, for validation; None without any
     test     test rows that follow T
-    own      training rows that each client is tested on, where the model is used by the clients
+    tests    training rows that each client is tested on, where the clients use the model
     looks    the change of each client's images, on [0, 1]; () for none
     test_look  the change of the test rows' images, or None
     server   training rows that the server has without their labels
@@ -32,12 +32,18 @@ class Dealt(NamedTuple):
     data: Dataset
     parts: Sequence[Indices]
     target: NDArray[np.float64]
-    held: Indices | None
+    validation: Indices | None
     test: Indices
-    own: Sequence[Indices] = ()
+    tests: Sequence[Indices] = ()
     looks: Sequence[Callable[[Tensor], Tensor]] = ()
     server: Indices | None = None
     test_look: Callable[[Tensor], Tensor] | None = None
+
+
+def none_such(key: str, what: str, name: str, offers: Callable[[Entry], object]) -> InputError:
+    """The error of `key` for a data set that does not offer something, with those that do."""
+    names = [one.name for one in entries() if offers(one)]
+    return InputError(f"{key}: {unknown(what, name, names)}")
 
 
 def natural(name: str, split: Split, seed: int, size: int | None = None) -> Dealt:
@@ -46,19 +52,20 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
     Raises InputError where the data set has no clients of its own, or another number of them.
     """
     one = entry(name)
+    # Named first: for these sets the cure is another target, not another data set.
     if one.clients is None and one.at_sites is not None:
         raise InputError(
             f'shift.kind = "natural": the clients of {name} are its sites, and its target is their '
             'own examples; set shift.target = "clients"'
         )
     if one.clients is None:
-        names = [other.name for other in entries() if other.clients]
-        error = unknown("data set with clients of its own", name, names)
-        raise InputError(f'shift.kind = "natural": {error}')
+        what = "data set with clients of its own"
+        raise none_such('shift.kind = "natural"', what, name, lambda other: other.clients)
     if split.delta is not None and not one.moves:
         moving = " and ".join(other.name for other in entries() if other.moves)
         raise InputError(f"shift.delta moves the target of {moving}; {name} has a fixed one")
     dealt = Dealt(*one.clients(Wanted(split.clients, seed, size, split.delta or 0.0)))
+    # Refused rather than set: recipes and settings have used shift.clients already.
     if split.clients != len(dealt.parts):
         raise InputError(
             f"shift.clients = {split.clients}, but {name} comes with {len(dealt.parts)} clients; "

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fedshift import datasets
 from fedshift.datasets import Dataset, Samples
-from fedshift.errors import InputError, unknown
+from fedshift.datasets.base import joined
+from fedshift.errors import InputError
 from fedshift.experiments.config import Data
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.feature_shift import dealing
-from fedshift.experiments.natural import Dealt
+from fedshift.experiments.natural import Dealt, none_such
 from fedshift.experiments.own_looks import looks
 from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out
@@ -42,6 +43,7 @@ def among_clients(section: Data, split: Split, seed: int) -> Dealt:
         except InputError as e:
             raise InputError(f"data.test = {share}: {e}") from None
     counts = np.bincount(data.train.y.numpy()[np.concatenate(tests)], minlength=len(data.classes))
+    # No global test rows: all tests are the clients'.
     nothing = np.empty(0, np.int64)
     return Dealt(
         data, trains, counts / counts.sum(), None, nothing, tests, looks(split, len(trains), seed)
@@ -52,6 +54,7 @@ def _deal_pool(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequenc
     """(the pool as a data set without a test file, rows of each client)."""
     both, limit = datasets.load(section.name, size=section.size), section.limit
     data = pool(both, limit, seed)
+    # CIFAR-20 is dealt by its fine labels and trained on its coarse ones, as in FedDRM.
     finer = datasets.entry(section.name).finer
     dealt = pool(datasets.load(finer), limit, seed) if finer else data
     rng = numpy_generator(seed, "split")
@@ -67,10 +70,10 @@ def _deal_sites(
     name, share = section.name, section.test
     one = datasets.entry(name)
     if one.at_sites is None:
-        names = [other.name for other in datasets.entries() if other.at_sites]
-        error = unknown("data set whose sites are clients", name, names)
-        raise InputError(f'shift.kind = "natural" with target = "clients": {error}')
-    everyone, held_out = one.at_sites(datasets.find(name), seed, share)
+        key = 'shift.kind = "natural" with target = "clients"'
+        what = "data set whose sites are clients"
+        raise none_such(key, what, name, lambda other: other.at_sites)
+    everyone, rows = one.at_sites(datasets.find(name), seed, share)
     if split.clients != len(everyone.sites):
         raise InputError(
             f"shift.clients = {split.clients}, but {name} has {len(everyone.sites)} sites; "
@@ -78,7 +81,7 @@ def _deal_sites(
         )
     train = Samples(everyone.x, everyone.y)
     no_test = Samples(everyone.x[:0], everyone.y[:0])
-    return replace(datasets.load(name), train=train, test=no_test), held_out.train, held_out.test
+    return replace(datasets.load(name), train=train, test=no_test), rows.train, rows.test
 
 
 def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
@@ -86,11 +89,10 @@ def pool(data: Dataset, limit: int | None, seed: int) -> Dataset:
 
     Raises InputError where there are fewer than `limit`.
     """
-    x, y = torch.cat([data.train.x, data.test.x]), torch.cat([data.train.y, data.test.y])
+    both = joined([data.train, data.test])
     if limit is not None:
-        rows = pool_rows(data, limit, seed)
-        x, y = x[rows], y[rows]
-    return replace(data, train=Samples(x, y), test=Samples(x[:0], y[:0]))
+        both = both.take(torch.from_numpy(pool_rows(data, limit, seed)))
+    return replace(data, train=both, test=Samples(both.x[:0], both.y[:0]))
 
 
 def pool_rows(data: Dataset, limit: int | None, seed: int) -> Indices:

@@ -34,10 +34,10 @@ class Reach(NamedTuple):
 
 
 def registered(current: Round, table: Params) -> Params:
-    """Sizes n [M] and label counts [M, K] as clients told them: they may hold other data.
+    """Sizes n [M] and label counts [M, K] as the clients registered them in this run.
 
-    `table`, of the data that are dealt, where the method does not ask for labels, so that both
-    belong together.
+    They are not the `table` of the dealt data where a method has clients draw other examples. The
+    table is used where the method does not ask for labels, so that sizes and counts agree.
     """
     redrawn = current.server.get("table", {})
     return redrawn if {"n", "labels"} <= redrawn.keys() else table
@@ -59,6 +59,7 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
     """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
     registers = registered(current, table)
     n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
+    # clamp: a client without examples has a row of zeros, not 0/0.
     residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
     ess = ess_of(current.weights.numpy(), n.numpy())
     if not current.weights.any():
@@ -72,16 +73,16 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
 class Played:
     """Sums over the rounds that changed something, of a run that draws a cohort for each.
 
-    shares [M] sums a_i, 0 where a client was not drawn. reached sums what is defined of a round,
-    and known counts in how many it is: a mean that weighs a client without examples has no ESS. Of
-    a method with FedPALS' programme also the least and the largest lambda, in how many rounds the
-    weights are certified, and in how many `ess` changes nothing.
+    shares [M] sums a_i, 0 where a client was not drawn. reached sums each measure over the rounds
+    in which it is defined, and defined counts these: weights on a client without examples have no
+    ESS. Of a method with FedPALS' programme also the least and the largest lambda, in how many
+    rounds the weights are certified, and in how many `ess` changes nothing.
     """
 
     rounds: int = 0
     shares: Floats = field(default_factory=lambda: np.zeros(0))
     reached: Reach = Reach(0.0, 0.0, 0.0, 0.0)
-    known: tuple[int, ...] = (0, 0, 0, 0)
+    defined: tuple[int, ...] = (0, 0, 0, 0)
     lams: tuple[float, float] | None = None
     certified: int = 0
     unneeded: int = 0
@@ -90,9 +91,11 @@ class Played:
         """With one round more; a skipped one has changed nothing and does not count."""
         if current.skipped:
             return self
+        # A copy: `Played` is a value, and the one before this round must stay as it is.
         shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
         shares[current.cohort.numpy()] += current.weights.numpy()
         here = reach(current, table, target)
+        # Measure by measure: a round without an ESS still has a gap.
         defined = [not math.isnan(v) for v in here]
         sums = (a + b if d else a for a, b, d in zip(self.reached, here, defined, strict=True))
         summed = replace(
@@ -100,7 +103,7 @@ class Played:
             rounds=self.rounds + 1,
             shares=shares,
             reached=Reach(*sums),
-            known=tuple(n + d for n, d in zip(self.known, defined, strict=True)),
+            defined=tuple(n + d for n, d in zip(self.defined, defined, strict=True)),
         )
         rule = pals_of(algorithm)
         if rule is None:
@@ -122,13 +125,13 @@ class Played:
     @property
     def mean(self) -> Reach:
         """The means of what the rounds reached, each over those where it is defined, else NaN."""
-        pairs = zip(self.reached, self.known, strict=True)
+        pairs = zip(self.reached, self.defined, strict=True)
         return Reach(*(v / n if n else math.nan for v, n in pairs))
 
     @property
     def with_ess(self) -> int:
         """In how many rounds the ESS is defined."""
-        return self.known[0]
+        return self.defined[0]
 
     @property
     def lam(self) -> float | None:
@@ -144,7 +147,7 @@ class Played:
             "rounds": self.rounds,
             "shares": self.shares.tolist(),
             "reached": [str(v) for v in self.reached],
-            "known": list(self.known),
+            "known": list(self.defined),
             "lams": None if self.lams is None else [str(lam) for lam in self.lams],
             "certified": self.certified,
             "unneeded": self.unneeded,
@@ -166,10 +169,10 @@ def played_of(facts: Mapping[str, Any]) -> Played:
 
 
 def describe_weights(current: Round, table: Params, target: Tensor) -> dict[str, Any]:
-    """What the event of a round says of its weights, where its cohort is not all or some are lost.
+    """The part of a round's event on its weights; empty where all clients took part.
 
-    Who dropped out and why, and how far from the target the others mix. Of a skipped round, why it
-    was; its gap is that of those it would have been played with.
+    Which clients dropped out and why, and how far from the target the others mix. For a skipped
+    round: the reason, and the gap over the clients that would have taken part.
     """
     lost = bool(current.dropped or current.skipped)
     if not lost and len(current.cohort) == len(table["n"]):

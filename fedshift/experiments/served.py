@@ -33,7 +33,9 @@ from fedshift.router.score import posterior, scores
 from fedshift.tree import Params
 
 TOLERANCE = 1e-4
-# Metrics that `refits` adds to those of the last round.
+# What only a router can answer with, see `answers`.
+ROUTED = ("routed_posterior", "routed_density", "mixture_accuracy")
+# Metrics of the last round alone: of a router fitted again (`scored`), and `gradient_drift`.
 REFITS = (
     "refitted_accuracy", "refitted_router_accuracy", "refitted_ece", "moment_accuracy",
     "moment_router_accuracy", "moment_ece", "drift_class", "drift_client",
@@ -95,20 +97,15 @@ def measure(
     given = answers(served, taken, z)
     rule = "routed_posterior" if z is not None else "vote_accuracy"
     accuracies = {name: accuracy(labels, served.y) for name, labels in given.items()}
+    right = math.nan if z is None else accuracy(scores(z, taken).argmax(1), served.origin)
     metrics = ServedMetrics(
         round=t,
         system_accuracy=accuracies[rule],
         average_accuracy=average_accuracy(per_client, sizes),
         worst_accuracy=float(np.nanmin(per_client.numpy())),
         global_accuracy=math.nan if shared is None else accuracy(shared, served.y),
-        vote_accuracy=accuracies["vote_accuracy"],
-        routed_posterior=accuracies.get("routed_posterior", math.nan),
-        routed_density=accuracies.get("routed_density", math.nan),
-        mixture_accuracy=accuracies.get("mixture_accuracy", math.nan),
-        oracle_routed=accuracies["oracle_routed"],
-        router_accuracy=math.nan
-        if z is None
-        else accuracy(scores(z, taken).argmax(1), served.origin),
+        router_accuracy=right,
+        **dict.fromkeys(ROUTED, math.nan) | accuracies,
     )
     return metrics, given[rule]
 
@@ -143,7 +140,7 @@ def observe(algorithm: Algorithm, current: Round, federation: Federation, task: 
 
 @dataclass(frozen=True, eq=False)
 class LastRound:
-    """What is worked out once, after training: `refits` numbers, `details` for drawings, notes."""
+    """What is measured once, after training: the numbers of REFITS, data of drawings, notes."""
 
     refits: dict[str, float]
     details: dict[str, Any]
@@ -159,23 +156,23 @@ def last_round(
         return LastRound({}, shown)
     pairs = models(algorithm, current, federation)
     drift = gradient_drift(algorithm.model, pairs, federation)
-    again = fit_again(algorithm, current, federation, task.test.x)
+    again = refit(algorithm, current, federation, task.test.x)
     numbers = scored(again, routable(current, federation), served)
     return LastRound(drift | numbers, shown, (*advice(again), *again.notes))
 
 
-class Again(NamedTuple):
-    """The last round's router with its last layer fitted again, by name, and why one is missing.
+class Refitted(NamedTuple):
+    """The last round's router with its last layer fitted again, by the name of the fit.
 
-    told are each one's client logits for the test examples [n, M].
+    logits: each one's client logits for the test examples [n, M]; notes: why a fit is missing.
     """
 
     routers: dict[str, Router]
-    told: dict[str, Tensor]
+    logits: dict[str, Tensor]
     notes: tuple[str, ...]
 
 
-def fit_again(algorithm: Algorithm, current: Round, federation: Federation, x: Tensor) -> Again:
+def refit(algorithm: Algorithm, current: Round, federation: Federation, x: Tensor) -> Refitted:
     """By `Router.refitted` and `from_moments`; a fit that fails leaves the run's numbers alone.
 
     The refit stops at gradients below 1e-4, when answers have long stopped changing.
@@ -194,44 +191,31 @@ def fit_again(algorithm: Algorithm, current: Round, federation: Federation, x: T
             logits[name], made[name] = one.logits(x), one
         except FedshiftError as e:
             notes.append(f"The router has no {name} layer: {e}.")
-    return Again(made, logits, tuple(notes))
+    return Refitted(made, logits, tuple(notes))
 
 
-def advice(again: Again) -> list[str]:
+def advice(again: Refitted) -> list[str]:
     """One sentence per router that has a calibration on held-out examples."""
-    calibrations = [(name, r.calibration) for name, r in again.routers.items()]
-    return [
-        f"The {name} router: {advice_text}."
-        for name, advice_text in calibrations
-        if advice_text is not None
-    ]
+    calibrations = {name: router.calibration for name, router in again.routers.items()}
+    return [f"The {name} router: {text}." for name, text in calibrations.items() if text]
 
 
-def refits(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task, served: Served
-) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Accuracies of the last round with the router's last layer fitted again, and what failed.
+def scored(again: Refitted, sizes: Tensor, served: Served) -> dict[str, float]:
+    """Accuracies of the last round with the refitted routers; sizes as in `routable`.
 
     refitted_accuracy, moment_accuracy          hard routing by the posterior
-    refitted_router_..., moment_router_...      how often the right client is found
+    refitted_router_..., moment_router_...      how often it names the right client
     refitted_ece, moment_ece                    calibration error of the posterior
-    NaN where a fit fails: the run's other numbers stand. Source: `fedshift.router`.
+    NaN where a fit failed: the run's other numbers stand. Source: `fedshift.router`.
     """
-    again = fit_again(algorithm, current, federation, task.test.x)
-    return scored(again, routable(current, federation), served), again.notes
-
-
-def scored(again: Again, sizes: Tensor, served: Served) -> dict[str, float]:
-    """See `refits`; sizes as in `routable`."""
-    scores_by_name = dict.fromkeys(REFITS[:6], math.nan)
-    for name, z in again.told.items():
+    numbers = dict.fromkeys(REFITS[:6], math.nan)
+    for name, z in again.logits.items():
         given = answers(served, sizes, z)["routed_posterior"]
-        scores_by_name[f"{name}_accuracy"] = accuracy(given, served.y)
-        scores_by_name[f"{name}_router_accuracy"] = accuracy(
-            scores(z, sizes).argmax(1), served.origin
-        )
-        scores_by_name[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
-    return scores_by_name
+        right = accuracy(scores(z, sizes).argmax(1), served.origin)
+        numbers[f"{name}_accuracy"] = accuracy(given, served.y)
+        numbers[f"{name}_router_accuracy"] = right
+        numbers[f"{name}_ece"] = calibration_error(posterior(z, sizes), served.origin)
+    return numbers
 
 
 def reasons(last: Mapping[str, Any]) -> list[str]:

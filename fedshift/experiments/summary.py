@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,10 @@ from fedshift.engine.trial import pals_of
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own import recipe_of
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
-from fedshift.experiments.shift_measures import importance, measured_shift, sentence
+from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.record.summary import (
     Cohorts,
     CurvePoint,
@@ -28,23 +30,11 @@ from fedshift.record.summary import (
     Serving,
     Summary,
 )
-from fedshift.server.pals import (
-    PalsWeights,
-    ess_curve,
-    pals_weights,
-)
-from fedshift.server.pals_input import Fidelity
+from fedshift.server.pals import ess_curve, pals_weights
+from fedshift.server.weights import Pals
 from fedshift.tree import size_in_bytes
 
 Floats = NDArray[np.float64]
-
-
-class Form(TypedDict, total=False):
-    """What of a FedPALS rule is not the trade of labels against sample size."""
-
-    cap: float | None
-    fidelity: Fidelity
-
 
 PACKAGES = ("fedshift", "torch", "numpy", "scipy", "pydantic", "safetensors")
 CURVE = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
@@ -55,13 +45,14 @@ def summary(experiment: Experiment) -> Summary:
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
+    # A client without examples has a row of zeros, not 0/0.
     rows = counts / np.maximum(sizes, 1.0)[:, None]
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
-    choice = experiment.choice
+    choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=experiment.config.method.name,
+        method=recipe_of(experiment.config, experiment.prepared.own).name,
         dataset=experiment.config.data.name,
         classes=tuple(task.classes),
         target=tuple(target.tolist()),
@@ -69,56 +60,60 @@ def summary(experiment: Experiment) -> Summary:
         weights=outcome.weights,
         fedavg_weights=tuple(by_size.tolist()),
         **_weight_facts(experiment, weights, sizes, target - weights @ rows),
+        # lambda = 0 is the closest mixture: its distance is that of the clients' hull.
         hull_distance=pals_weights(counts, target, lam=0.0).distance,
         cohorts=_cohorts(experiment),
         curve=_curve(experiment, counts, target),
         unmeasured_mass=outcome.estimate.unmeasured_mass,
         final=_final(outcome),
         best=outcome.best,
-        last=_last(experiment),
+        last=last,
         serving=_serving(experiment),
-        label_sets=_label_sets(experiment),
+        label_sets=sets,
         differences=_differences(experiment, counts),
         importance=_importance(outcome),
         missing=outcome.missed._asdict() if _missing_answers(outcome) else None,
         selection=None if choice is None else choice.described(),
-        why=tuple(_why(experiment, (by_size @ rows).tolist(), (weights @ rows).tolist())),
+        why=(
+            *(_shift_reasons(experiment, by_size @ rows, weights @ rows) if last is None else ()),
+            *(_serving_reasons(experiment, last) if last is not None else ()),
+            *_method_notes(experiment, sets),
+            *_missing_answers(outcome),
+        ),
     )
 
 
-def _why(experiment: Experiment, mixed: list[float], used: list[float]) -> list[str]:
-    outcome, task = experiment.outcome, experiment.prepared.task
-    last = _last(experiment)
-    if last is not None:
-        grey = grey_note(
-            experiment.config.shift, task.clients[0].x, experiment.prepared.seeds.split
-        )
-        failed = outcome.at_end.notes if outcome.at_end else ()
-        first_reasons = [*served.reasons(last), *failed, *([grey] if grey else [])]
-        return [*first_reasons, *_method_notes(experiment), *_missing_answers(outcome)]
-    unmeasured = outcome.estimate.unmeasured_mass
+def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[str]:
+    """`reasons` of a task with one test set."""
+    task, unmeasured = experiment.prepared.task, experiment.outcome.estimate.unmeasured_mass
     if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
         unmeasured = 0.0  # no estimate was requested
-    sentences = reasons(task.classes, task.target.tolist(), mixed, used, unmeasured)
-    return [*sentences, *_method_notes(experiment), *_missing_answers(outcome)]
+    return reasons(task.classes, task.target.tolist(), mixed.tolist(), used.tolist(), unmeasured)
+
+
+def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
+    """Sentences on models that clients serve, on refits that failed, and on grey images."""
+    prepared, at_end = experiment.prepared, experiment.outcome.at_end
+    grey = grey_note(experiment.config.shift, prepared.task.clients[0].x, prepared.seeds.split)
+    failed = at_end.notes if at_end else ()
+    return [*served.reasons(last), *failed, *([grey] if grey else [])]
+
+
+def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
+    """Sentences on options without effect, absent labels and example weights."""
+    outcome = experiment.outcome
+    return [
+        *_needless_ess(experiment),
+        *_undefined_ess(outcome.played),
+        *(label_sets.sentences(sets, experiment.prepared.task.classes) if sets else ()),
+        *importance_sentences(importance(outcome.last.server)),
+    ]
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
-    sentence = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
+    rounds = outcome.metrics[-1].round
+    sentence = outcome.missed.sentence(rounds, outcome.played is not None)
     return [sentence] if sentence else []
-
-
-def _method_notes(experiment: Experiment) -> list[str]:
-    """Sentences on options without effect, absent labels and example weights."""
-    described, server = _label_sets(experiment), experiment.outcome.last.server
-    classes = experiment.prepared.task.classes
-    sets = [] if described is None else label_sets.sentences(described, classes)
-    return [
-        *_needless_ess(experiment),
-        *_undefined_ess(experiment.outcome.played),
-        *sets,
-        *sentence(importance(server)),
-    ]
 
 
 def _label_sets(experiment: Experiment) -> LabelSets | None:
@@ -132,12 +127,13 @@ def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
         return None
     prepared = experiment.prepared
     measured = measured_shift(prepared.task, counts, prepared.seeds.split)
-    looks = _looks(experiment)
-    return Differences(**measured, looks=looks)
+    return Differences(**measured, looks=_looks(experiment))
 
 
 def _looks(experiment: Experiment) -> tuple[str, ...] | None:
     config, ready = experiment.config, experiment.prepared
+    if config.data.source is not None:
+        return None  # the clients' names say it
     return look_names(config.shift, config.data.name, len(ready.task.clients), ready.seeds.split)
 
 
@@ -168,6 +164,7 @@ def _final(outcome: Outcome) -> Final:
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
             **label_sets.final_values(outcome.sets),
+            **final.own,
         },
         bytes_down=down,
         bytes_up=up,
@@ -190,10 +187,9 @@ def _serving(experiment: Experiment) -> Serving | None:
     at_end = experiment.outcome.at_end
     if at_end is None:
         return None
-    looks = _looks(experiment)
     router = at_end.details["router"]
     details = {**at_end.details, "router": None if router is None else RouterDetails(**router)}
-    return Serving(looks=looks, **details)
+    return Serving(looks=_looks(experiment), **details)
 
 
 def _weight_facts(
@@ -211,7 +207,9 @@ def _weight_facts(
             "l1_distance": of.l1,
             "certified": None if played.lams is None else played.certified == played.rounds,
         }
-    ess, solved = ess_of(weights, sizes), _solution(experiment)
+    rule = pals_of(experiment.algorithm)
+    solved = None if rule is None else rule.solved(experiment.outcome.federation.table)
+    ess = ess_of(weights, sizes)
     return {
         "lam": None if solved is None else solved.lam,
         "ess": ess,
@@ -230,14 +228,9 @@ def _cohorts(experiment: Experiment) -> Cohorts | None:
     return Cohorts(clients=drawn, rounds=played.rounds)
 
 
-def _solution(experiment: Experiment) -> PalsWeights | None:
-    """The programme behind the weights over all clients, of a method that has one."""
-    rule = pals_of(experiment.algorithm)
-    return None if rule is None else rule.solved(experiment.outcome.federation.table)
-
-
 def _undefined_ess(played: Played | None) -> list[str]:
     """A sentence if some rounds have no ESS, else none."""
+    # With an ESS in no round the summary has none, which needs no sentence.
     if played is None or not 0 < played.with_ess < played.rounds:
         return []
     return [
@@ -267,24 +260,24 @@ def _needless_ess(experiment: Experiment) -> list[str]:
 
 def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[CurvePoint, ...]:
     """The ESS-gap curve under the method's cap and fidelity, from the largest ESS down."""
-    rule = pals_of(experiment.algorithm)
-    form: Form = {} if rule is None else {"cap": rule.cap, "fidelity": rule.fidelity}
-    ends = [pals_weights(counts, target, lam=lam, **form) for lam in (np.inf, 0.0)]
-    largest, smallest = (end.ess_fraction for end in ends)
-    inner = [f for f in CURVE if smallest < f < largest - 1e-9]
-    points = (ends[0], *ess_curve(counts, target, inner, **form), ends[1])
-    return tuple(_curve_point(point) for point in points)
-
-
-def _curve_point(solved: PalsWeights) -> CurvePoint:
-    return CurvePoint(
-        lam=solved.lam,
-        ess_fraction=solved.ess_fraction,
-        distance=float(np.linalg.norm(solved.residual)),
-        l1=float(np.abs(solved.residual).sum()),
+    # For a method without the programme: the curve that FedPALS would have by default.
+    rule = pals_of(experiment.algorithm) or Pals(tuple(target.tolist()), lam=0.0)
+    solve = partial(pals_weights, counts, target, cap=rule.cap, fidelity=rule.fidelity)
+    first, last = solve(lam=np.inf), solve(lam=0.0)
+    inner = [f for f in CURVE if last.ess_fraction < f < first.ess_fraction - 1e-9]
+    between = ess_curve(counts, target, inner, cap=rule.cap, fidelity=rule.fidelity)
+    return tuple(
+        CurvePoint(
+            lam=point.lam,
+            ess_fraction=point.ess_fraction,
+            distance=float(np.linalg.norm(point.residual)),
+            l1=float(np.abs(point.residual).sum()),
+        )
+        for point in (first, *between, last)
     )
 
 
+@cache
 def package_version(package: str) -> str | None:
     """The installed version, None where the package is not installed."""
     try:
@@ -309,6 +302,7 @@ def reasons(
     """
     absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
     short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
+    # fsum is exact: whether there is a sentence must not depend on the order of the classes.
     surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
     sentences = []
     if absent:
@@ -322,6 +316,7 @@ def reasons(
         named = ", ".join(
             f'"{classes[y]}" ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in '
             f"FedAvg, {100 * used[y]:.0f} % here)"
+            # The five that miss most: a sentence with a hundred labels is not read.
             for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
         )
         sentences.append(f"Sample-size weights train too little on {named}.")

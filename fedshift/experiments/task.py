@@ -4,72 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift import datasets, recipes, shifts
-from fedshift.data import ClientData, Examples, Task, client_data, register
+from fedshift import datasets, shifts
+from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets import Dataset
-from fedshift.datasets.augment import photos
-from fedshift.engine.checks.gate import Gate
-from fedshift.engine.run import Federation
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config, Data, ServerData
+from fedshift.experiments.config import PYTHON, Config, Data, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
+from fedshift.experiments.first_model import first_model
+from fedshift.experiments.from_files import own_of, prepare_source
 from fedshift.experiments.natural import Dealt, natural
-from fedshift.experiments.networks import BYTES, network
+from fedshift.experiments.networks import BYTES
 from fedshift.experiments.own_looks import check_images
 from fedshift.experiments.own_tests import among_clients
+from fedshift.experiments.prepared import Indices, Look
+from fedshift.experiments.prepared import Prepared as Prepared
 from fedshift.experiments.server_rows import reserve
 from fedshift.experiments.settings import gate_of
 from fedshift.experiments.wording import in_file_words
-from fedshift.model import Model
-from fedshift.outputs import check_classes
-from fedshift.seeds import Seeds, numpy_generator
+from fedshift.holdout import hold_out_by_label
+from fedshift.seeds import numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
-
-Indices = NDArray[np.int64]
-Look = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A task, its first model, where its data came from, and the checksum of the split.
-
-    `pool` are the training rows that the oracle may draw from: none that is used for validation.
-    `told` is what the server takes for T: T itself unless shift.target_noise is set.
-    `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
-    `looks`: the change of each client's images where it follows the target, None for no change.
-    `gate`: which of the clients' replies are let through.
-    """
-
-    task: Task
-    model: Model
-    seeds: Seeds
-    data: Dataset
-    pool: Indices
-    split_sha256: str
-    told: tuple[float, ...]
-    server_inputs: Tensor | None = None
-    looks: tuple[Look | None, ...] = ()
-    gate: Gate = Gate()
-
-    def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
-        """The task's clients (or others in their place) with the first model and the seeds."""
-        chosen = self.task.clients if clients is None else tuple(clients)
-        params, buffers = self.model.init()
-        table = register(chosen, len(self.task.classes))
-        return Federation(chosen, params, buffers, table, self.seeds, self.gate)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -84,34 +50,65 @@ def seen(x: Tensor, look: Look | None) -> Tensor:
 
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
+    _check_files(config)
     check_extras(config.data, config.model)
+    own = own_of(config)
+    if config.data.source is not None:
+        return prepare_source(config, own)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
-    data, validation = dealt.data, dealt.held
+    data, validation = dealt.data, dealt.validation
     check_images(config.shift, data)
-    trains, holdouts = _hold_out(data.train.y, dealt.parts, config.data.validation, seeds.split)
-    raw = config.data.size is not None and config.model.name in BYTES
+    trains, holdouts = hold_out_by_label(
+        data.train.y.numpy(), dealt.parts, config.data.validation, seeds.split
+    )
+    raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    routed = len(trains) if recipes.recipe(config.method.name).traits.router else None
-    x = task.clients[0].x[:2]
-    model = network(config.model, tuple(x.shape[1:]), len(data.classes), seeds.init, routed)
-    check_classes(model, x, len(data.classes))
-    if config.data.augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
-        model = replace(model, augment=photos)
+    model = first_model(config, own, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
-    kept_back += dealt.own
+    kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
     announced = tuple(noisy(dealt.target, config.shift.target_noise, seeds.split).tolist())
     digest = _digest([*trains, *kept_back, dealt.test])
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
-    looks = dealt.looks if dealt.own else (dealt.test_look,) * len(trains)
+    looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
-    return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
+    return Prepared(
+        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, own
+    )
+
+
+def _check_files(config: Config) -> None:
+    """Raise InputError for what a program gave and no file holds."""
+    given = {"data.source": config.data.source, "method.name": config.method.name}
+    for key, value in given.items():
+        if value == PYTHON:
+            raise InputError(
+                f'{key} = "python": a program gave it, and no file holds it; run that program '
+                "again, with fs.fit(..., resume=True) to go on with a run"
+            )
+
+
+def again(config: Config, before: Prepared) -> Prepared:
+    """`prepare` of a configuration whose data, clients and target are those of `before`: shared.
+
+    These follow from [data], [shift], [server], the split's seed and `as_bytes`.
+    """
+    seeds = config.seeds.resolved()
+    named = own_of(config)
+    own = replace(before.own, method=named.method, metrics=named.metrics, sources=named.sources)
+    model = first_model(config, own, before.task, seeds.init)
+    gate = gate_of(config.training, before.announced)
+    return replace(before, model=model, seeds=seeds, gate=gate, own=own)
+
+
+def as_bytes(config: Config) -> bool:
+    """Whether images stay bytes, mapped from disk where they are now."""
+    return config.data.size is not None and config.model.name in BYTES
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:
-    """raw: images stay bytes, mapped from disk where they are now."""
+    """raw: see `as_bytes`."""
     data, y = dealt.data, dealt.data.train.y
     looks = dealt.looks or (None,) * len(trains)
 
@@ -119,7 +116,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         return Examples(_images(data.train.x, rows, raw, look), y[rows])
 
     clients = (examples(rows, look) for rows, look in zip(trains, looks, strict=True))
-    tests = tuple(map(examples, dealt.own, looks))
+    tests = tuple(map(examples, dealt.tests, looks))
     return Task(
         clients=tuple(client_data(one.x, one.y, i) for i, one in enumerate(clients)),
         validation=tuple(map(examples, holdouts, looks)),
@@ -129,7 +126,7 @@ def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], 
         else Examples(
             _images(data.test.x, dealt.test, raw, dealt.test_look), data.test.y[dealt.test]
         ),
-        target_validation=None if dealt.held is None else examples(dealt.held),
+        target_validation=None if dealt.validation is None else examples(dealt.validation),
         classes=data.classes,
         tests=tests,
     )
@@ -291,31 +288,6 @@ def _target(split: Split, present: NDArray[np.bool_]) -> NDArray[np.float64]:
         if split.normalise_target or not shares or not given.sum():
             raise
         raise InputError(f"{e} Or set shift.normalise_target = true.") from None
-
-
-def _hold_out(
-    y: Tensor, parts: Sequence[Indices], share: float, seed: int
-) -> tuple[list[Indices], list[Indices]]:
-    """Each client's part cut label by label: share * count examples for validation.
-
-    What rounding down leaves is carried to the next client with that label, so that small clients
-    together hold out their share too; a client keeps at least one example of each of its labels.
-    """
-    trains, holdouts = [], []
-    carried: dict[int, float] = {}
-    for client, part in enumerate(parts):
-        order = numpy_generator(seed, "validation", client).permutation(part)
-        labels = y.numpy()[order]
-        is_held_out = np.zeros(len(order), dtype=bool)
-        for label in np.unique(labels):
-            rows = np.flatnonzero(labels == label)
-            owed = carried.get(label, 0.0) + share * len(rows)
-            taken = min(math.floor(owed + 1e-9), len(rows) - 1)
-            carried[label] = owed - taken
-            is_held_out[rows[:taken]] = True
-        trains.append(np.sort(order[~is_held_out]))
-        holdouts.append(np.sort(order[is_held_out]))
-    return trains, holdouts
 
 
 def _target_test(data: Dataset, target: NDArray[np.float64], seed: int) -> Indices:

@@ -32,8 +32,8 @@ _KEY = re.compile(
 def reworded(message: str, names: Mapping[str, str], equals: str) -> str:
     """The message with other names for arguments of Python, `equals` between name and value.
 
-    An argument is known by its place, at the start (after a class) or before `=`: many are words
-    like any other.
+    Only at the start (maybe after a class) or before `=` is a word taken for an argument: many
+    arguments are everyday words.
     """
     for name, other in names.items():
         message = re.sub(
@@ -47,8 +47,8 @@ def reworded(message: str, names: Mapping[str, str], equals: str) -> str:
 def file_words(message: str, section: str, names: Mapping[str, str]) -> str:
     """The message with keys of a file in place of arguments: `method.mu must be ...`.
 
-    names: an argument in Python -> its key in the section. What names no key is headed by the
-    section's name.
+    names: an argument in Python -> its key in the section. A message that names no key starts with
+    the section's name.
     """
     for pattern, key in _ELSEWHERE:
         message = re.sub(pattern, key, message)
@@ -61,7 +61,7 @@ def file_words(message: str, section: str, names: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def in_file_words(section: str, names: Mapping[str, str]) -> Iterator[None]:
-    """InputErrors raised within are told by `file_words`."""
+    """Rewrite the messages of InputErrors raised within by `file_words`."""
     try:
         yield
     except InputError as e:

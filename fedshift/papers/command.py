@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.cli.console import counted, for_bars, put, say, show_json, show_report_table, tell
+from fedshift.cli.console import counted, put, say, show_json, show_report_table, tell
+from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.errors import InputError
 from fedshift.papers.protocols.study import Study
@@ -20,15 +18,13 @@ from fedshift.papers.reproduce.output import document
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     Request,
-    parse_seeds,
     reproduce,
 )
 from fedshift.papers.reproduce.tables import cell_table, paper_table
 from fedshift.papers.reproduce.verdict import verdicts, without_value
+from fedshift.sweeps.spans import parse_seeds
 
 MISSING, FAILED = 3, 4
-# Seconds between two lines of progress, where there is no terminal.
-BETWEEN = 30
 
 
 def reproduce_target(
@@ -55,8 +51,7 @@ def reproduce_target(
         None if seeds is None else parse_seeds(seeds),
         rounds, tuple(overrides), jobs, backend, tune, train, publish,
     )  # fmt: skip
-    live = LiveRuns() if sys.stderr.isatty() else PlainRuns()
-    with asked_to_stop() as stop, live as listen:
+    with asked_to_stop() as stop, progress_of_runs() as listen:
         done = reproduce(request, listen, stop)
     show(done, as_json)
     leave(done)
@@ -133,77 +128,3 @@ def leave(done: Reproduced) -> None:
         raise typer.Exit(FAILED)
     if done.outcome.problems or any(cell.absent for cell in done.outcome.cells):
         raise typer.Exit(MISSING)
-
-
-class PlainRuns:
-    """A line when a run begins, goes on with a later round, or ends, and one every half minute."""
-
-    def __init__(self) -> None:
-        self.total = self.over = 0
-        self.rounds: dict[str, int] = {}
-        self.last: dict[str, float] = {}
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        if event["event"] == "queue":
-            self.total, self.over = event["runs"], 0
-            tell(f"{counted(event['runs'], 'run')} to do, {event['complete']} complete")
-        elif event["event"] == "start":
-            self.rounds[event["run"]] = event["rounds"]
-            tell(f"{event['run']}: {counted(event['rounds'], 'round')}")
-        elif event["event"] == "round":
-            self._round(event["run"], event["round"])
-        elif event["event"] == "over":
-            self.over += 1
-            tell(f"[{self.over}/{self.total}] {_end_line(event)}")
-
-    def _round(self, run: str, t: int) -> None:
-        now, resumed = time.monotonic(), t > 1 and run not in self.last
-        if resumed or now - self.last.setdefault(run, now) > BETWEEN:
-            self.last[run] = now
-            tell(f"{run}: {'goes on with ' * resumed}round {t}/{self.rounds[run]}")
-
-    def __enter__(self) -> PlainRuns:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-class LiveRuns:
-    """On a terminal: a bar for all runs, and one for each under way."""
-
-    def __init__(self) -> None:
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            console=for_bars(),
-        )
-        self.whole = self.bars.add_task("runs", total=0)
-        self.tasks: dict[str, Any] = {}
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "queue":
-            self.bars.reset(self.whole, total=event["runs"])
-        elif kind == "start":
-            self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["rounds"])
-        elif kind == "round":
-            self.bars.update(self.tasks[event["run"]], completed=event["round"])
-        elif kind == "over":
-            self.bars.remove_task(self.tasks.pop(event["run"]))
-            self.bars.advance(self.whole)
-            self.bars.console.print(_end_line(event), markup=False, highlight=False)
-
-    def __enter__(self) -> LiveRuns:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bars.stop()
-
-
-def _end_line(event: dict[str, Any]) -> str:
-    end = f"failed: {event['error']}" if event["error"] else "done"
-    return f"{event['run']}: {end} ({event['seconds']:.0f} s)"

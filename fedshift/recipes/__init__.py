@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_kind, settled
-from fedshift.errors import check_name
+from fedshift.errors import InputError, check_name
 from fedshift.recipes import (
     collaborating,
     density,
@@ -101,9 +101,36 @@ class Recipe:
 def recipe(name: str) -> Recipe:
     """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
     check_name("method", name, __all__)
-    make = globals()[name]
+    return _described(name, globals()[name], _TRAITS.get(name, Traits()))
+
+
+def made_by(make: Callable[..., Algorithm]) -> Recipe:
+    """The recipe that a function (setting, *, options) -> Algorithm of one's own is.
+
+    Its options are its keyword-only arguments. Raises InputError for what cannot be called so.
+
+    >>> def mine(setting, *, mu=0.1):
+    ...     return fedprox(setting, mu=mu)
+    >>> made_by(mine).name, list(made_by(mine).options)
+    ('mine', ['mu'])
+    """
+    name = getattr(make, "__name__", type(make).__name__)
+    try:
+        inspect.signature(make).bind(None)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"method={name}: a method of your own is a function of one Setting, whose options are "
+            "keyword-only: def mine(setting, *, mu=0.1)"
+        ) from None
+    return _described(name, make, Traits())
+
+
+def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Recipe:
     text = inspect.getdoc(make) or ""
-    signature = inspect.signature(make, eval_str=True)
+    try:
+        signature = inspect.signature(make, eval_str=True)
+    except NameError:  # annotations of names that are imported for types alone
+        signature = inspect.signature(make)
     keyword = inspect.Parameter.KEYWORD_ONLY
     return Recipe(
         name,
@@ -112,8 +139,13 @@ def recipe(name: str) -> Recipe:
         _field(text, "Reference"),
         _field(text, "Note"),
         {k: p for k, p in signature.parameters.items() if p.kind is keyword},
-        _TRAITS.get(name, Traits()),
+        traits,
     )
+
+
+def traits_of(name: str) -> Traits:
+    """What is special about a method of this name; nothing about one that is no recipe."""
+    return _TRAITS.get(name, Traits())
 
 
 def recipes() -> tuple[Recipe, ...]:

@@ -141,7 +141,7 @@ Last = Annotated[dict[str, Number | None], AfterValidator(_of_rounds)]
 class SetRound:
     """Label sets after one evaluated round; None for what the method does not have.
 
-    absent      labels that no client of this round's cohort held
+    absent      labels that no client of this round's cohort has
     loss_*      central tuning's loss before and after its steps
     outside_*   mean mass that the model then gives to the absent labels, on the server's inputs
     """
@@ -170,7 +170,7 @@ class LabelSets:
 
     @property
     def rows_move(self) -> bool | None:
-        """Whether the rows of an absent label change in its round; None where nobody knows."""
+        """Whether an absent label's rows of the head change in that round; None if unknown."""
         if self.mode is None or self.tune is None:
             return None
         return self.mode == "public" or self.tune_over == "all"
@@ -248,6 +248,7 @@ class Summary:
         """How far the target is from every mixture: as given, else from the curve's lambda = 0."""
         if self.hull_distance is not None:
             return self.hull_distance
+        # Folders of the first versions lack the field.
         return next((p.distance for p in self.curve if p.lam == 0.0), None)
 
 
@@ -265,6 +266,8 @@ def _plain(value: Any) -> Any:
         plain: dict[str, Any] = {}
         for one in fields(value):
             entry = _plain(getattr(value, one.name))
+            if one.metadata.get("if any") and not entry:
+                continue
             plain |= entry if one.metadata.get("spread") else {one.name: entry}
         return plain
     if isinstance(value, list | tuple):
@@ -278,17 +281,19 @@ def parsed(text: str | bytes) -> Summary:
         summary = _SUMMARY.validate_json(text, strict=True)
     except ValidationError as error:
         raise ValueError(first_error(error)) from error
+    # Types are pydantic's to check; lengths depend on other fields.
     for name, has, needed in _lengths(summary):
         if has != needed:
             raise ValueError(f'"{name}" has {has} entries, {needed} are needed')
-    final = json.loads(text)["final"]
-    own = {one.name for one in fields(Final)}
-    others = {k: v for k, v in final.items() if k not in own}
+    # Keys that only some methods write stand beside the fields in the file (`others`).
+    final, named = json.loads(text)["final"], {one.name for one in fields(Final)}
+    others = {k: v for k, v in final.items() if k not in named}
     return replace(summary, final=replace(summary.final, others=others))
 
 
 def first_error(error: ValidationError) -> str:
     """The first thing that is wrong, and where, in one line."""
+    # One is enough: where a file is of another version, a hundred fields are wrong at once.
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fedshift.errors import InputError, visible
 from fedshift.files import write
 from fedshift.record.folder import RunResult
+from fedshift.record.rounds import Round
 from fedshift.report.page import run_labels
 from fedshift.report.routing import shown_curve
-from fedshift.report.served_runs import serving_runs
-from fedshift.report.splits import looked_names
+from fedshift.report.splits import looked_names, serving_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,23 +56,35 @@ def _plan(runs: Sequence[RunResult]) -> list[tuple[str, Drawing, list[int]]]:
     """(file name, drawing, places of the runs that it shows)."""
     served = [i for i, r in enumerate(runs) if r.summary.serving]
     routed = [i for i in served if (s := runs[i].summary.serving) and s.router]
+    # A run is in one group or the other: its accuracies mean different things.
     single = [i for i in range(len(runs)) if i not in served]
     figures = [
         *((name, draw, single) for name, draw in DRAWINGS.items()),
         ("system-accuracy", _system, served),
-        ("own-accuracy", _own_accuracy, served),
+        ("own-accuracy", _client_accuracy, served),
         ("risk-coverage", _risk, routed),
     ]
     return [plan for plan in figures if plan[2]]
 
 
 def _accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    _by_round(figure, [run.rounds for run in runs], labels, "target_accuracy")
+
+
+def _system(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+    _by_round(figure, [run.served for run in runs], labels, "system_accuracy")
+
+
+def _by_round(
+    figure: Figure, rounds: Sequence[Sequence[Round]], labels: Sequence[str], column: str
+) -> None:
+    """A line per run: one column of its rounds, which are fractions."""
     axes = figure.subplots()
-    for run, label in zip(runs, labels, strict=True):
-        points = [(r.round, r.values.get("target_accuracy")) for r in run.rounds]
+    for rows, label in zip(rounds, labels, strict=True):
+        points = [(r.round, r.values.get(column)) for r in rows]
         measured = [(t, 100 * v) for t, v in points if v is not None]
         axes.plot([t for t, _ in measured], [v for _, v in measured], label=label)
-    axes.set(xlabel="round", ylabel="target accuracy (%)")
+    axes.set(xlabel="round", ylabel=f"{column.replace('_', ' ')} (%)")
     axes.legend(frameon=False)
 
 
@@ -89,23 +101,14 @@ def _weights(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -
 def _ess_curve(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
     axes = figure.subplots()
     for run, label in zip(runs, labels, strict=True):
+        # Sorted along the x axis: a curve is written from the largest ESS down.
         points = sorted((100 * p.ess_fraction, p.distance) for p in run.summary.curve)
         axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label=label)
     axes.set(xlabel="effective sample size (%)", ylabel=r"$\|T - S^\top\alpha\|_2$")
     axes.legend(frameon=False)
 
 
-def _system(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
-    axes = figure.subplots()
-    for run, label in zip(runs, labels, strict=True):
-        points = [(r.round, r.values.get("system_accuracy")) for r in run.served]
-        measured = [(t, 100 * v) for t, v in points if v is not None]
-        axes.plot([t for t, _ in measured], [v for _, v in measured], label=label)
-    axes.set(xlabel="round", ylabel="system accuracy (%)")
-    axes.legend(frameon=False)
-
-
-def _own_accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
+def _client_accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
     """A heat map per run, clients by classes."""
     largest = max(len(r.clients) for r in runs)
     figure.set_size_inches(WIDTH + 1.5, len(runs) * (1.2 + 0.2 * largest))

@@ -8,8 +8,16 @@ from fedshift.record.folder import RunResult
 from fedshift.record.summary import RouterDetails
 from fedshift.report.heat_map import SENT, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
-from fedshift.report.splits import MOST_DRAWN, Split, left_out, looked_names
+from fedshift.report.splits import (
+    MOST_DRAWN,
+    Split,
+    by_client,
+    left_out,
+    looked_names,
+    percent,
+    run_heading,
+    serving_runs,
+)
 from fedshift.report.svg import PALETTE, Axis, Series, line_chart
 from fedshift.report.tables import Table
 
@@ -68,6 +76,7 @@ def _destinations(run: RunResult, label: str, q: RouterDetails) -> list[str]:
 
 def _risk(routed: Sequence[tuple[str, RouterDetails]]) -> str:
     series = []
+    # From 1: the first colour is that of FedAvg's bars in the other charts.
     for i, (label, q) in enumerate(routed, start=1):
         x, y = shown_curve(q.coverage, q.risk)
         series.append(Series(label, tuple(x), tuple(y), i, dash=i // len(PALETTE)))

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
+from fedshift.record.rounds import own_columns
 from fedshift.record.summary import Selection
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.splits import Split, client_names, heading, left_out, looked_names, splits
-from fedshift.report.spread import spread
+from fedshift.report.splits import (
+    Split,
+    client_names,
+    heading,
+    left_out,
+    looked_names,
+    mass_columns,
+    splits,
+)
+from fedshift.report.spread import spread_table
 from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import Cell, Table, from_columns
 
@@ -49,6 +58,20 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
 
 
+def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """The user's own metrics of the kept round; "" where no run has any."""
+    names = list(dict.fromkeys(name for run in runs for name in own_columns(run.rounds)))
+    if not names:
+        return ""
+    rows = tuple(
+        (label, *(_finite(run.summary.final.others.get(name)) for name in names))
+        for run, label in zip(runs, labels, strict=True)
+    )
+    numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
+    text = "Measured by the user's own functions on the target's test data."
+    return section("metrics", "Own metrics", table(numbers), note(text))
+
+
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Label-by-client heat map with the target as its last row, one per set of clients."""
     parts = []
@@ -65,8 +88,13 @@ def weights(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     parts = []
     for split in splits(runs, labels):
         first, names, drawn = split.runs[0], client_names(split.runs[0]), split.drawn()
-        differing, equal = _weight_columns(split)
-        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0), *differing]
+        columns = [("FedAvg: n / N", first.summary.fedavg_weights, 0)]
+        equal = []
+        for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
+            if weighs(run):
+                columns.append((label, run.summary.weights, place + 1))
+            else:
+                equal.append(label)
         shown = [Bars(name, tuple(w[i] for i in drawn), colour) for name, w, colour in columns]
         title = f"Weight of each client in the average ({split.name})"
         drawing = grouped_bars(title, [names[i] for i in drawn], shown, Axis("weight", True))
@@ -86,6 +114,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """ESS share against the L1 gap for each set of clients, with a point for every run."""
     series, parts = [], []
     for k, split in enumerate(splits(runs, labels)):
+        # One curve for all runs of a split: it depends on clients and target, not on the run.
         curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
         if curve:
             name = "attainable" + (f" ({split.name})" if len(split.runs) < len(runs) else "")
@@ -118,6 +147,7 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         x = tuple(float(r.round) for r in run.rounds)
         target = tuple(r.values["target_accuracy"] for r in run.rounds)
         estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
+        # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
         if any(v is not None for v in target):
             series.append(Series(label, x, target, place + 1, points=few))
@@ -146,37 +176,23 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     for run, label in pairs:
         columns.append((label, run.summary.final.target_recall))
         columns.append((f"{label}, estimated", run.summary.final.recall_estimate))
-    masses = list(dict.fromkeys(r.summary.target for r in runs))
-    several = len(masses) > 1
-    mass_columns = [
-        (f"Target mass #{i + 1}" if several else "Target mass", m, ".1%")
-        for i, m in enumerate(masses)
-    ]
-    numbers = from_columns("Class", classes, columns, ".1%", mass_columns)
+    numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Target mass"))
     caption = "– marks a class without target test data. Estimates come from the clients alone."
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
 
 def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Worst client, bottom decile, sd and Gini, and every client's accuracy."""
-    rows: list[tuple[Cell, ...]] = []
-    for run, label in zip(runs, labels, strict=True):
-        accuracy = run.summary.final.client_accuracy
-        s = spread(accuracy)
-        measured = [i for i, a in enumerate(accuracy) if a is not None]
-        worst = min(measured, key=lambda i: accuracy[i] or 0.0, default=None)
-        name = client_names(run)[worst] if worst is not None else None
-        rows.append((label, s.clients, s.mean, s.worst, name, s.bottom_decile, s.sd, s.gini))
-    head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
-    formats = ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f")
-    parts = [table(Table(head, tuple(rows), formats))]
-    parts.append(
-        note(
-            "Accuracy of the final model on the validation data of each of the task's clients (for "
-            "the oracle too, which trains on others). Bottom decile: "
-            "mean of the lowest tenth of the clients. Gini: 0 when all clients are served alike."
-        )
+    text = (
+        "Accuracy of the final model on the validation data of each of the task's clients (for the "
+        "oracle too, which trains on others). Bottom decile: mean of the lowest tenth of the "
+        "clients. Gini: 0 when all clients are served alike."
     )
+    spreads = spread_table(
+        (label, client_names(run), run.summary.final.client_accuracy)
+        for run, label in zip(runs, labels, strict=True)
+    )
+    parts = [table(spreads), note(text)]
     for split in splits(runs, labels):
         columns = [
             (b, r.summary.final.client_accuracy)
@@ -239,6 +255,7 @@ def _candidates(chosen: Selection, label: str) -> Table:
 def _best(selection: Selection) -> dict[str, str]:
     """The candidate that each rule picks: as recorded by the run, else the largest accuracy."""
     picks = selection.picks
+    # Folders of the first versions lack the picks.
     if picks is None:
         accuracies = {
             "estimate": [c.estimated_accuracy for c in selection.candidates],
@@ -292,20 +309,6 @@ def _counts_table(split: Split) -> str:
     rows.append((_target_name(split), *(f"{t:.1%}" for t in s.target)))
     formats = ("", *([".0f"] * len(s.classes)))
     return fold(Table(("Client", *s.classes), tuple(rows), formats))
-
-
-def _weight_columns(
-    split: Split,
-) -> tuple[list[tuple[str, tuple[float, ...], int]], list[str]]:
-    """(label, weights, colour) of the runs that differ from n / N, and the labels of the others."""
-    differing, equal = [], []
-    for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
-        w = run.summary.weights
-        if weighs(run):
-            differing.append((label, w, place + 1))
-        else:
-            equal.append(label)
-    return differing, equal
 
 
 def weighs(run: RunResult) -> bool:

@@ -8,17 +8,21 @@ from fedshift.record.folder import RunResult
 from fedshift.record.summary import Last
 from fedshift.report.heat_map import ACCURACY, heat_map
 from fedshift.report.layout import figure, fold, note, section, table
-from fedshift.report.served_runs import by_client, percent, run_heading, serving_runs
 from fedshift.report.splits import (
     Split,
+    by_client,
     client_names,
     heading,
     left_out,
     looked_names,
     looks,
+    mass_columns,
+    percent,
+    run_heading,
+    serving_runs,
     splits,
 )
-from fedshift.report.spread import spread
+from fedshift.report.spread import spread_table
 from fedshift.report.svg import PALETTE, Axis, Bars, Series, grouped_bars, line_chart
 from fedshift.report.tables import MISSING, Cell, Table, from_columns
 from fedshift.report.ways import WAYS, over_rounds
@@ -120,14 +124,8 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     bars = [Bars(b, r.summary.final.target_recall, i + 1) for i, (r, b) in enumerate(pairs)]
     title = "Accuracy per class on all clients' test examples"
     drawing = grouped_bars(title, classes, bars, Axis("recall", percent=True))
-    masses = list(dict.fromkeys(r.summary.target for r in runs))
-    several = len(masses) > 1
-    share_column = [
-        (f"Share of tests #{i + 1}" if several else "Share of tests", m, ".1%")
-        for i, m in enumerate(masses)
-    ]
     columns = [(label, r.summary.final.target_recall) for r, label in pairs]
-    numbers = from_columns("Class", classes, columns, ".1%", share_column)
+    numbers = from_columns("Class", classes, columns, ".1%", mass_columns(runs, "Share of tests"))
     caption = (
         "The system's answers after the last round: routed by the largest posterior where there "
         "is a router, else by vote."
@@ -137,19 +135,18 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Worst client, bottom decile, sd and Gini of own models, and every client's accuracy."""
-    measured = [(r, b) for r, b, s in serving_runs(runs, labels) if s.client_accuracy is not None]
+    served = [(r, b, s.client_accuracy) for r, b, s in serving_runs(runs, labels)]
+    measured = [(run, label, own) for run, label, own in served if own is not None]
     if not measured:
         return ""
-    rows = tuple(_spread_row(run, label) for run, label in measured)
-    head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
-    spreads = Table(head, rows, ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f"))
+    spreads = spread_table((label, client_names(run), own) for run, label, own in measured)
     text = (
         "Each client's own model on its own test examples, after the last round; all clients count "
         "alike. Bottom decile: mean of the lowest tenth of the clients. Gini: 0 when all clients "
         "are served alike."
     )
     parts = [table(spreads), note(text)]
-    for split in splits(*map(list, zip(*measured, strict=True))):
+    for split in splits([run for run, _, _ in measured], [label for _, label, _ in measured]):
         parts += [heading(split, runs), fold(_client_table(split))]
     return section("own-clients", "The clients", *parts)
 
@@ -169,15 +166,6 @@ def _client_table(split: Split) -> Table:
     return from_columns("Client", client_names(first), columns, ".1%", first_columns)
 
 
-def _spread_row(run: RunResult, label: str) -> tuple[Cell, ...]:
-    accuracy = (run.summary.serving and run.summary.serving.client_accuracy) or ()
-    s = spread(accuracy)
-    measured = [i for i, a in enumerate(accuracy) if a is not None]
-    worst = min(measured, key=lambda i: accuracy[i] or 0.0, default=None)
-    name = None if worst is None else client_names(run)[worst]
-    return (label, s.clients, s.mean, s.worst, name, s.bottom_decile, s.sd, s.gini)
-
-
 def _curve(run: RunResult, name: str, key: str, place: int) -> Series:
     x = tuple(float(r.round) for r in run.served)
     y = tuple(r.values[key] for r in run.served)
@@ -192,6 +180,7 @@ def _rounds(run: RunResult, label: str) -> Table:
     """All of served.csv, with the training loss."""
     losses = {r.round: r.values["train_loss"] for r in run.rounds}
     columns = tuple(run.served[0].values) if run.served else ()
+    # A method without a router would have five empty columns.
     present = [c for c in columns if any(r.values[c] is not None for r in run.served)]
     rows = tuple(
         (r.round, losses.get(r.round), *(r.values[c] for c in present)) for r in run.served
@@ -223,6 +212,7 @@ def verdict(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """
     lasts = [(r.summary.last or {}, label) for r, label in zip(runs, labels, strict=True)]
     shared = _measured(lasts, "global_accuracy")
+    # Alone, or without a global model, a run has nothing to be compared with.
     if len(runs) < 2 or not shared:
         return ""
     best, name = max(shared)

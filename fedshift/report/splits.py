@@ -1,4 +1,4 @@
-"""Runs grouped by clients and target, so that a shared figure is drawn once."""
+"""What the parts of a report share: runs by their clients and target, names, headings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedshift.record.folder import RunResult
+from fedshift.record.summary import Serving
 from fedshift.report.shapes import escape
+from fedshift.report.tables import MISSING, Cell, Table
 
 # More rows than this are unreadable at the width of a page; the tables have them all.
 MOST_DRAWN = 100
@@ -37,6 +39,7 @@ def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...
     """The runs by label counts, target and client names, in the order of their first run."""
     groups: dict[object, list[int]] = {}
     for i, run in enumerate(runs):
+        # By content, not by configuration: two files may well describe the same clients.
         key = (run.summary.label_counts, run.summary.target, looked_names(run))
         groups.setdefault(key, []).append(i)
     return tuple(
@@ -63,6 +66,43 @@ def looked_names(run: RunResult) -> tuple[str, ...]:
     return (
         tuple(f"{n}: {s}" for n, s in zip(names, transforms, strict=True)) if transforms else names
     )
+
+
+def serving_runs(
+    runs: Sequence[RunResult], labels: Sequence[str]
+) -> list[tuple[RunResult, str, Serving]]:
+    """The runs whose clients serve models of their own, with labels."""
+    pairs = zip(runs, labels, strict=True)
+    return [(r, b, r.summary.serving) for r, b in pairs if r.summary.serving is not None]
+
+
+def by_client(
+    run: RunResult,
+    columns: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    spec: str = ".1%",
+    caption: str = "",
+) -> Table:
+    """A row per client under the names of `columns`."""
+    rows = tuple((n, *row) for n, row in zip(client_names(run), values, strict=True))
+    return Table(("Client", *columns), rows, ("", *[spec] * len(columns)), caption)
+
+
+def mass_columns(runs: Sequence[RunResult], name: str) -> list[tuple[str, Sequence[Cell], str]]:
+    """Columns with each distinct target of the runs, numbered where there are several."""
+    masses = list(dict.fromkeys(run.summary.target for run in runs))
+    names = [name] if len(masses) == 1 else [f"{name} #{i + 1}" for i in range(len(masses))]
+    return [(column, mass, ".1%") for column, mass in zip(names, masses, strict=True)]
+
+
+def percent(value: float | None) -> str:
+    """With one decimal; a dash for None."""
+    return MISSING if value is None else f"{value:.1%}"
+
+
+def run_heading(runs: Sequence[RunResult], label: str) -> str:
+    """A heading with the run's label; "" for a single run."""
+    return f"<h3>{escape(label)}</h3>" if len(runs) > 1 else ""
 
 
 def heading(split: Split, runs: Sequence[RunResult]) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from fedshift.report.tables import Cell, Table
+
+Accuracies = Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,20 @@ class Spread:
     gini: float | None
 
 
-def spread(accuracies: Sequence[float | None]) -> Spread:
+def spread_table(runs: Iterable[tuple[str, Sequence[str], Accuracies]]) -> Table:
+    """A row for each run, given as (label, names of its clients, their accuracies)."""
+    rows: list[tuple[Cell, ...]] = []
+    for label, names, accuracies in runs:
+        s = spread(accuracies)
+        measured = [i for i, a in enumerate(accuracies) if a is not None]
+        worst = min(measured, key=lambda i: accuracies[i] or 0.0, default=None)
+        name = None if worst is None else names[worst]
+        rows.append((label, s.clients, s.mean, s.worst, name, s.bottom_decile, s.sd, s.gini))
+    head = ("Run", "Clients", "Mean", "Worst", "Worst client", "Bottom decile", "s.d.", "Gini")
+    return Table(head, tuple(rows), ("", "d", ".1%", ".1%", "", ".1%", ".1%", ".4f"))
+
+
+def spread(accuracies: Accuracies) -> Spread:
     """Mean, worst, bottom decile, standard deviation and Gini of M client accuracies.
 
     bottom decile = mean of the ceil(M / 10) lowest; sd^2 = sum_i (x_i - mean)^2 / M, because the

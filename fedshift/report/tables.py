@@ -39,8 +39,9 @@ class Table:
     """Rows under a header, with a format specification for the numbers of every column.
 
     `formats` has one entry per column: `""` for text, else what `format()` takes, such as
-    `".1%"`. Text is shown as it is whatever its column; None and NaN are shown as an en dash.
-    Raises `InputError` when a row or `formats` has another length than the header.
+    `".1%"`; that column is aligned to the right. Text is shown as it is whatever its column; None
+    and NaN are shown as an en dash. Raises `InputError` when a row or `formats` has another length
+    than the header.
     """
 
     header: tuple[str, ...]
@@ -49,6 +50,7 @@ class Table:
     caption: str = ""
 
     def __post_init__(self) -> None:
+        # Checked here, because zip would cut the longer side off in silence.
         parts: list[tuple[str, int]] = [("formats", len(self.formats))]
         parts += [(f"row {i}", len(row)) for i, row in enumerate(self.rows)]
         for what, length in parts:
@@ -103,6 +105,17 @@ def markdown(table: Table) -> str:
     return f"{escape_markdown(table.caption)}\n\n{text}" if table.caption else text
 
 
+def plain(table: Table) -> str:
+    """Text in columns of equal width for a terminal, numbers to the right."""
+    rows = tuple(tuple(map(visible, row)) for row in (table.header, *shown(table)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [table.caption] if table.caption else []
+    for row in rows:
+        cells = zip(row, widths, table.formats, strict=True)
+        lines.append("  ".join(c.rjust(w) if spec else c.ljust(w) for c, w, spec in cells).rstrip())
+    return "\n".join(lines)
+
+
 def csv_text(table: Table) -> str:
     """RFC 4180 text with full-precision numbers; a missing number is an empty cell."""
     out = io.StringIO()
@@ -144,6 +157,7 @@ def html_table(table: Table) -> str:
 def escape_markdown(text: str) -> str:
     """Text that a Markdown table shows literally, on one line."""
     one_line = visible(" ".join(text.split()))
+    # $ as well: several viewers take it for a formula.
     escaped = re.sub(r"([\\`*_{}\[\]|~$#])", r"\\\1", one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

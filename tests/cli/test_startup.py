@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-LARGE = ("torch", "numpy", "scipy", "pydantic", "flwr")
+LARGE = ("torch", "numpy", "scipy", "pandas", "pydantic", "flwr")
 SCRIPT = """
 import json, sys
 sys.argv = ["fedshift", *sys.argv[1:]]

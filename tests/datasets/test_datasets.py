@@ -16,13 +16,7 @@ import torch
 from fedshift import datasets
 from fedshift.datasets import Samples, catalogue, idx, registry
 from fedshift.errors import DataError, InputError
-from fedshift.papers.datasets.gaussians import (
-    CLIENT_COUNTS,
-    MEANS,
-    apportion,
-    gaussians,
-    target_marginal,
-)
+from fedshift.papers.datasets.gaussians import CLIENT_COUNTS, MEANS, gaussians, target_marginal
 from support.dataset_fixtures import write_idx
 
 BALANCED_10 = [1000] * 10
@@ -176,7 +170,10 @@ def test_every_usual_sub_folder_is_tried(tmp_path: Path) -> None:
 
 
 def test_known_lists_every_set_and_how_to_get_it(tmp_path: Path) -> None:
-    lines = {one.name: one for one in datasets.known([tmp_path])}
+    known = datasets.known([tmp_path])
+    tables = [one.name for one in datasets.TABLES]
+    assert [one.name for one in known[-len(tables) :]] == tables
+    lines = {one.name: one for one in known[: -len(tables)]}
     digits = ["mnist", "mnist-writers", "emnist-digits", "femnist-digits"]
     names = ["fashion-mnist-mini", "fashion-mnist", *digits, "cifar-10", "cifar-100", "cifar-20"]
     assert list(lines) == [*names, "pacs", "iwildcam", "retina", "heart-disease", "gaussians"]
@@ -326,10 +323,3 @@ def test_delta_outside_is_refused(delta: float) -> None:
 def test_empty_test_set_is_refused() -> None:
     with pytest.raises(InputError, match="n_test = 0; it must be at least 1"):
         gaussians(n_test=0)
-
-
-@pytest.mark.parametrize(
-    ("n", "counts"), [(2000, (1000, 500, 500)), (2, (1, 1, 0)), (3, (1, 1, 1))]
-)
-def test_apportion_keeps_the_sum(n: int, counts: tuple[int, ...]) -> None:
-    assert apportion(np.array([0.5, 0.25, 0.25]), n) == counts

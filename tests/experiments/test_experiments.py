@@ -15,11 +15,13 @@ from fedshift.errors import InputError
 from fedshift.experiments.config import Config, Data, Method, SeedTable, Selection, Split, Training
 from fedshift.experiments.demo import demo_config, method_configs
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import dumps, line_of, load_config, validate
+from fedshift.experiments.load import dumps, load_config, validate
+from fedshift.experiments.places import line_in
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.settings import setting
 from fedshift.experiments.summary import reasons
 from fedshift.experiments.task import Prepared, oracle_clients, prepare, scaled
+from fedshift.experiments.toml_lines import lines_of
 from fedshift.seeds import Seeds
 
 QUICK = Training(rounds=2, evaluate_every=1)
@@ -85,7 +87,7 @@ def test_oracle_clients_follow_the_target(ready: Prepared) -> None:
     assert held is not None
     validated = rows(held.x).union(*(rows(v.x) for v in ready.task.validation))
     assert not validated & set().union(*(rows(c.x) for c in clients))
-    weights = recipes.fedpals(setting(FAST, ready.model, ready.told), ess=0.3)
+    weights = recipes.fedpals(setting(FAST, ready.model, ready.announced), ess=0.3)
     federation = ready.federation(clients)
     server = weights.init(federation.params, federation.buffers, federation.table)
     solved = weights.weigh(server, torch.arange(9))
@@ -250,10 +252,10 @@ def test_every_configuration_survives_its_own_text(tmp_path: Path) -> None:
 
 def test_lines_are_found() -> None:
     text = 'name = "x"\n\n[training]\n# lr = 1\nlr = 2\n[data]\n'
-    assert line_of(text, ("training", "lr")) == 5
-    assert line_of(text, ("training", "rounds")) == 3
-    assert line_of(text, ("name",)) == 1
-    assert line_of(text, ("model", "name")) is None
+    assert line_in(lines_of(text), ("training", "lr")) == 5
+    assert line_in(lines_of(text), ("training", "rounds")) == 3
+    assert line_in(lines_of(text), ("name",)) == 1
+    assert line_in(lines_of(text), ("model", "name")) is None
 
 
 def test_models_that_do_not_fit_the_data() -> None:

@@ -22,7 +22,7 @@ from fedshift.experiments.feature_shift import writer_ids
 from fedshift.experiments.load import dumps, validate
 from fedshift.experiments.networks import network
 from fedshift.experiments.settings import setting
-from fedshift.experiments.shift_measures import importance, measured_shift, sentence
+from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
 from fedshift.record.folder import read_run
@@ -195,10 +195,10 @@ def test_a_run_without_rounds_to_train_is_refused(method: str) -> None:
 def test_the_setting_has_shape_and_seed() -> None:
     config = validate(tables(DISK | {"density_rounds": 1}) | {"training": {"rounds": 4}})
     prepared = prepare(config)
-    made = setting(config, prepared.model, prepared.told, None, (1, 28, 28))
+    made = setting(config, prepared.model, prepared.announced, None, (1, 28, 28))
     assert (made.shape, made.seed) == ((1, 28, 28), 0)
     other = validate(tables() | {"seeds": {"run": 3, "init": 5}})
-    assert setting(other, prepared.model, prepared.told).seed == 5
+    assert setting(other, prepared.model, prepared.announced).seed == 5
 
 
 @pytest.fixture(scope="module")
@@ -309,13 +309,13 @@ def test_a_report_on_clients_too_small_for_a_classifier_says_so(tmp_path: Path, 
 
 def test_weights_that_are_not_there_are_not_told() -> None:
     assert importance({"params": {}}) is None
-    assert sentence(None) == []
+    assert importance_sentences(None) == []
     rounded = {"n": torch.tensor([5.0]), "ess": torch.tensor([5.001])}
     assert importance({"importance": rounded})["share"] == [1.0]  # type: ignore[index]
     n, ess = torch.tensor([10.0, 20.0, 5.0]), torch.tensor([5.0, 0.0, 5.0])
     found = importance({"importance": {"n": n, "ess": ess}})
     assert found == {"ess": [5.0, None, 5.0], "share": [0.5, None, 1.0]}
-    assert "75%" in sentence(found)[0]
-    assert "1 clients have not weighed theirs" in sentence(found)[0]
+    assert "75%" in importance_sentences(found)[0]
+    assert "1 clients have not weighed theirs" in importance_sentences(found)[0]
     nobody = importance({"importance": {"n": n, "ess": 0 * ess}})
-    assert sentence(nobody) == ["No client has weighed its examples: all count alike."]
+    assert importance_sentences(nobody) == ["No client has weighed its examples: all count alike."]

@@ -14,7 +14,7 @@ from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import processes
 from fedshift.experiments.experiment import run_experiment
-from fedshift.experiments.load import MOST, MOST_TOLD, load_config, validate
+from fedshift.experiments.load import MOST, MOST_SHOWN, load_config, validate
 from fedshift.experiments.resume import _check_names, configured
 from fedshift.record.folder import CHECKPOINTS, CONFIG, SUMMARY
 from support.broken_inputs import GOOD
@@ -74,8 +74,8 @@ def test_overrides_are_not_blamed_on_the_file(
 
 def test_of_many_mistakes_the_first_are_told() -> None:
     with pytest.raises(InputError, match="and 5 more$") as caught:
-        validate({f"k{i}": 1 for i in range(MOST_TOLD + 5)})
-    assert len(str(caught.value).splitlines()) == MOST_TOLD + 1
+        validate({f"k{i}": 1 for i in range(MOST_SHOWN + 5)})
+    assert len(str(caught.value).splitlines()) == MOST_SHOWN + 1
 
 
 @pytest.mark.parametrize("name", [".", "..", ". ."])

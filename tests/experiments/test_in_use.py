@@ -20,8 +20,8 @@ from fedshift.experiments.folder import check_unused, reserved
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.resume import configured, reopened
 from fedshift.experiments.task import prepare
-from fedshift.papers.reproduce.store import Store, run_of
-from fedshift.papers.reproduce.worker import perform
+from fedshift.sweeps.store import Store, run_of
+from fedshift.sweeps.worker import perform
 from support.small_runs import config_of, record_until, results
 
 HOLD = """

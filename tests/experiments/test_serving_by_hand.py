@@ -17,7 +17,7 @@ import torch
 from fedshift.data import Examples, Task, client_data
 from fedshift.experiments import served
 from fedshift.experiments.routing_details import POINTS, details
-from fedshift.experiments.served import observe, refits
+from fedshift.experiments.served import observe, refit, routable, scored
 from fedshift.experiments.task import joined
 from fedshift.router.route import Router
 from support.by_hand import Array
@@ -168,9 +168,9 @@ def test_details_know_who_never_took_part() -> None:
 
 def refitted(hand: Hand, task: Task) -> dict[str, float]:
     answers = observe(hand.algorithm, hand.last, hand.federation, task).answers
-    found, notes = refits(hand.algorithm, hand.last, hand.federation, task, answers)
-    assert notes == ()
-    return found
+    again = refit(hand.algorithm, hand.last, hand.federation, task.test.x)
+    assert again.notes == ()
+    return scored(again, routable(hand.last, hand.federation), answers)
 
 
 def routers(hand: Hand, data: Sequence[Any]) -> dict[str, Router]:

@@ -24,10 +24,11 @@ from fedshift.experiments.folder import kept_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.resume import begun_by, reopened
 from fedshift.experiments.task import prepare
-from fedshift.papers.reproduce.execute import Report, execute
 from fedshift.papers.reproduce.plan import wanted
 from fedshift.papers.reproduce.reproduce import make_plan, reproduce
-from fedshift.papers.reproduce.store import Store
+from fedshift.sweeps.execute import Report, execute
+from fedshift.sweeps.store import Store
+from fedshift.sweeps.worker import Means
 from fedshift.testing.fuzz import different
 from support.small_runs import config_of
 from support.tables import MINI, cell, results
@@ -209,7 +210,7 @@ def played(out: Path, backend: str, jobs: int = 1) -> tuple[list[int], Report]:
 
     store = Store(out / "runs")
     runs = wanted(make_plan(replace(ONE, out=out)), store)
-    return heard, execute(runs, store, jobs=jobs, backend=backend, listen=listen)
+    return heard, execute(runs, store, jobs=jobs, means=Means(backend), listen=listen)
 
 
 @pytest.mark.slow

@@ -17,15 +17,15 @@ import pytest
 from fedshift.engine.run import Round, run
 from fedshift.errors import DataError, DivergedError, TrainingError
 from fedshift.experiments import engines
-from fedshift.papers.reproduce import worker
-from fedshift.papers.reproduce.diverged import diverged, parsed
-from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import mean_curve
-from fedshift.papers.reproduce.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.record.folder import read_run
 from fedshift.record.rounds import Metrics
+from fedshift.sweeps import worker
+from fedshift.sweeps.diverged import diverged, parsed
+from fedshift.sweeps.records import recorded_in
+from fedshift.sweeps.store import CONFIG, DIVERGED, LOCK, METRICS, Store
 from support.tables import MINI, cell, results
 
 HIGH = ("model.name=linear", "training.lr=3e38")
@@ -74,10 +74,10 @@ def test_a_run_that_diverged_is_not_trained_again(jobs: int, tmp_path: Path) -> 
 def test_what_fails_otherwise_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(config: Any) -> None:
+    def fail(*given: Any) -> None:
         raise TrainingError("a process died")
 
-    monkeypatch.setattr(worker, "prepare", fail)
+    monkeypatch.setattr(worker, "record", fail)
     request = replace(MINI, out=tmp_path, methods=("fedavg",), seeds=(0,))
     first, _ = queues(request)
     assert list(first.report.failures.values()) == ["a process died"]

@@ -17,16 +17,16 @@ import pytest
 from fedshift.errors import DataError, InputError
 from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.execute import execute
 from fedshift.papers.reproduce.plan import Plan, wanted
-from fedshift.papers.reproduce.records import read_records
 from fedshift.papers.reproduce.reproduce import (
     Reproduced,
     reproduce,
 )
-from fedshift.papers.reproduce.store import Store
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.record.folder import read_run
+from fedshift.sweeps.execute import execute
+from fedshift.sweeps.records import read_records
+from fedshift.sweeps.store import Store
 from support.tables import MINI, cell, results
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_dies_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(narrowed(study(MINI.target), MINI.datasets, MINI.splits, ("fedavg",)), (0,), 1)
-    monkeypatch.setattr("fedshift.papers.reproduce.execute.work", print)
+    monkeypatch.setattr("fedshift.sweeps.starting.work", print)
     store = Store(tmp_path)
     report = execute(wanted(plan, store), store, jobs=2)
     assert list(report.failures.values()) == ["the process ended without a result, exit code 0"]

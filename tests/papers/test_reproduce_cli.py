@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
+from fedshift.cli.many_runs import LiveRuns
 from fedshift.errors import TrainingError
 from fedshift.experiments import experiment
-from fedshift.papers.command import LiveRuns
-from fedshift.papers.reproduce import execute
 from fedshift.papers.reproduce.catalogue import studies
+from fedshift.sweeps import execute
 
 FAST = ["--dataset", "fashion-mnist-mini", "--split", "C=3", "--rounds", "1",
         "-c", "model.name=linear"]  # fmt: skip
@@ -215,7 +215,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that would have been trained, each of which fails."""
     begun: list[str] = []
 
-    def fails(run: Any, store: Any, tell: Any, asked: Any, backend: str) -> None:
+    def fails(run: Any, store: Any, tell: Any, asked: Any, means: Any) -> None:
         begun.append(run.name)
         raise TrainingError("not trained here")
 

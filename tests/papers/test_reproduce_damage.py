@@ -18,7 +18,8 @@ from fedshift.cli.app import main
 from fedshift.errors import DataError, InputError
 from fedshift.papers.command import list_tables
 from fedshift.papers.reproduce.catalogue import study
-from fedshift.papers.reproduce.reproduce import Request, parse_seeds, reproduce
+from fedshift.papers.reproduce.reproduce import Request, reproduce
+from fedshift.sweeps.spans import parse_seeds
 
 MINI = Request(
     "fedpals/table1", Path("reproduced"), ("fashion-mnist-mini",), ("C=3",), ("fedrs",), (0, 1), 1,

@@ -20,16 +20,16 @@ from fedshift.papers.datasets import heart
 from fedshift.papers.protocols import feddrm
 from fedshift.papers.reproduce.catalogue import studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of, last_rounds
-from fedshift.papers.reproduce.records import RECORDS, read_records, write_records
 from fedshift.papers.reproduce.reproduce import Reproduced, Request, reproduce
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_known, mean_risk
-from fedshift.papers.reproduce.statistics import Moments
-from fedshift.papers.reproduce.store import run_of
+from fedshift.papers.reproduce.routing_charts import COVERAGES, mean_defined, mean_risk
 from fedshift.papers.reproduce.verdict import verdicts
 from fedshift.record.folder import read_run
 from fedshift.record.summary import RouterDetails
 from fedshift.report.page import page
+from fedshift.sweeps.records import RECORDS, read_records, write_records
+from fedshift.sweeps.statistics import Moments
+from fedshift.sweeps.store import run_of
 
 PAPERS = Path(feddrm.__file__).parent
 NAMES = sorted(name for name in studies() if name.startswith("feddrm/"))
@@ -194,7 +194,7 @@ def test_heat_maps_are_means_over_seeds(drawn: tuple[Path, Reproduced]) -> None:
 
 
 def test_means_leave_out_seeds_without_a_value() -> None:
-    mean, count = mean_known([[[0.5, None, 1.0]], [[1.0, None, None]]])
+    mean, count = mean_defined([[[0.5, None, 1.0]], [[1.0, None, None]]])
     assert mean[0, [0, 2]].tolist() == [0.75, 1.0]
     assert np.isnan(mean[0, 1])
     assert count.tolist() == [[2, 0, 1]]

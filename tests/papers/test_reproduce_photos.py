@@ -18,7 +18,7 @@ from fedshift.papers.reproduce.output import notes_of
 from fedshift.papers.reproduce.plan import Plan, config_of
 from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.papers.reproduce.results import collect
-from fedshift.papers.reproduce.store import Store
+from fedshift.sweeps.store import Store
 from support.image_fixtures import count_as_whole, png, write_tree, write_wildcam
 
 # Of the authors' code: learning rate, batch, weight decay and options, where not as all others.

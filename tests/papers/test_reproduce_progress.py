@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedshift.papers.command import PlainRuns
+from fedshift.cli.many_runs import PlainRuns
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from fedshift.papers.command import PlainRuns
 def test_progress_in_lines(
     between: float, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedshift.papers.command.BETWEEN", between)
+    monkeypatch.setattr("fedshift.cli.many_runs.BETWEEN", between)
     with PlainRuns() as plain:
         plain({"event": "queue", "runs": 2, "complete": 1})
         for name, first in (("one", 5), ("two", 1)):

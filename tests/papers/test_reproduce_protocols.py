@@ -21,13 +21,14 @@ from fedshift.papers.protocols import fedpals
 from fedshift.papers.protocols.study import Metric, Study
 from fedshift.papers.reproduce.catalogue import shipped_tuning, studies, study
 from fedshift.papers.reproduce.plan import Plan, config_of
-from fedshift.papers.reproduce.reproduce import Request, parse_seeds, reproduce
+from fedshift.papers.reproduce.reproduce import Request, reproduce
 from fedshift.papers.reproduce.results import pick
-from fedshift.papers.reproduce.statistics import moments, paired
-from fedshift.papers.reproduce.store import Finished, run_of
 from fedshift.papers.reproduce.tuning import read_tuned
 from fedshift.seeds import numpy_generator
 from fedshift.server.pals import pals_weights
+from fedshift.sweeps.spans import parse_seeds
+from fedshift.sweeps.statistics import moments, paired
+from fedshift.sweeps.store import Finished, run_of
 
 PAPERS = Path(fedpals.__file__).parent
 
@@ -133,7 +134,7 @@ def test_protocols_are_valid_experiments(shown: Study) -> None:
     assert len({r.label for r in shown.rows}) == len(shown.rows)
     assert len({c.key for c in shown.columns}) == len(shown.columns)
     for column in shown.columns:
-        for row in shown.rows if column is shown.columns[0] or column.own else shown.rows[:1]:
+        for row in shown.rows if column is shown.columns[0] or column.by_method else shown.rows[:1]:
             if not row.available:
                 continue
             options = {"lam": 0.0} if row.ess else {}
@@ -161,7 +162,7 @@ def gaussians(**shift: Any) -> Config:
 def test_weights_of_the_synthetic_task_are_the_closed_form(delta: float, lam: float) -> None:
     """a_1 = 1/2 + 11 lam / (360 + 58 lam) for every delta; d^2(T, S) = 0.375 delta^2."""
     ready = prepare(gaussians(delta=delta))
-    solved = pals_weights(ready.task.table()["labels"].numpy(), ready.told, lam=lam)
+    solved = pals_weights(ready.task.table()["labels"].numpy(), ready.announced, lam=lam)
     assert solved.weights[0] == pytest.approx(0.5 + 11 * lam / (360 + 58 * lam), abs=1e-12)
     assert solved.distance**2 == pytest.approx(0.375 * delta**2, abs=1e-12)
 
@@ -188,12 +189,14 @@ def test_natural_clients_come_with_the_data() -> None:
 
 def test_the_server_can_be_told_a_noisy_target() -> None:
     """T_p = normalise(T + noise max(eps, 0)); the test set and T itself stay."""
-    exact, told = prepare(gaussians()), prepare(gaussians(target_noise=0.5))
-    assert exact.told == tuple(exact.task.target.tolist())
-    assert told.task.target.tolist() == exact.task.target.tolist()
-    assert told.task.test.y.tolist() == exact.task.test.y.tolist()
+    exact, noisy = prepare(gaussians()), prepare(gaussians(target_noise=0.5))
+    assert exact.announced == tuple(exact.task.target.tolist())
+    assert noisy.task.target.tolist() == exact.task.target.tolist()
+    assert noisy.task.test.y.tolist() == exact.task.test.y.tolist()
     eps = numpy_generator(0, "target noise").standard_normal(3)
     moved = exact.task.target.numpy() + 0.5 * np.maximum(eps, 0.0)
-    assert told.told == pytest.approx(tuple(moved / moved.sum()), abs=1e-15)
-    assert told.told != pytest.approx(exact.told, abs=1e-3)
-    assert setting(gaussians(target_noise=0.5), told.model, told.told).target == told.told
+    assert noisy.announced == pytest.approx(tuple(moved / moved.sum()), abs=1e-15)
+    assert noisy.announced != pytest.approx(exact.announced, abs=1e-3)
+    assert (
+        setting(gaussians(target_noise=0.5), noisy.model, noisy.announced).target == noisy.announced
+    )

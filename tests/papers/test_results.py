@@ -12,7 +12,7 @@ import pytest
 
 from fedshift.cli.app import main
 from fedshift.papers.protocols.study import Column
-from fedshift.papers.reproduce.records import RECORDS
+from fedshift.sweeps.records import RECORDS
 
 RESULTS = Path(__file__).parents[2] / "results"
 TABLES = [str(p.parent.relative_to(RESULTS)) for p in sorted(RESULTS.rglob(RECORDS))]

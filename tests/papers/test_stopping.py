@@ -91,13 +91,13 @@ def test_a_process_that_was_stopped_from_outside_is_a_failed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has asked the table to stop: the others go on."""
-    monkeypatch.setattr("fedshift.papers.reproduce.execute.work", stopped)
+    monkeypatch.setattr("fedshift.sweeps.starting.work", stopped)
     done = reproduce(replace(REQUEST, out=tmp_path, jobs=2, seeds=(0,)))
     assert list(done.report.failures.values()) == ["stopped from outside (SIGTERM)"]
     assert done.report.interrupted is None
 
 
-def stopped(run: Any, store: Any, channel: Any, backend: str) -> None:
+def stopped(run: Any, store: Any, channel: Any, means: Any) -> None:
     channel.send({"event": "over", "error": None, "stopped": True})
 
 

@@ -34,9 +34,9 @@ from fedshift.experiments.settings import local_of
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp
 from fedshift.models.lenet import LeNet
-from fedshift.papers.reproduce.store import run_of
 from fedshift.recipes import Setting
 from fedshift.seeds import generator
+from fedshift.sweeps.store import run_of
 from fedshift.tree import Params, sub
 from support.broken_inputs import GOOD
 from support.every_method import MAKE

@@ -48,7 +48,7 @@ def site_of(context: Context) -> Site:
     return configured_site(str(context.run_config["experiment"]), partition(context))
 
 
-ours = app_of(site_of, threads=1, open_states=True, keep=deployed.own_folder())
+ours = app_of(site_of, threads=1, open_states=True, keep=deployed.state_folder())
 
 
 @client_app.query("register")

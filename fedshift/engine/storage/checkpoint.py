@@ -1,4 +1,4 @@
-"""Checkpoints: a round on disk, whole or not at all, so that a run goes on where it was killed.
+"""Checkpoints: a round on disk, whole or not at all, so that a killed run can go on from it.
 
 A folder per round holds `state.safetensors` (the server's parts, every client's, the cohort and its
 weights) and `round.json` (everything else, the checksum of the former, and its own). Both are
@@ -31,6 +31,7 @@ from fedshift.tree import Params, Parts, flatten, unflatten
 
 # 1: round.json without a checksum of its own.
 FORMAT = 2
+# Two: if the newest is damaged, the one before it is read.
 KEEP = 2
 STATE, ABOUT = "state.safetensors", "round.json"
 PREFIX, PARTIAL = "round-", ".part"
@@ -56,6 +57,7 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
+        # Flushed before round.json names its checksum, and before the rename.
         written = write_tensors(partial / STATE, lambda: _tensors(current), os.fsync)
         about |= {"sha256": written.sha256}
         text = json.dumps(about | {"checksum": _checksum(about)}, allow_nan=False)
@@ -67,9 +69,7 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         # The folder is new at first, and those above it may be: a name lasts once its folder does.
         _sync(folder)
         for one in folder.absolute().parents[:2]:
-            with contextlib.suppress(
-                OSError
-            ):  # folders of other users may be closed to this process
+            with contextlib.suppress(OSError):  # another user's folder may be closed to us
                 _sync(one)
     except OSError as e:
         with contextlib.suppress(OSError):
@@ -81,11 +81,10 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
 
 
 def read_checkpoint(folder: Path, shelf: Shelf = Shelf()) -> Saved | None:
-    """The newest checkpoint in `folder` that is whole; None where there is none.
+    """The newest undamaged checkpoint in `folder`; None where there is none.
 
-    A damaged one is passed over for the one before it. shelf: where the clients' states go. Raises
-    DataError where all are damaged, with what is wrong with the newest, and for checkpoints of a
-    newer format.
+    shelf: where the clients' states go. Raises DataError where all are damaged, with the fault of
+    the newest, and for checkpoints of a newer format.
     """
     places = _places(folder)
     wrong: list[DataError] = []
@@ -171,6 +170,7 @@ def _read(place: Path, shelf: Shelf) -> Saved:
                 f"{place}: a checkpoint of format {about['format']}, and this version of fedshift "
                 f"reads up to {FORMAT}; use the version that wrote it"
             )
+        # `pop` first: the checksum is over everything else.
         if about["format"] > 1 and about.pop("checksum") != _checksum(about):
             raise DataError(f"{place / ABOUT}: damaged (its checksum differs)")
         if _digest(place / STATE) != about["sha256"]:
@@ -201,6 +201,7 @@ def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
         entries = {p.partition("/")[2]: tensors[p].clone() for p in of.get(owner, [])}
         return unflatten(entries, names)
 
+    # Straight to where states are kept: all of them at once may not fit into memory.
     states = shelf.draft({})
     for i, names in about["states"].items():
         states.put(int(i), parts(f"client.{i}", names))
@@ -226,7 +227,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make renames in a folder last; Windows opens no folders, and needs none opened."""
+    """Flush a folder, so that renames in it outlive a power cut; Windows needs no such call."""
     if os.name != "nt":
         handle = os.open(folder, os.O_RDONLY)
         try:

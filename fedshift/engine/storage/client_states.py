@@ -1,8 +1,8 @@
 """What clients keep between rounds: in memory up to a budget, beyond it in files.
 
-A state on disk is a safetensors file of its own, mapped into memory while it is used, and
-never written again: a round that still holds it reads the old values. The file is removed with the
-last such round, or at the end of the process.
+A state on disk is a safetensors file, mapped into memory while it is used, and never written again:
+a round that still refers to it reads the old values. The file is removed with the last such round,
+or at the end of the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedshift.tree import Parts, compact, flatten, size_in_bytes, unflatten
 
 @dataclass(frozen=True)
 class Shelf:
-    """Where states lie.
+    """Where clients' states are kept.
 
     memory  bytes of tensors that all states together may take in memory; inf: any
     folder  where the files of the others go, made if it is missing; None: the system's own for
@@ -44,7 +44,7 @@ class Shelf:
             raise InputError(f"{self.memory} bytes for clients' states; give 0 or more")
 
     def draft(self, states: States) -> Draft:
-        """The states after a round, to be put down one by one, over those before it."""
+        """The states after a round: those before it, to be replaced one by one."""
         return Draft(self, states)
 
 
@@ -63,9 +63,9 @@ class Draft:
             self._taken = in_memory(self.before)
 
     def put(self, client: int, state: Parts) -> None:
-        """Put down a client's state. Raises InputError where its file cannot be written."""
+        """Store a client's state. Raises InputError where its file cannot be written."""
         if math.isinf(self.shelf.memory):
-            # It outlives the round: a view of a message would keep all of that alive.
+            # It outlives the round: a view of a message would keep the whole message alive.
             self._new[client] = {p: {k: compact(v) for k, v in t.items()} for p, t in state.items()}
             return
         size = size_in_bytes(state)
@@ -80,6 +80,7 @@ class Draft:
         """All states."""
         if math.isinf(self.shelf.memory):
             return {**self.before, **self._new}  # type: ignore[dict-item]
+        # Without reading those on disk.
         before = self.before.entries if isinstance(self.before, Kept) else self.before
         return Kept({**before, **self._new})
 

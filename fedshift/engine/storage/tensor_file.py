@@ -1,4 +1,4 @@
-"""Safetensors files, written tensor by tensor and mapped into memory as they lie."""
+"""Safetensors files, written tensor by tensor and mapped into memory without a copy."""
 
 from __future__ import annotations
 
@@ -73,10 +73,11 @@ def write_tensors(
 def places_in(path: Path) -> tuple[Place, ...]:
     """Where the tensors of a file lie, by its own header.
 
-    However long that is: safetensors' reader takes 100 MB, which are half a million tensors, and a
-    checkpoint may have more. Raises OSError where the file cannot be read, and ValueError,
-    LookupError or TypeError for a header that is none or promises what is not there.
+    Of any length: safetensors' own reader refuses headers above 100 MB, which are half a million
+    tensors, and a checkpoint may have more. Raises OSError where the file cannot be read, and
+    ValueError, LookupError or TypeError for a damaged header or a file that is too short for it.
     """
+    # A damaged header must not promise more than the file has: mapping it would crash the process.
     size = path.stat().st_size
     with path.open("rb") as f:
         start = 8 + int.from_bytes(f.read(8), "little")
@@ -98,9 +99,9 @@ def places_in(path: Path) -> tuple[Place, ...]:
 
 
 def map_tensors(path: Path, places: Sequence[Place]) -> Params:
-    """The tensors of a file as it lies on disk: bytes are read when they are used.
+    """The tensors of a file, mapped into memory: bytes are read when they are used.
 
-    What is written to them stays in memory. The file may be removed while they live.
+    Writing to them does not change the file, which may be removed while they are in use.
     """
     size = max((p.stop for p in places), default=0)
     whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
@@ -137,6 +138,7 @@ def _header(places: Sequence[Place]) -> bytes:
 def _blocks(places: Sequence[Place], named: Iterable[tuple[str, Tensor]]) -> Iterator[bytes]:
     end = 0
     for p, (_, v) in zip(places, named, strict=True):
+        # Zeros up to the next aligned start; they are part of the checksum.
         yield bytes(p.start - end)
         flat = v.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         yield flat.numpy().tobytes()

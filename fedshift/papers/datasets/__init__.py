@@ -1,1 +1,1 @@
-"""Data sets that only the papers use; `catalogue` adds them to those that are known."""
+"""Data sets that only the papers use; `catalogue` adds them to the known ones."""

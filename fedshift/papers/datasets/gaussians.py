@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedshift.datasets import Dataset, OwnClients, Samples, Wanted, content_sha256
+from fedshift.datasets.base import joined
 from fedshift.errors import InputError
 from fedshift.seeds import Part, numpy_generator
+from fedshift.shifts.base import largest_remainder
 from fedshift.sketch import sketched
 
 MEANS = (
@@ -47,7 +49,7 @@ def gaussians(seed: int = 0, delta: float = 0.0, n_test: int = N_TEST) -> Gaussi
     """Two clients (n = 40 and 18) and test data that follow the target marginal T_delta.
 
     x | y ~ N(mean_y, I_2); labels are fixed counts, (20, 20, 0) and (9, 0, 9) for the clients and
-    `apportion(T_delta, n_test)` for the test data.
+    `largest_remainder(n_test T_delta)` for the test data.
 
     Every class has a stream of its own, keyed (seed, part, class): the clients' data are the same
     for every `delta`, and test sets of two deltas share their examples up to the smaller count, so
@@ -55,8 +57,7 @@ def gaussians(seed: int = 0, delta: float = 0.0, n_test: int = N_TEST) -> Gaussi
 
     Shapes: x float32 [n, 2], y int64 [n], sorted by label.
 
-    Raises:
-        InputError: delta outside [0, 1] or n_test below 1.
+    Raises InputError for delta outside [0, 1] or n_test below 1.
 
     Differs: the authors' notebook draws from numpy's global generator and fits a small MLP; the
     paper's text says logistic regression.
@@ -65,30 +66,24 @@ def gaussians(seed: int = 0, delta: float = 0.0, n_test: int = N_TEST) -> Gaussi
     if n_test < 1:
         raise InputError(f"n_test = {n_test}; it must be at least 1.")
     first, second = (_draw(counts, seed, "client", i) for i, counts in enumerate(CLIENT_COUNTS))
-    return Gaussians((first, second), target, _draw(apportion(target, n_test), seed, "test"))
+    counts = tuple(largest_remainder(n_test * target).tolist())
+    return Gaussians((first, second), target, _draw(counts, seed, "test"))
 
 
 def examples() -> tuple[Samples, Samples]:
     """(both clients' data of seed 0 one after the other, test data that follow T_0)."""
     drawn = gaussians()
-    return _join(drawn), drawn.test
+    return joined(drawn.clients), drawn.test
 
 
 def clients(wanted: Wanted) -> OwnClients:
     """Two clients and a target that moves away from them by `wanted.delta`."""
     drawn = gaussians(wanted.seed, wanted.delta)
-    train, cut = _join(drawn), len(drawn.clients[0])
+    train, cut = joined(drawn.clients), len(drawn.clients[0])
     digest = content_sha256(train, drawn.test)
     data = Dataset("gaussians", train, drawn.test, CLASSES, digest, "generated", "generated")
     parts = np.split(np.arange(len(train)), [cut])
     return OwnClients(data, parts, drawn.target, None, np.arange(len(drawn.test)))
-
-
-def _join(drawn: Gaussians) -> Samples:
-    return Samples(
-        torch.cat([client.x for client in drawn.clients]),
-        torch.cat([client.y for client in drawn.clients]),
-    )
 
 
 def target_marginal(delta: float) -> NDArray[np.float64]:
@@ -100,8 +95,7 @@ def target_marginal(delta: float) -> NDArray[np.float64]:
 
     Shapes: float64 [3].
 
-    Raises:
-        InputError: delta outside [0, 1].
+    Raises InputError for delta outside [0, 1].
 
     Chosen: distance and weights together leave two end points, [0, 1/2, 1/2] and [1, 0, 0], one on
     either side of the hull; this one keeps two classes in the target, so accuracy still depends on
@@ -112,18 +106,6 @@ def target_marginal(delta: float) -> NDArray[np.float64]:
             f"delta = {delta}; allowed: 0 (the target is a mixture of the clients) to 1."
         )
     return (1.0 - delta) * np.array(_REACHABLE) + delta * np.array(_EXTREME)
-
-
-def apportion(marginal: NDArray[np.float64], n: int) -> tuple[int, ...]:
-    """Whole counts that sum to n and lie within 1 of n * marginal (largest remainders).
-
-    Ties go to the lower label.
-    """
-    ideal = marginal * n
-    counts = np.floor(ideal).astype(np.int64)
-    order = np.argsort(-(ideal - counts), kind="stable")
-    counts[order[: n - int(counts.sum())]] += 1
-    return tuple(int(count) for count in counts)
 
 
 def _draw(counts: tuple[int, ...], seed: int, *part: Part) -> Samples:

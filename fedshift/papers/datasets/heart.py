@@ -96,22 +96,6 @@ class Patients:
     site: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """All that a hospital sends about its training patients: per feature, over values present,
-    how many there are, their sum, and the sum of their squares. Shapes: float64 [13].
-    """
-
-    count: Floats
-    total: Floats
-    squares: Floats
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.count + other.count, self.total + other.total, self.squares + other.squares
-        )
-
-
 def scan(path: Path | str) -> Patients:
     """Read the four files processed.{cleveland,hungarian,switzerland,va}.data of a folder.
 
@@ -119,9 +103,8 @@ def scan(path: Path | str) -> Patients:
     The label is num > 0, as in all published work. Missing: `?` (or -9), and a blood pressure or
     cholesterol of 0.
 
-    Raises:
-        DataError: a file that is missing, no text or empty; a line with another number of values;
-            a value that is no number or cannot occur. File, line and column are named.
+    Raises DataError for a file that is missing, no text or empty; a line with another number of
+    values; a value that is no number or cannot occur. File, line and column are named.
     """
     store = Folder(Path(path))
     tables = [_table(store.place / name, store.read(name)) for name in FILES]
@@ -135,30 +118,35 @@ def scan(path: Path | str) -> Patients:
     )
 
 
-def sums(values: Floats) -> Sums:
-    """The `Sums` of the patients `values` [n, 13]."""
+def sums(values: Floats) -> Floats:
+    """All that a hospital sends about its training patients `values` [n, 13]: float64 [3, 13].
+
+    Per feature, over the values present: how many there are, their sum, the sum of their squares.
+    """
     present = ~np.isnan(values)
     filled = np.where(present, values, 0.0)
-    return Sums(present.sum(0).astype(np.float64), filled.sum(0), (filled**2).sum(0))
+    return np.stack([present.sum(0).astype(np.float64), filled.sum(0), (filled**2).sum(0)])
 
 
-def standardise(values: Floats, everyone: Sums) -> Tensor:
+def standardise(values: Floats, everyone: Floats) -> Tensor:
     """x_f = (v_f - m_f) / s_f, and x_f = 0, the mean, where v_f is missing.
 
-    m_f = total_f / count_f, s_f^2 = squares_f / count_f - m_f^2, of `everyone`. A feature that
-    never varies, or is never present, has s_f = 1 (and m_f = 0). The hospital that a patient
-    belongs to plays no part, so a server can do the same for a query that it has yet to route.
+    m_f = total_f / count_f, s_f^2 = squares_f / count_f - m_f^2, of `everyone`, the hospitals'
+    `sums` added up. A feature that never varies, or is never present, has s_f = 1 (and m_f = 0).
+    The hospital that a patient belongs to plays no part, so a server can do the same for a query
+    that it has yet to route.
 
     The codes of cp, restecg, slope and thal are used as the numbers that they are (chosen: the
     13 features of the files; FLamby makes 0/1 columns of two and drops slope, ca and thal).
 
     Shapes: values float64 [n, 13], result float32 [n, 13].
     """
-    count = np.maximum(everyone.count, 1.0)
-    mean = everyone.total / count
+    count, total, squares = everyone
+    count = np.maximum(count, 1.0)
+    mean = total / count
     # The difference of two sums is only good to 1e-16 of them: less than 1e-10 is no variation.
-    variance = everyone.squares / count - mean**2
-    varies = variance > 1e-10 * (everyone.squares / count)
+    variance = squares / count - mean**2
+    varies = variance > 1e-10 * (squares / count)
     scale = np.sqrt(np.where(varies, variance, 1.0))
     return torch.from_numpy(np.nan_to_num((values - mean) / scale, nan=0.0)).float()
 
@@ -169,10 +157,9 @@ def federated(
     """The four hospitals as clients: all examples, with each client's training and test rows.
 
     Rows are divided by `split_sites`. The scale is that of the training rows of all hospitals: each
-    gives its `Sums`, the server adds them up. No test row has a part in it.
+    gives its `sums`, and the server adds them up. Test rows have no part in it.
 
-    Raises:
-        InputError: a hospital with too few patients to divide.
+    Raises InputError for a hospital with too few patients to divide.
     """
     split = split_sites(patients.site, len(SITES), seed, test)
     first, *others = (sums(patients.values[rows]) for rows in split.train)
@@ -237,6 +224,7 @@ def _row(where: Path, k: int, line: str) -> list[float]:
 def _value(where: Path, k: int, column: Column, cell: str) -> float:
     if cell in _MISSING and column is not LABEL:
         return float("nan")
+    # A pattern, because float() also takes "nan", "inf" and "1_0".
     if not _NUMBER.fullmatch(cell) or not column.allows(float(cell)):
         otherwise = "" if column is LABEL else ", or ? where it is missing"
         raise damaged(

@@ -29,8 +29,8 @@ from fedshift.datasets.images import (
 )
 from fedshift.datasets.store import Store, open_store
 from fedshift.errors import DataError
-from fedshift.papers.datasets.gaussians import apportion
 from fedshift.seeds import numpy_generator
+from fedshift.shifts.base import largest_remainder
 
 # The benchmark's own numbering of the domains (`domain_remapped`).
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -45,7 +45,7 @@ SIZE = 96
 
 # id_val and id_test images of each training domain: the benchmark's totals are 284 and 306, of
 # which 218 are cartoons and 372 sketches; how each divides in two is chosen, in proportion.
-HELD = {"cartoon": (105, 113), "sketch": (179, 193)}
+ID_SIZES = {"cartoon": (105, 113), "sketch": (179, 193)}
 _ROLE = {"photo": "test", "art_painting": "val", "cartoon": "train", "sketch": "train"}
 # One toolbox's loader skips this image, because some copies of the set lack it.
 _MAY_LACK = "sketch/dog/n02103406_4068-1.png"
@@ -71,7 +71,7 @@ class Pacs:
     origin: str
 
     def rows(self, *splits: str) -> Ints:
-        """Positions of all images of these splits, ascending. Raises InputError: unknown split."""
+        """Positions of all images of these splits, ascending. InputError for an unknown split."""
         return rows_of(self.split, splits)
 
     def samples(self, which: Ints, size: int = SIZE) -> Samples:
@@ -96,8 +96,7 @@ def scan(path: Path | str, metadata: Path | str | None = None) -> Pacs:
     Where lists give the split, photo is test, art_painting val, and an image of cartoon or sketch
     that is not in its domain's training list is id_val; id_test is empty (chosen).
 
-    Raises:
-        DataError: no images, two trees, or a table or list that does not fit, with its row.
+    Raises DataError for no images, two trees, or a table or list that does not fit, with its row.
     """
     store = open_store(Path(path))
     tree = _tree(store)
@@ -264,7 +263,7 @@ def _read_list(store: Store, tree: Tree, name: str, first: int) -> dict[str, str
 def _derived(store: Store, tree: Tree) -> Pacs:
     keys = sorted(tree)
     split = np.array([SPLITS.index(_ROLE[key.split("/")[0]]) for key in keys], dtype=np.int64)
-    for domain, sizes in HELD.items():
+    for domain, sizes in ID_SIZES.items():
         for name, part in zip(("id_val", "id_test"), _hold_out(keys, domain, sizes), strict=True):
             split[part] = SPLITS.index(name)
     rows = (f"image {k} of the tree in sorted order" for k in range(1, len(keys) + 1))
@@ -280,8 +279,9 @@ def _hold_out(keys: list[str], domain: str, sizes: tuple[int, int]) -> tuple[Int
     n = int(counts.sum())
     # A part of the set (one class removed) keeps the shares of the whole.
     wanted = [round(size * n / sum(COUNTS[domain])) for size in sizes]
-    val, test = (apportion(counts / max(n, 1), size) for size in wanted)
+    val, test = (largest_remainder(counts / max(n, 1) * size) for size in wanted)
     drawn = [
+        # No run seed: the split is part of the data set, and the same for all runs.
         numpy_generator("pacs", domain, y).permutation(np.flatnonzero(label == y))
         for y in range(len(CLASSES))
     ]

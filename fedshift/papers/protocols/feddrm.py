@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedshift.papers.protocols.printed import printed
-from fedshift.papers.protocols.routing import Tables, drm, small_columns, tuned_row
+from fedshift.papers.protocols.routing import Tables, cosine_sgd, drm, small_columns, tuned_row
 from fedshift.papers.protocols.study import Column, Metric, Row, Study
 
 ROUNDS = 800
@@ -62,6 +62,11 @@ GENERAL = (
 # --------------------------------------------------------------------------- data sets and splits
 
 
+DIRICHLET: dict[str, Any] = {
+    "kind": "dirichlet-per-class", "beta": 0.3, "capacity": True, "min_size": 10,
+}  # fmt: skip
+
+
 def _clients(count: int = 8, **more: Any) -> dict[str, Any]:
     return {"clients": count, "target": "clients", "transform": "bits", **more}
 
@@ -72,33 +77,26 @@ def _column(name: str, split: str, shift: Mapping[str, Any], **more: Any) -> Col
         "data": {"name": name, "validation": 0.0, "test": 0.3},
         "shift": dict(shift),
         "model": model,
-        "training": {
-            "steps": 10, "batch": 128, "lr": 0.01, "schedule": "cosine", "momentum": 0.9,
-            "decay": 5e-4,
-        },
-    }  # fmt: skip
+        "training": cosine_sgd(),
+    }
     return Column(name, NAMES[name], split, settings, ROUNDS, seeds=1, **more)
 
 
-def _dirichlet(name: str, alpha: float, **more: Any) -> Column:
-    fine = 10 if name == "cifar-10" else 100
-    shift: dict[str, Any] = {
-        "kind": "dirichlet-per-class",
-        "beta": alpha,
-        "capacity": True,
-        "min_size": fine,
-    }
-    return _column(name, f"Dir={alpha:g}", _clients(**shift), **more)
+def _dirichlet(name: str, alpha: float) -> Column:
+    # As many examples as labels by which images are dealt: CIFAR-20 is dealt by its 100 fine ones.
+    least = 10 if name == "cifar-10" else 100
+    return _column(
+        name, f"Dir={alpha:g}", _clients(**DIRICHLET | {"beta": alpha, "min_size": least})
+    )
+
+
+def _on_cifar_10(split: str, clients: int = 8, **shift: Any) -> Column:
+    """CIFAR-10 dealt by Dir(0.3), with other clients or looks than in Table 1."""
+    return _column("cifar-10", split, _clients(clients, **DIRICHLET | shift))
 
 
 def _shards(name: str, per_client: int) -> Column:
-    shift: dict[str, Any] = {"kind": "shards", "shards_per_client": per_client}
-    return _column(name, f"SPC={per_client}", _clients(**shift))
-
-
-def _six() -> tuple[Column, ...]:
-    pairs = (("cifar-10", 5), ("cifar-20", 25), ("cifar-100", 25))
-    return tuple(c for name, s in pairs for c in (_dirichlet(name, 0.3), _shards(name, s)))
+    return _column(name, f"SPC={per_client}", _clients(kind="shards", shards_per_client=per_client))
 
 
 def _split(partition: str) -> str:
@@ -112,11 +110,12 @@ def _split(partition: str) -> str:
 
 def _table(number: int, metric: Metric) -> Study:
     what = "a query sent to the pooled test set" if number == 1 else "each client's own queries"
+    shards = {"cifar-10": 5, "cifar-20": 25, "cifar-100": 25}
     return Study(
         f"feddrm/table{number}",
         f"{metric.name.partition(',')[0].capitalize()}: {what}",
         ALL,
-        _six(),
+        tuple(c for name, s in shards.items() for c in (_dirichlet(name, 0.3), _shards(name, s))),
         ROUNDS,
         GENERAL,
         metric=metric,
@@ -142,17 +141,7 @@ def _label(row: Mapping[str, str]) -> str:
 
 
 def _table3() -> Study:
-    columns = tuple(
-        _column(
-            "cifar-10",
-            f"M={m}",
-            _clients(
-                m, kind="dirichlet-per-class", beta=0.3, capacity=True, min_size=10,
-                transform="wide",
-            ),
-        )
-        for m in (8, 16, 24, 32)
-    )  # fmt: skip
+    columns = tuple(_on_cifar_10(f"M={m}", m, transform="wide") for m in (8, 16, 24, 32))
     return Study(
         "feddrm/table3",
         "Number of clients, CIFAR-10",
@@ -201,16 +190,7 @@ def _fig4() -> Study:
 
 
 def _fig5() -> Study:
-    columns = tuple(
-        _column(
-            "cifar-10",
-            f"shift={name}",
-            _clients(
-                kind="dirichlet-per-class", beta=0.3, capacity=True, min_size=10, intensity=name
-            ),
-        )
-        for name in ("low", "mid", "high")
-    )
+    columns = tuple(_on_cifar_10(f"shift={s}", intensity=s) for s in ("low", "mid", "high"))
     title = "Strength of the feature shift"
     rows = _both(FEDAS, AVGFT, FEDDRM)
     return Study(
@@ -221,13 +201,11 @@ def _fig5() -> Study:
 def _fig6() -> Study:
     columns = tuple(
         _column(
-            "cifar-10",
-            f"shared={name}",
-            _clients(kind="dirichlet-per-class", beta=0.3, capacity=True, min_size=10),
+            "cifar-10", f"shared={name}", _clients(**DIRICHLET),
             model={"name": "lenet-gn", "branches": name},
         )
         for name in ("deep", "mid", "shallow", "none")
-    )
+    )  # fmt: skip
     title = "How much the two branches share, LeNet"
     rows = tuple(replace(row, against="-") for row in _both(FEDDRM))
     return Study("feddrm/fig6", title, rows, columns, ROUNDS, GENERAL, metric=SYSTEM, baseline="")
@@ -254,11 +232,8 @@ def _fig7() -> Study:
         "data": {"name": "retina", "validation": 0.0, "test": 0.3},
         "shift": {"kind": "natural", "clients": 3, "target": "clients"},
         "model": {"name": "resnet18-projected"},
-        "training": {
-            "steps": 10, "batch": 32, "lr": 0.01, "schedule": "cosine", "momentum": 0.9,
-            "decay": 5e-4,
-        },
-    }  # fmt: skip
+        "training": cosine_sgd(batch=32),
+    }
     differs = "a ResNet-18 with projections to 256; the paper's network is not published"
     column = Column("retina", "RETINA", "M=3", settings, 100, seeds=1, differs=differs)
     rows = _both(*(_shorten(row) for row in ALL))

@@ -37,11 +37,11 @@ PROTOCOL = (
     "whose control is wrong with Adam, and divides by epochs where it takes steps.",
     "FedProx has the squared norm of the paper; the authors' code has the norm.",
 )
-OWN_PACS = (
+PACS_METHODS = (
     "PACS: FedProx with learning rate 1e-5 and mu = 1 (its default), SCAFFOLD with learning rate "
     "1e-5, AFL with gamma = 0.1 and weight decay 5e-5: from the authors' code.",
 )
-OWN_WILD = (
+WILD_METHODS = (
     "iWildCam: FedProx with batch 196 and mu = 1, SCAFFOLD with batch 64 and learning rate 1e-5, "
     "AFL with batch 64 and gamma = 1e-4: from the authors' sweep files.",
 )
@@ -88,9 +88,9 @@ def photos(split: str = "C=6", **shift: Any) -> Column:
         "scaffold": {"training": {"lr": 1e-5}, "method": {"option": "I"}},
         "afl": {"training": {"decay": 5e-5}, "method": {"gamma": 0.1}},
     }
-    chosen = (*PHOTOS, *PROTOCOL, *OWN_PACS)
+    chosen = (*PHOTOS, *PROTOCOL, *PACS_METHODS)
     shift = {"clients": 3, **shift}
-    return _pictures("pacs", PACS, split, shift, _paper(224), own=by_method, chosen=chosen)
+    return _pictures("pacs", PACS, split, shift, _paper(224), by_method=by_method, chosen=chosen)
 
 
 def small_photos(split: str = "C=6", **shift: Any) -> Column:
@@ -111,9 +111,11 @@ def cameras() -> Column:
         "scaffold": {"training": {"batch": 64, "lr": 1e-5}, "method": {"option": "I"}},
         "afl": {"training": {"batch": 64}, "method": {"gamma": 1e-4}},
     }
-    chosen = (*PHOTOS, *PROTOCOL, *OWN_WILD)
+    chosen = (*PHOTOS, *PROTOCOL, *WILD_METHODS)
     shift = {"clients": 100}
-    return _pictures("iwildcam", WILD, "M=100", shift, _paper(448), own=by_method, chosen=chosen)
+    return _pictures(
+        "iwildcam", WILD, "M=100", shift, _paper(448), by_method=by_method, chosen=chosen
+    )
 
 
 def _paper(size: int) -> Tables:

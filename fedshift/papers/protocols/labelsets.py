@@ -10,6 +10,7 @@ else is chosen, and no numbers of the paper are known.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fedshift.papers.protocols.study import Column, Metric, Row, Study
@@ -92,13 +93,17 @@ def _labels(title: str, labels: int, **more: Any) -> Column:
     return _column(title, f"C={labels}", {"labels_per_client": labels}, **more)
 
 
-def _mini(split: str, **shift: Any) -> Column:
+def _mini(split: str, training: Mapping[str, Any] = {}, **shift: Any) -> Column:
     """The data that ship with the package, a tenth of the protocol."""
     return _column(
         "Fashion-MNIST-mini", split, {"samples": 200, **shift}, extra=True,
-        server={"unlabeled": 500, "validation": 200},
+        server={"unlabeled": 500, "validation": 200}, training=training,
         differs="a tenth of the examples",
     )  # fmt: skip
+
+
+# A table of this page: a drawing per method over the columns, every row against its own partner.
+_Table = partial(Study, plot="lines", baseline="", interval="bootstrap", metric=ACCURACY)
 
 
 def _sweep() -> Study:
@@ -107,17 +112,13 @@ def _sweep() -> Study:
         *(_labels(title, c) for title in (FASHION, CIFAR) for c in labels),
         *(_mini(f"C={c}", labels_per_client=c) for c in labels),
     )
-    return Study(
+    return _Table(
         "labelsets/sweep",
         "Private and public label sets by labels per client",
         ALL,
         columns,
         ROUNDS,
         (*PROTOCOL, *TUNING, *INTERVALS),
-        metric=ACCURACY,
-        plot="lines",
-        baseline="",
-        interval="bootstrap",
     )
 
 
@@ -129,7 +130,7 @@ def _overlap() -> Study:
         *(_column(t, f"common={c}", shift(c)) for t in (FASHION, CIFAR) for c in range(4)),
         *(_mini(f"common={c}", **shift(c)) for c in range(4)),
     )
-    return Study(
+    return _Table(
         "labelsets/overlap",
         "Disjoint to full overlap at three labels per client",
         FEDAVG,
@@ -144,10 +145,6 @@ def _overlap() -> Study:
             "The server's examples are of the labels that some client holds.",
             *INTERVALS,
         ),
-        metric=ACCURACY,
-        plot="lines",
-        baseline="",
-        interval="bootstrap",
     )
 
 
@@ -155,13 +152,9 @@ def _absent() -> Study:
     cohort = {"cohort": 5}
     columns = (
         *(_labels(title, c, training=cohort) for title in (FASHION, CIFAR) for c in (2, 3)),
-        _column(
-            "Fashion-MNIST-mini", "C=2", {"labels_per_client": 2, "samples": 200}, extra=True,
-            server={"unlabeled": 500, "validation": 200}, training=cohort,
-            differs="a tenth of the examples",
-        ),
-    )  # fmt: skip
-    return Study(
+        _mini("C=2", cohort, labels_per_client=2),
+    )
+    return _Table(
         "labelsets/absent",
         "Half of the clients per round: labels that nobody holds today",
         (*FEDAVG, *UNION, *map(_outside, (*FEDAVG[4:], *UNION))),
@@ -175,10 +168,6 @@ def _absent() -> Study:
             "Mass: mean probability of the absent labels after the last round's tuning, in %.",
             *INTERVALS,
         ),
-        metric=ACCURACY,
-        plot="lines",
-        baseline="",
-        interval="bootstrap",
     )
 
 
@@ -196,26 +185,19 @@ READS = {"global model": "global_accuracy", "own models": "average_accuracy"}
 
 
 def _open_rows() -> tuple[Row, ...]:
-    rows = []
-    for reads in READS:
-        for method in ("FedAvg", "SCAFFOLD", "Ditto"):
-            # Ditto's global model is FedAvg's.
-            if (method, reads) != ("Ditto", "global model"):
-                rows += [_open_row(method, mode, reads) for mode in MODES]
-    return tuple(rows)
-
-
-def _open_row(method: str, mode: str, reads: str) -> Row:
     """Private minus public of the same method; public minus public FedAvg."""
-    other = method if mode == "private" else "FedAvg"
-    return Row(
-        f"{mode} {method}, {reads}",
-        method.lower(),
-        f"labelset_{method.lower()}",
-        {"mode": mode},
-        reads=READS[reads],
-        against=f"public {other}, {reads}",
-    )
+    return tuple(
+        Row(
+            f"{mode} {method}, {reads}", method.lower(), f"labelset_{method.lower()}",
+            {"mode": mode}, reads=key,
+            against=f"public {method if mode == 'private' else 'FedAvg'}, {reads}",
+        )
+        for reads, key in READS.items()
+        for method in ("FedAvg", "SCAFFOLD", "Ditto")
+        # Ditto's global model is FedAvg's.
+        if (method, reads) != ("Ditto", "global model")
+        for mode in MODES
+    )  # fmt: skip
 
 
 def _open() -> Study:
@@ -228,7 +210,7 @@ def _open() -> Study:
         *(column(title, c) for title in (FASHION, CIFAR) for c in (2, 3, 5)),
         column("Fashion-MNIST-mini", 3, extra=True, samples=250, differs="250 examples per client"),
     )
-    return Study(
+    return _Table(
         "labelsets/open",
         "SCAFFOLD and Ditto with private label sets",
         _open_rows(),
@@ -246,9 +228,6 @@ def _open() -> Study:
             "public FedAvg.",
         ),
         metric=Metric("accuracy, %", "global_accuracy", stop="last", last=1),
-        plot="lines",
-        baseline="",
-        interval="bootstrap",
     )
 
 
@@ -275,7 +254,8 @@ def _scaling() -> Study:
         *(_many(CIFAR_100, m, 10, extra=True) for m in (10, 30, 100, 300, 1000)),
         *(_many("Fashion-MNIST-mini", m, 2, 2000, extra=True) for m in (10, 100)),
     )
-    return Study(
+    # Bytes do not vary with the seed: one seed, and no interval.
+    return _Table(
         "labelsets/scaling",
         "Bytes per client and round, 10 to 1,000 clients",
         (*rows, whole),
@@ -290,8 +270,7 @@ def _scaling() -> Study:
             NETWORK,
         ),
         metric=Metric("kB per client and round", "bytes_up", 1e-3, 2, stop="final"),
-        plot="lines",
-        baseline="",
+        interval="t",
     )  # fmt: skip
 
 

@@ -83,8 +83,8 @@ class Column:
     extra   not in the paper: only used where --dataset names it
     differs in what the column departs from the paper as it stands, in a few words
     chosen  what the paper leaves open for this column, and what we took
-    own     row key -> tables that go on top of `settings` for that method here, such as a learning
-            rate of its own; "method" holds options
+    by_method  row key -> tables on top of `settings` for that method here, such as its learning
+               rate; "method" holds options
     """
 
     dataset: str
@@ -96,12 +96,22 @@ class Column:
     extra: bool = False
     differs: str = ""
     chosen: tuple[str, ...] = ()
-    own: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)
+    by_method: Mapping[str, Mapping[str, Options]] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         """The name that tuned values and results use: "fashion-mnist C=3"."""
         return f"{self.dataset} {self.split}"
+
+    @property
+    def heading(self) -> str:
+        """For readers: "Fashion-MNIST C=3"."""
+        return f"{self.title} {self.split}"
+
+    @property
+    def file(self) -> str:
+        """The beginning of its drawings' file names: "fashion-mnist-C=3"."""
+        return f"{self.dataset}-{self.split}"
 
     @property
     def axis(self) -> str:
@@ -116,13 +126,13 @@ class Column:
         except ValueError:
             return None
 
-    def own_options(self, row: Row) -> Options:
+    def method_options(self, row: Row) -> Options:
         """Options that the row's method has in this column and not elsewhere."""
-        return self.own.get(row.key, {}).get("method", {})
+        return self.by_method.get(row.key, {}).get("method", {})
 
     def tables(self, row: Row) -> dict[str, dict[str, Any]]:
         """The experiment file's tables for a row, but its method."""
-        row_tables = {k: v for k, v in self.own.get(row.key, {}).items() if k != "method"}
+        row_tables = {k: v for k, v in self.by_method.get(row.key, {}).items() if k != "method"}
         return {
             name: {**table, **row_tables.get(name, {})} for name, table in self.settings.items()
         }

@@ -14,8 +14,8 @@ from fedshift.experiments.load import apply_override, apply_overrides, validate
 from fedshift.experiments.selection import candidates
 from fedshift.experiments.served import measured
 from fedshift.papers.protocols.study import Column, Options, Row, Study
-from fedshift.papers.reproduce.store import Run, Store, run_of
 from fedshift.record.rounds import Metrics
+from fedshift.sweeps.store import Run, Store, run_of
 
 # Sections of an experiment file that a table sets itself, and what to use instead of -c.
 TAKEN = {
@@ -62,7 +62,7 @@ class Plan:
     def options_of(self, row: Row, column: Column) -> Options:
         """The row's options with what was tuned for this column."""
         tuned = self.tuned.get((column.key, row.label), {})
-        options = {**row.options, **column.own_options(row), **tuned}
+        options = {**row.options, **column.method_options(row), **tuned}
         rounds = self.rounds_of(column)
         scaled = {k: max(1, options[k] * rounds // column.rounds) for k in row.scaled}
         return options | scaled
@@ -166,7 +166,7 @@ def cells(plan: Plan) -> Iterator[tuple[Row, Column]]:
 
 
 def wanted(plan: Plan, store: Store) -> dict[str, Run]:
-    """Every run known to be needed, by name, in the order to do them: seed by seed, then column.
+    """Every run needed so far, by name, in the order to do them: seed by seed, then column.
 
     Runs that depend on others appear once those are complete; ask again after doing these.
     """
@@ -182,22 +182,16 @@ def wanted(plan: Plan, store: Store) -> dict[str, Run]:
     return runs
 
 
-def grid_of(row: Row) -> tuple[Options, ...]:
-    """Every combination of the row's hyper-parameters, in the order of the grid."""
-    names = list(row.grid)
-    combinations = product(*row.grid.values())
-    return tuple(dict(zip(names, values, strict=True)) for values in combinations)
-
-
 def tunable(plan: Plan) -> Iterator[tuple[Row, Column]]:
     """The cells that have a grid."""
     return ((row, column) for row, column in cells(plan) if row.grid)
 
 
 def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candidate, ...]:
-    """One run per point of the grid."""
+    """One run per combination of the row's hyper-parameters, in the order of the grid."""
     candidates = []
-    for options in grid_of(row):
+    for values in product(*row.grid.values()):
+        options = dict(zip(row.grid, values, strict=True))
         label = ", ".join(f"{k}={v:g}" for k, v in options.items())
         candidates.append(
             Candidate(label, options, run_of(config_of(plan, row, column, options, seed)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from fedshift.papers.protocols.study import narrowed
 from fedshift.papers.reproduce.catalogue import shipped_tuning, study
 from fedshift.papers.reproduce.charts import charts
 from fedshift.papers.reproduce.checks import check_backend, check_grids, check_plan
-from fedshift.papers.reproduce.execute import Report, execute
 from fedshift.papers.reproduce.output import (
     Outcome,
     notes_of,
@@ -28,9 +26,7 @@ from fedshift.papers.reproduce.output import (
     write_outcome,
 )
 from fedshift.papers.reproduce.plan import Plan, check_overrides, wanted
-from fedshift.papers.reproduce.records import recorded_in
 from fedshift.papers.reproduce.results import Cell, collect, scores
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.papers.reproduce.tuning import (
     Records,
     add_tuned,
@@ -39,6 +35,10 @@ from fedshift.papers.reproduce.tuning import (
     options_of,
     read_tuned,
 )
+from fedshift.sweeps.execute import Report, execute
+from fedshift.sweeps.records import recorded_in
+from fedshift.sweeps.store import Run, Store
+from fedshift.sweeps.worker import Means
 
 TUNED, RUNS = "tuned.json", "runs"
 
@@ -177,21 +177,6 @@ def _check_places(request: Request, plan: Plan) -> None:
         make_folder(request.out / RUNS)
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """ "0-2,5" as (0, 1, 2, 5). Raises InputError for anything else."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last <= first + 999:
-            raise InputError(
-                f'--seeds "{text}": write numbers and ascending ranges of at most 1,000, as in 0-7 '
-                "or 0,2,5"
-            )
-        seeds += range(first, last + 1)
-    return tuple(dict.fromkeys(seeds))
-
-
 Do = Callable[[Mapping[str, Run]], Report]
 
 
@@ -200,7 +185,7 @@ def _executor(request: Request, store: Store, listen: Listener, asked: Asked) ->
 
     def do(runs: Mapping[str, Run]) -> Report:
         report = execute(
-            runs, store, jobs=request.jobs, backend=request.backend, listen=listen, asked=asked
+            runs, store, jobs=request.jobs, means=Means(request.backend), listen=listen, asked=asked
         )
         return replace(report, failures={
             name: source.placed(why) if source.about((), why) else why

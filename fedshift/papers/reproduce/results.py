@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedshift.errors import DataError
-from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row
 from fedshift.papers.reproduce.plan import Candidate, Plan, runs_of
-from fedshift.papers.reproduce.statistics import INTERVALS, LEVEL, Moments, paired
-from fedshift.papers.reproduce.store import Finished, Run, Store
+from fedshift.sweeps.statistics import INTERVALS, LEVEL, Moments, paired
+from fedshift.sweeps.store import Finished, Run, Store
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Cell:
 
     def _shares(self) -> list[str]:
         """Options in rounds whose share of a shortened run, rounded, differs from the whole."""
-        whole, notes = {**self.row.options, **self.column.own_options(self.row)}, []
+        whole, notes = {**self.row.options, **self.column.method_options(self.row)}, []
         for name in self.row.scaled:
             here, planned = self.options[name] / self.rounds, whole[name] / self.column.rounds
             if abs(here - planned) > 1e-9:
@@ -119,7 +119,8 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
         for cell in (replace(c, twin=_twin(c, cells)) for c in cells):
             base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell.row is not base.row:
-                cell = replace(cell, difference=_pair(study, cell, base))
+                difference = paired(cell.by_seed, base.by_seed, kind=study.interval)
+                cell = replace(cell, difference=difference)
             results.append(cell)
     return tuple(results)
 
@@ -132,10 +133,6 @@ def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
         if alike and other.row.options != row.options:
             return other.row.label
     return ""
-
-
-def _pair(study: Study, cell: Cell, base: Cell) -> Moments | None:
-    return paired(cell.by_seed, base.by_seed, kind=study.interval)
 
 
 def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[str, str]) -> Cell:

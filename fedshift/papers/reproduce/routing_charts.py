@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fedshift.experiments.own_looks import look_names
 from fedshift.papers.protocols.study import Column, Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.record.summary import RouterDetails, Serving, parsed
 from fedshift.report.heat_map import ACCURACY, SENT, Shades, heat_map
 from fedshift.report.routing import LEAST_COVERAGE, risk_chart
 from fedshift.report.svg import PALETTE, Series
+from fedshift.sweeps.store import Run, Store
 
 Floats = NDArray[np.float64]
 # Coverages at which curves of several seeds are averaged.
@@ -45,7 +45,7 @@ class Routed:
 
     @property
     def routers(self) -> list[RouterDetails]:
-        """What is known of each seed's router."""
+        """The measurements of each seed's router."""
         return [d.router for d in self.details if d.router is not None]
 
 
@@ -97,7 +97,7 @@ def _details(run: Run, store: Store) -> Serving | None:
     return None if "serving" not in summary else parsed(json.dumps(summary)).serving
 
 
-def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
+def mean_defined(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Floats, Floats]:
     """(mean over the seeds that have a value, how many these are), entry by entry; NaN for none."""
     stacked = np.array(matrices, dtype=np.float64)
     defined = ~np.isnan(stacked)
@@ -107,17 +107,17 @@ def mean_known(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[Fl
 
 
 def _accuracy_maps(column: Column, one: Routed) -> dict[str, Chart]:
-    title = f"Accuracy of each client's own model by class: {one.label}, {_where(column)}"
+    title = f"Accuracy of each client's own model by class: {one.label}, {column.heading}"
     # Which classes a client has differs from seed to seed.
     matrices = [d.class_accuracy for d in one.details]
-    return {f"{_file(column)}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
+    return {f"{column.file}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
 
 
 def _routing_maps(column: Column, one: Routed) -> dict[str, Chart]:
-    title = f"Where each client's queries (rows) are sent: {one.label}, {_where(column)}"
+    title = f"Where each client's queries (rows) are sent: {one.label}, {column.heading}"
     clients = [str(i) for i in range(len(one.details[0].class_accuracy))]
     matrices = [r.sent for r in one.routers]
-    return {f"{_file(column)}-sent.svg": _map(title, one, clients, matrices, SENT)}
+    return {f"{column.file}-sent.svg": _map(title, one, clients, matrices, SENT)}
 
 
 def _map(
@@ -127,7 +127,7 @@ def _map(
     matrices: Sequence[Sequence[Sequence[float | None]]],
     shades: Shades,
 ) -> Chart:
-    mean, count = mean_known(matrices)
+    mean, count = mean_defined(matrices)
     rows = _names(one)
     values = [[None if np.isnan(v) else float(v) for v in row] for row in mean]
     notes = [
@@ -155,8 +155,8 @@ def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Chart]:
         y = tuple(mean_risk(one.routers).tolist())
         name = f"{one.label}, {_seeds(one)}"
         series.append(Series(name, COVERAGES, y, i % len(PALETTE), dash=i // len(PALETTE)))
-    title = f"Risk against coverage, by the posterior of the trained router: {_where(column)}"
-    return {f"{_file(column)}-risk.svg": Chart(risk_chart(title, series), title)}
+    title = f"Risk against coverage, by the posterior of the trained router: {column.heading}"
+    return {f"{column.file}-risk.svg": Chart(risk_chart(title, series), title)}
 
 
 def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
@@ -167,11 +167,3 @@ def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
 
 def _seeds(one: Routed) -> str:
     return "one seed" if len(one.runs) == 1 else f"mean over {len(one.runs)} seeds"
-
-
-def _where(column: Column) -> str:
-    return f"{column.title} {column.split}"
-
-
-def _file(column: Column) -> str:
-    return f"{column.dataset}-{column.split}"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fedshift.papers.protocols.study import Metric, Printed, Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.statistics import Moments
-from fedshift.papers.reproduce.store import Store
 from fedshift.report.tables import MISSING, Table
+from fedshift.sweeps.store import Store
+from fedshift.sweeps.texts import difference, interval, spread
 
 WIDEST = 6
 NUMBERS = (
@@ -55,8 +55,8 @@ def cell_table(study: Study, cells: Sequence[Cell]) -> Table:
             c.row.label,
             here(c, study.metric),
             printed_text(c.printed, study.metric),
-            interval(c.moments, study.metric),
-            difference(c.difference, study.metric),
+            interval(c.moments, study.metric.digits),
+            difference(c.difference, study.metric.digits),
             c.note,
         )
         for c in cells
@@ -129,17 +129,9 @@ def runs_by_seed(cell: Cell, store: Store, linked: str, recorded: str) -> str:
 
 def here(cell: Cell, metric: Metric) -> str:
     """Ours: mean and deviation over seeds; of a single seed, the deviation over its rounds."""
-    text = spread(cell.moments, metric)
+    text = spread(cell.moments, metric.digits)
     rounds = cell.values[0].over_rounds if len(cell.values) == 1 else None
     return text if rounds is None else f"{text} ± {rounds:.{metric.digits}f} over rounds"
-
-
-def spread(result: Moments | None, metric: Metric) -> str:
-    """ "92.4 ± 2.1", without a deviation for a single seed."""
-    if result is None:
-        return MISSING
-    mean = f"{result.mean:.{metric.digits}f}"
-    return mean if result.sd is None else f"{mean} ± {result.sd:.{metric.digits}f}"
 
 
 def printed_text(cell: Printed | None, metric: Metric) -> str:
@@ -148,23 +140,6 @@ def printed_text(cell: Printed | None, metric: Metric) -> str:
         return MISSING
     mean = max(f"{cell.mean:.{metric.digits}f}", f"{cell.mean:g}", key=len)
     return mean if cell.sd is None else f"{mean} ± {cell.sd:.{metric.digits}f}"
-
-
-def interval(result: Moments | None, metric: Metric) -> str:
-    """ "90.3 to 94.5"."""
-    if result is None or result.low is None or result.high is None:
-        return MISSING
-    return f"{result.low:.{metric.digits}f} to {result.high:.{metric.digits}f}"
-
-
-def difference(result: Moments | None, metric: Metric) -> str:
-    """ "+25.3 (+20.1 to +30.5)", the interval only where there is one."""
-    if result is None:
-        return MISSING
-    mean = f"{result.mean:+.{metric.digits}f}"
-    if result.low is None or result.high is None:
-        return mean
-    return f"{mean} ({result.low:+.{metric.digits}f} to {result.high:+.{metric.digits}f})"
 
 
 def _short(cell: Cell, metric: Metric) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.results import Cell
-from fedshift.papers.reproduce.statistics import Moments
-from fedshift.papers.reproduce.tables import difference
+from fedshift.sweeps.statistics import Moments
+from fedshift.sweeps.texts import difference
 
 
 def verdicts(study: Study, cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ def _outcome(cell: Cell, study: Study) -> str:
 
 
 def _compare(label: str, result: Moments, study: Study) -> str:
-    value = difference(result, study.metric)
+    value = difference(result, study.metric.digits)
     row, baseline = f'"{label}"', f'"{study.baseline}"'
     if result.low is None or result.high is None:
         side = "above" if result.mean > 0 else "not above"

@@ -20,12 +20,12 @@ from fedshift.experiments.folder import trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
 from fedshift.files import is_file, is_folder, write
-from fedshift.papers.reproduce.diverged import Diverged, diverged
-from fedshift.papers.reproduce.diverged import parsed as parsed_diverged
-from fedshift.papers.reproduce.records import Record
 from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
 from fedshift.record.rounds import Metrics, rounds_csv
 from fedshift.record.summary import parsed as parsed_summary
+from fedshift.sweeps.diverged import Diverged, diverged
+from fedshift.sweeps.diverged import parsed as parsed_diverged
+from fedshift.sweeps.records import Record
 
 HASH = 10
 

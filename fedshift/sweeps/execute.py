@@ -1,4 +1,4 @@
-"""Doing the runs of a table: one after the other here, or several in processes of their own.
+"""Doing many runs: one after the other here, or several in processes of their own.
 
 Each process does one run with the run's own number of torch threads, so that results do not depend
 on how many run at once, and a run that takes its process down takes nothing else with it.
@@ -9,21 +9,19 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.training import Listener, silent
-from fedshift.papers.reproduce.store import Run, Store
-from fedshift.papers.reproduce.worker import perform, reason, work
+from fedshift.sweeps.starting import Start, spawned
+from fedshift.sweeps.store import Run, Store
+from fedshift.sweeps.worker import Means, perform, reason
 
-Spawn = Callable[[Run], tuple[Connection, SpawnProcess]]
 # Seconds between two checks for a requested stop.
 LOOK = 0.5
 
@@ -46,24 +44,26 @@ def execute(
     store: Store,
     *,
     jobs: int = 1,
-    backend: str = "loop",
+    means: Means = Means(),
+    start: Start = spawned,
     listen: Listener = silent,
     asked: Asked = nobody_asks,
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.
 
-    A failure is kept and the others go on. backend: how the clients train. asked: the exit code of
-    a stop that was asked for: runs under way finish their round and keep it, and no other is begun.
-    An interruption ends them at once; either way the next call goes on from the last checkpoints.
+    A failure is kept and the others go on. means, start: what runs are trained by, and what starts
+    their processes. asked: the exit code of a stop that was asked for: runs under way finish their
+    round and keep it, and no other is begun. An interruption ends them at once; either way the
+    next call goes on from the last checkpoints.
     """
     todo = [r for r in runs.values() if not store.done(r) and store.diverged(r) is None]
     listen({"event": "queue", "runs": len(todo), "complete": len(runs) - len(todo)})
     progress, stop = _Progress(listen), None
     try:
         if jobs == 1:
-            _one_by_one(todo, partial(perform, store=store, backend=backend), progress, asked)
+            _one_by_one(todo, partial(perform, store=store, means=means), progress, asked)
         else:
-            _in_parallel(todo, partial(_spawn, store, backend), jobs, progress, asked)
+            _in_parallel(todo, partial(start, store, means), jobs, progress, asked)
     except KeyboardInterrupt as e:
         stop = e
     diverged = {n: end.error for n, r in runs.items() if (end := store.diverged(r)) is not None}
@@ -119,16 +119,20 @@ def _stop_if(asked: Asked) -> None:
 
 
 def _in_parallel(
-    todo: list[Run], spawn: Spawn, jobs: int, progress: _Progress, asked: Asked
+    todo: list[Run],
+    start: Callable[[Run], tuple[Connection, BaseProcess]],
+    jobs: int,
+    progress: _Progress,
+    asked: Asked,
 ) -> None:
     queue = deque(todo)
-    active: dict[Connection, tuple[Run, SpawnProcess]] = {}
+    active: dict[Connection, tuple[Run, BaseProcess]] = {}
     signalled = False
     try:
         while (queue and asked() is None) or active:
             while queue and len(active) < jobs and asked() is None:
                 run = queue.popleft()
-                channel, process = spawn(run)
+                channel, process = start(run)
                 active[channel] = run, process
                 progress.start(run)
             if asked() is not None and not signalled:
@@ -148,7 +152,7 @@ def _in_parallel(
 
 
 def _handle_event(
-    channel: Connection, run: Run, process: SpawnProcess, progress: _Progress, asked: Asked
+    channel: Connection, run: Run, process: BaseProcess, progress: _Progress, asked: Asked
 ) -> bool:
     """Take one event of a process; True when it is over."""
     try:
@@ -172,25 +176,3 @@ def _handle_event(
 def _death(code: int | None) -> str:
     killed = " (killed from outside: perhaps out of memory; try fewer --jobs)" if code == -9 else ""
     return f"the process ended without a result, exit code {code}{killed}"
-
-
-def _spawn(store: Store, backend: str, run: Run) -> tuple[Connection, SpawnProcess]:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    folders = Store(store.folder)  # a recorded run is never spawned, so processes need no records
-    process = context.Process(target=work, args=(run, folders, theirs, backend), daemon=True)
-    resource_tracker.ensure_running()  # its first start lets SIGINT through
-    with _block_interrupts():
-        process.start()
-    theirs.close()
-    return ours, process
-
-
-@contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """SIGINT waits, and processes started inside never see it: only this one decides to stop."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

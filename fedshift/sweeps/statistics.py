@@ -29,6 +29,11 @@ class Moments:
     low: float | None
     high: float | None
 
+    def scaled(self, by: float) -> Moments:
+        """The same in another unit, as 100 for percent."""
+        sd, low, high = (None if v is None else by * v for v in (self.sd, self.low, self.high))
+        return Moments(self.n, by * self.mean, sd, low, high)
+
 
 def moments(values: Sequence[float], level: float = LEVEL) -> Moments:
     """Mean m, sd and interval m +- t sd / sqrt(n), t the (1 + level)/2 quantile, n - 1 d.o.f.

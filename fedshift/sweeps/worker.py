@@ -1,16 +1,18 @@
-"""One run of a table, here or in a process of its own."""
+"""One run of many, here or in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from fedshift.engine.ways import ALONE
 from fedshift.errors import DivergedError, FedshiftError, InputError, UnfitError
-from fedshift.experiments.engines import backend_of
+from fedshift.experiments.engines import Engine, backend_of
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in
 from fedshift.experiments.in_use import alone_in
@@ -18,17 +20,42 @@ from fedshift.experiments.progress import Asked, nobody_asks
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
-from fedshift.papers.reproduce.store import Run, Store
 from fedshift.server.pals import pals_weights
+from fedshift.sweeps.store import Run, Store
+
+
+def as_configured(run: Run) -> Prepared:
+    """The task of a run that its configuration describes in full."""
+    return prepare(run.config)
+
+
+@dataclass(frozen=True)
+class Means:
+    """What runs are trained by.
+
+    backend, workers  a backend by name, and its processes
+    prepare           makes a run's task
+    load              is called before a copy of this process is made, to have the run's data here
+    """
+
+    backend: str = "loop"
+    workers: int | None = None
+    prepare: Callable[[Run], Prepared] = as_configured
+    load: Callable[[Run], object] = as_configured
+
+    @property
+    def engine(self) -> Engine:
+        """What plays a run's rounds. Raises InputError for a backend that is not there."""
+        return backend_of(self.backend, self.workers)
 
 
 def perform(
-    run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks, backend: str = "loop"
+    run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks, means: Means = Means()
 ) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 
-    `tell` hears of each event. backend: how clients train. asked: looked at after every round; a
-    stop that is asked for leaves a checkpoint. Whatever fails is raised, and training that diverged
+    `tell` hears of each event. asked: looked at after every round; a stop that is asked for leaves
+    a checkpoint. Whatever fails is raised, and training that diverged
     is remembered: the same run would diverge again. InputError where another process trains this
     run, and where another backend has begun it.
     """
@@ -36,8 +63,8 @@ def perform(
     try:
         with alone_in(folder):
             if not store.done(run):  # another process may have completed it meanwhile
-                _check_begun(run, store, backend)
-                _train(run, store, store.clear(run), tell, asked, backend)
+                _check_begun(run, store, means.engine.backend)
+                _train(run, store, store.clear(run), tell, asked, means)
     finally:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
@@ -57,14 +84,14 @@ def _backend_advice(backend: str) -> str:
 
 
 def _train(
-    run: Run, store: Store, folder: Path, tell: Listener, asked: Asked, backend: str
+    run: Run, store: Store, folder: Path, tell: Listener, asked: Asked, means: Means
 ) -> None:
     check_links(folder)
     try:
-        prepared = prepare(run.config)
+        prepared = means.prepare(run)
         keeper = kept_in(folder, run.config, prepared, asked=asked)
         try:
-            record(folder, run.config, prepared, tell, backend_of(backend), keeper)
+            record(folder, run.config, prepared, tell, means.engine, keeper)
         except DivergedError as e:
             store.remember(run, reason(e), e.measured, _hull_distance(prepared))
             raise
@@ -88,7 +115,7 @@ def reason(error: Exception | KeyboardInterrupt) -> str:
     return text if isinstance(error, FedshiftError) else f"{type(error).__name__}: {text}"
 
 
-def work(run: Run, store: Store, channel: Connection, backend: str = "loop") -> None:
+def work(run: Run, store: Store, channel: Connection, means: Means = Means()) -> None:
     """Entry point of a process: events go through the channel, the last is "over".
 
     SIGTERM, however often, asks it to stop after the round; "over" then says "stopped".
@@ -96,6 +123,7 @@ def work(run: Run, store: Store, channel: Connection, backend: str = "loop") -> 
     asked: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the main process decides
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a copy begins with it blocked
 
     def tell(event: dict[str, Any]) -> None:
         if event["event"] == "round":
@@ -103,7 +131,7 @@ def work(run: Run, store: Store, channel: Connection, backend: str = "loop") -> 
 
     over = {"event": "over", "error": None, "stopped": False}
     try:
-        perform(run, store, tell, lambda: asked[0] if asked else None, backend)
+        perform(run, store, tell, lambda: asked[0] if asked else None, means)
     except KeyboardInterrupt:
         over["stopped"] = True
     except Exception as e:

@@ -1,0 +1,93 @@
+"""`fedshift compare`: many runs of one experiment file, and their table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from fedshift.cli import console
+from fedshift.cli.many_runs import progress_of_runs
+from fedshift.cli.stopping import asked_to_stop
+from fedshift.sweeps.compare import PAGE, Compared, check_folder, compare, jobs_that_fit
+from fedshift.sweeps.from_file import plan_of
+from fedshift.sweeps.plan import Plan
+from fedshift.sweeps.populations import Populations
+from fedshift.sweeps.spans import parse_seeds
+from fedshift.sweeps.worker import Means
+
+FAILED = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed after `fedshift compare`."""
+
+    file: Path
+    methods: str
+    seeds: str
+    overrides: Sequence[str]
+    vary: str
+    base: str
+    metric: str | None
+    jobs: int | None
+    backend: str
+    workers: int | None
+    out: Path | None
+    resume: bool
+
+
+def compare_asked(asked: Asked, *, as_json: bool) -> None:
+    """Do the runs, print the table, and say by the exit code whether one failed."""
+    names = [name.strip() for name in asked.methods.split(",") if name.strip()]
+    plan, source = plan_of(
+        asked.file, names, parse_seeds(asked.seeds), asked.overrides,
+        vary=asked.vary, base=asked.base, metric=asked.metric,
+    )  # fmt: skip
+    folder = asked.out or Path("runs") / f"{plan.title}-compare"
+    check_folder(folder, asked.resume)
+    jobs, lowered = jobs_that_fit(asked.jobs, asked.workers, plan)
+    if not asked.backend.startswith("cuda"):
+        # Where torch sees a GPU, no copy of this process could train once this one has.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    console.warn_of_data_folders()
+    populations = Populations()
+    with source.placing():
+        _check_tasks(plan, populations)
+    if lowered:
+        console.tell(f"note: {lowered}")
+    backend = asked.backend if asked.workers is None else "workers"
+    means = Means(backend, asked.workers, populations, populations.load)
+    with asked_to_stop() as stop, progress_of_runs() as listen:
+        done = compare(plan, folder, means, jobs=jobs, listen=listen, asked=stop)
+    _show(done, as_json)
+    _leave(done)
+
+
+def _check_tasks(plan: Plan, populations: Populations) -> None:
+    """Load the data and build every network once, so that what cannot be is met before training."""
+    for point in plan.points:
+        populations(point.runs[plan.seeds[0]])
+
+
+def _show(done: Compared, as_json: bool) -> None:
+    table = done.table
+    if as_json:
+        console.show_json(table.document())
+        return
+    console.show_report_table(replace(table.shown(), caption=table.title))
+    for sentence in table.notes:
+        console.say(sentence, indent=0)
+    console.put(f"Report: {table.folder / PAGE}")
+
+
+def _leave(done: Compared) -> None:
+    stopped = done.report.interrupted
+    if stopped is not None:
+        stopped.add_note("the same command with --resume goes on from here")
+        raise stopped
+    if done.report.failures or done.report.diverged:
+        raise typer.Exit(FAILED)

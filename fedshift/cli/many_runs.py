@@ -1,0 +1,93 @@
+"""Progress of many runs: bars on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedshift.cli.console import counted, for_bars, tell
+
+# Seconds between two lines of progress, where there is no terminal.
+BETWEEN = 30
+
+
+def progress_of_runs() -> PlainRuns | LiveRuns:
+    """A listener for the events of `fedshift.sweeps.execute.execute`, to be used as a context."""
+    return LiveRuns() if sys.stderr.isatty() else PlainRuns()
+
+
+class PlainRuns:
+    """A line when a run begins, goes on with a later round, or ends, and one every half minute."""
+
+    def __init__(self) -> None:
+        self.total = self.over = 0
+        self.rounds: dict[str, int] = {}
+        self.last: dict[str, float] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "queue":
+            self.total, self.over = event["runs"], 0
+            tell(f"{counted(event['runs'], 'run')} to do, {event['complete']} complete")
+        elif event["event"] == "start":
+            self.rounds[event["run"]] = event["rounds"]
+            tell(f"{event['run']}: {counted(event['rounds'], 'round')}")
+        elif event["event"] == "round":
+            self._round(event["run"], event["round"])
+        elif event["event"] == "over":
+            self.over += 1
+            tell(f"[{self.over}/{self.total}] {_end_line(event)}")
+
+    def _round(self, run: str, t: int) -> None:
+        now, resumed = time.monotonic(), t > 1 and run not in self.last
+        if resumed or now - self.last.setdefault(run, now) > BETWEEN:
+            self.last[run] = now
+            tell(f"{run}: {'goes on with ' * resumed}round {t}/{self.rounds[run]}")
+
+    def __enter__(self) -> PlainRuns:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+class LiveRuns:
+    """On a terminal: a bar for all runs, and one for each under way."""
+
+    def __init__(self) -> None:
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            console=for_bars(),
+        )
+        self.whole = self.bars.add_task("runs", total=0)
+        self.tasks: dict[str, Any] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "queue":
+            self.bars.reset(self.whole, total=event["runs"])
+        elif kind == "start":
+            self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["rounds"])
+        elif kind == "round":
+            self.bars.update(self.tasks[event["run"]], completed=event["round"])
+        elif kind == "over":
+            self.bars.remove_task(self.tasks.pop(event["run"]))
+            self.bars.advance(self.whole)
+            self.bars.console.print(_end_line(event), markup=False, highlight=False)
+
+    def __enter__(self) -> LiveRuns:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bars.stop()
+
+
+def _end_line(event: dict[str, Any]) -> str:
+    end = f"failed: {event['error']}" if event["error"] else "done"
+    return f"{event['run']}: {end} ({event['seconds']:.0f} s)"

@@ -1,0 +1,1 @@
+"""Tables with natural clients, read from packages that ship them: nothing is drawn here."""

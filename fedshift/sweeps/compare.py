@@ -1,0 +1,185 @@
+"""Doing the runs of a plan, and the table of what they came to."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.in_use import alone_in
+from fedshift.experiments.progress import Asked, nobody_asks
+from fedshift.experiments.training import Listener, silent
+from fedshift.files import clean, is_folder, make_folder, write
+from fedshift.sweeps.execute import Report, execute
+from fedshift.sweeps.measured import Measured, Row, measured, metric_of, rows_of
+from fedshift.sweeps.plan import Plan
+from fedshift.sweeps.starting import Forks
+from fedshift.sweeps.store import Run, Store
+from fedshift.sweeps.table import Table
+from fedshift.sweeps.worker import Means
+
+RUNS, PAGE = "runs", "compare.html"
+INTERVALS = (
+    "± is the standard deviation over seeds; in brackets, the 95 % t-interval of the mean paired "
+    "difference (none below three seeds, not adjusted for the number of methods)."
+)
+
+
+class Compared(NamedTuple):
+    """The table, and what was done for it."""
+
+    table: Table
+    report: Report
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def jobs_that_fit(jobs: int | None, workers: int | None, plan: Plan) -> tuple[int, str]:
+    """Runs at once, and a sentence where these are fewer than were asked for.
+
+    As many as cores where `jobs` is None; `jobs` times `workers` never exceeds them. One where
+    processes cannot be forked, or have several threads, which do not survive that. Raises
+    InputError for numbers below 1, and for workers of runs with several threads.
+    """
+    for name, value in (("jobs", jobs), ("workers", workers)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} = {value}; give 1 or more")
+    runs, each = plan.runs.values(), workers or 1
+    threads = max(run.config.training.threads for run in runs)
+    if threads > 1 and workers is not None:
+        raise InputError(
+            f"training.threads = {threads}, and workers have one thread each; set it to 1, or "
+            "leave out workers"
+        )
+    most, why = max(1, cores() // each), f"this machine has {cores()} cores"
+    why += f", and each run {each} workers" * (each > 1)
+    if threads > 1:
+        most, why = 1, f"training.threads = {threads}, and runs at once have one thread each"
+    elif "fork" not in multiprocessing.get_all_start_methods():
+        most, why = 1, "this system cannot fork processes"
+    if jobs is None or jobs <= most:
+        return min(jobs or most, len(runs)), ""
+    return most, f"jobs = {jobs} became {most}: {why}."
+
+
+def compare(
+    plan: Plan,
+    folder: Path,
+    means: Means,
+    *,
+    jobs: int = 1,
+    notes: Iterable[str] = (),
+    listen: Listener = silent,
+    asked: Asked = nobody_asks,
+) -> Compared:
+    """Do the runs of the plan that `folder` does not have yet, and write the table there.
+
+    Each run is the one that `fedshift run` does of the same configuration, bit for bit, whatever
+    `jobs`; it has one torch thread. means: what they are trained by, and what makes their tasks.
+    Raises InputError where another process is at work in the folder, and for runs of other data,
+    DataError for damaged ones. A run that fails or diverges is a line of the table.
+    """
+    make_folder(folder / RUNS)
+    with alone_in(folder):
+        store = Store(folder / RUNS)
+        _check_data(plan, store, means)
+        report = execute(
+            plan.runs, store, jobs=jobs, means=means, start=Forks(), listen=_by_label(plan, listen),
+            asked=asked,
+        )  # fmt: skip
+        table = table_of(plan, store, report, folder, notes)
+        write_table(table)
+    return Compared(table, report)
+
+
+def _by_label(plan: Plan, listen: Listener) -> Listener:
+    """A listener that hears of runs as the table calls them, as "fedavg lr=0.1, seed 0"."""
+    names: dict[str, str] = {}
+    for contender in plan.contenders:
+        for point in contender.points:
+            for seed, run in point.runs.items():
+                label = " ".join(filter(None, (contender.label, point.label)))
+                names.setdefault(run.name, f"{label}, seed {seed}")
+
+    def tell(event: dict[str, Any]) -> None:
+        listen(event | {"run": names[event["run"]]} if event["event"] != "queue" else event)
+
+    return tell
+
+
+def _check_data(plan: Plan, store: Store, means: Means) -> None:
+    """Raise DataError where a complete run was trained on other data than the same run now."""
+    populations: dict[str, Run] = {}
+    for run in filter(store.done, plan.runs.values()):
+        lock = store.read(run).lock
+        populations.setdefault(f"{lock.get('data_sha256')} {lock.get('split_sha256')}", run)
+    for key, run in populations.items():
+        now = means.prepare(run)
+        if key != f"{now.data.sha256} {now.split_sha256}":
+            raise DataError(
+                f"{store.path(run)}: trained on other data, or on another cut of them, than there "
+                "are now; give another folder, or delete this one to train its runs again"
+            )
+
+
+def table_of(
+    plan: Plan, store: Store, report: Report, folder: Path, notes: Iterable[str] = ()
+) -> Table:
+    """The table of what is complete."""
+    runs = measured(plan, store, report)
+    metric = metric_of(plan, runs)
+    rows = rows_of(plan, runs, metric)
+    curves = {row.label: _curve(row.runs, store, metric) for row in rows}
+    every = [plan.varied, INTERVALS, *([_choice(plan, rows)] if plan.has_grid else []), *notes]
+    return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
+
+
+def _choice(plan: Plan, rows: Iterable[Row]) -> str:
+    served = any("average_accuracy" in m.facts for row in rows for m in row.runs)
+    by = "on the clients' validation examples"
+    if not served and plan.rule == "estimate":
+        by = "at the target, as estimated from the clients' validation examples,"
+    elif not served:
+        by = "on validation examples that follow the target"
+    return f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+
+
+def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, float]:
+    """The metric's mean over the seeds by round; empty where no round was measured by it."""
+    try:
+        curves = [store.curve(m.run, metric) for m in runs if m.state == "done"]
+    except DataError:  # of the numbers after the last round alone
+        return {}
+    common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    return {t: math.fsum(c[t] for c in curves) / len(curves) for t in common}
+
+
+def write_table(table: Table) -> None:
+    """Every form of the table, beside its runs."""
+    folder = table.folder
+    write(folder / "table.md", f"# {table.title}\n\n{table.markdown()}")
+    write(folder / "table.csv", table.csv())
+    write(folder / "runs.csv", table.runs_csv())
+    write(folder / "table.tex", table.latex())
+    write(folder / "results.json", json.dumps(clean(table.document()), indent=1) + "\n")
+    table.report(folder / PAGE)
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raise InputError for a folder of other things, or without a comparison to go on with."""
+    there = is_folder(folder / RUNS)
+    if resume and not there:
+        raise InputError(f"{folder}: no comparison is there to go on with; leave out --resume")
+    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        cure = "go on with it by --resume, or give" if there else "give"
+        raise InputError(f"{folder}: exists and is not an empty folder; {cure} another --out")

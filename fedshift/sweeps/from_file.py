@@ -1,0 +1,95 @@
+"""The plan of `fedshift compare FILE.toml`: methods by name, and grids from -c."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+from fedshift import recipes
+from fedshift.errors import InputError
+from fedshift.experiments.load import load_with_source
+from fedshift.experiments.places import Source
+from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, seeded
+from fedshift.sweeps.spans import values_of
+from fedshift.sweeps.store import run_of
+
+# Keys that the command sets itself, and by what.
+TAKEN = {"method.name": "--methods", "seeds.run": "--seeds"}
+METHOD = "method."
+# Sections on which the clients and the target depend.
+POPULATION = ("data.", "shift.", "server.", "seeds.")
+Values = Mapping[str, tuple[str, ...]]
+
+
+def plan_of(
+    file: Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str] = (),
+    *,
+    vary: str = "training",
+    base: str = "",
+    metric: str | None = None,
+) -> tuple[Plan, Source]:
+    """The runs of an experiment file by each method, and what says where a key was set.
+
+    overrides  as `section.key=value`; where one lists values, each is tried. Those of [method] are
+               for the methods that have them
+    methods    names of recipes; empty: the file's own
+
+    Raises InputError for what cannot be configured, and for a grid without validation.
+    """
+    values = dict(map(values_of, overrides))
+    for key, instead in TAKEN.items():
+        if key in values:
+            raise InputError(f"-c {key}: compare sets it itself; use {instead}")
+    for key, listed in values.items():
+        if len(listed) > 1 and key.startswith(POPULATION):
+            raise InputError(
+                f"-c {key} lists {len(listed)} values, and settings are chosen among on one "
+                "population; compare once for each value, with an --out of its own"
+            )
+    shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
+    config, source = load_with_source(file, shared)
+    names = tuple(methods) or (config.method.name,)
+    _check_used(values, names)
+    contenders = tuple(
+        Contender(name, tuple(_points(file, name, values, seeds, vary))) for name in names
+    )
+    plan = Plan(config.name, contenders, tuple(seeds), vary, base, metric, config.selection.rule)
+    if plan.has_grid:
+        check_choosing(config)
+    return plan, source
+
+
+def _check_used(values: Values, names: Sequence[str]) -> None:
+    """Raise InputError for an option that none of the methods has."""
+    allowed = {f"{METHOD}{k}" for name in names for k in recipes.recipe(name).options}
+    for key in values:
+        if key.startswith(METHOD) and key not in allowed:
+            listed = ", ".join(sorted(allowed)) or "nothing"
+            raise InputError(f"-c {key}: none of {', '.join(names)} has it; they have {listed}")
+
+
+def _points(
+    file: Path, name: str, values: Values, seeds: Sequence[int], vary: str
+) -> Iterator[Point]:
+    """A method's settings: every combination of the values that are for it."""
+    options = {METHOD + option for option in recipes.recipe(name).options}
+    of = {k: v for k, v in values.items() if not k.startswith(METHOD) or k in options}
+    for chosen in product(*of.values()):
+        given = dict(zip(of, chosen, strict=True))
+        pairs = [f"method.name={name}", *(f"{key}={value}" for key, value in given.items())]
+        try:
+            config, _ = load_with_source(file, pairs)
+        except InputError as e:  # in the words of the command line
+            raise InputError(str(e).replace("-c method.name", f"--methods {name}")) from None
+        label = ", ".join(f"{_short(k, of)}={v}" for k, v in given.items() if len(of[k]) > 1)
+        yield Point(label, {s: run_of(seeded(config, s, vary)) for s in seeds})
+
+
+def _short(key: str, keys: Values) -> str:
+    """ "lr" of "training.lr", unless another section has it, too."""
+    last = key.rpartition(".")[2]
+    return last if [k.rpartition(".")[2] for k in keys].count(last) == 1 else key

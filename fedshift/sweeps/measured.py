@@ -1,0 +1,161 @@
+"""From runs to the rows of a comparison: what each run came to, and each method over its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedshift.errors import unknown
+from fedshift.sweeps.execute import Report
+from fedshift.sweeps.plan import Contender, Plan
+from fedshift.sweeps.statistics import Moments, moments, paired
+from fedshift.sweeps.store import Run, Store
+
+# Fewer seeds have no interval: with two, it is twelve times the standard error.
+LEAST = 3
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a setting: its numbers by name, or why there are none.
+
+    state  "done", "diverged", "failed" or "not run"
+    """
+
+    method: str
+    setting: str
+    seed: int
+    run: Run
+    state: str
+    why: str = ""
+    facts: Facts = field(default_factory=dict)
+
+    def number(self, name: str) -> float | None:
+        """A number of the run; None where it has none."""
+        value = self.facts.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method: the setting that validation chose, and its runs over the seeds.
+
+    moments     of the metric; difference: paired, to the base
+    validation  by setting, the mean that it was chosen by; empty where there was one alone
+    """
+
+    label: str
+    setting: str
+    runs: tuple[Measured, ...]
+    moments: Moments | None = None
+    difference: Moments | None = None
+    validation: Mapping[str, float | None] = field(default_factory=dict)
+
+    def values(self, name: str) -> dict[int, float]:
+        """A number of its runs by seed."""
+        numbers = {m.seed: m.number(name) for m in self.runs}
+        return {s: v for s, v in numbers.items() if v is not None and math.isfinite(v)}
+
+    def mean(self, name: str) -> float | None:
+        """Its mean over the seeds; None where no run has it."""
+        values = self.values(name).values()
+        return math.fsum(values) / len(values) if values else None
+
+    @property
+    def note(self) -> str:
+        """The seeds that are missing, and why."""
+        gone = [m for m in self.runs if m.state != "done"]
+        return "; ".join(f"seed {m.seed} {m.state}{f': {m.why}' * bool(m.why)}" for m in gone)
+
+
+def measured(plan: Plan, store: Store, report: Report) -> tuple[Measured, ...]:
+    """Every run of the plan. Raises DataError for a damaged run folder."""
+    states: dict[str, tuple[str, str, Facts]] = {}
+    for name, run in plan.runs.items():
+        if store.done(run):
+            summary = store.read(run).summary
+            states[name] = (
+                "done",
+                "",
+                (summary.get("last") or {})
+                | summary["final"]
+                | {k: summary.get(k) for k in ("ess", "ess_fraction", "distance", "hull_distance")},
+            )
+        elif (ended := store.diverged(run)) is not None:
+            states[name] = "diverged", ended.error, {}
+        elif name in report.failures:
+            states[name] = "failed", report.failures[name], {}
+        else:
+            states[name] = "not run", "", {}
+    return tuple(
+        Measured(contender.label, point.label, seed, run, *states[run.name])
+        for contender in plan.contenders
+        for point in contender.points
+        for seed, run in point.runs.items()
+    )
+
+
+def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
+    """The name of the number that is compared. Raises InputError for one that no run has."""
+    done = [m for m in runs if m.state == "done"]
+    names = dict.fromkeys(k for m in done for k in m.facts if m.number(k) is not None)
+    if plan.metric is None:
+        # Where clients serve models of their own, each is tested on its own examples.
+        return "average_accuracy" if "average_accuracy" in names else "target_accuracy"
+    if done and plan.metric not in names:
+        raise unknown("metric", plan.metric, names)
+    return plan.metric
+
+
+def rows_of(plan: Plan, runs: Sequence[Measured], metric: str) -> tuple[Row, ...]:
+    """A row per method, at the setting that validation chose, beside the base."""
+    rows = [_row(plan, contender, runs, metric) for contender in plan.contenders]
+    base = next(row for row in rows if row.label == plan.base)
+    return tuple(
+        row if row is base else replace(row, difference=_difference(row, base, metric))
+        for row in rows
+    )
+
+
+def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str) -> Row:
+    by_point = {
+        p.label: tuple(m for m in runs if (m.method, m.setting) == (contender.label, p.label))
+        for p in contender.points
+    }
+    rows = {label: Row(contender.label, label, of) for label, of in by_point.items()}
+    merits = {label: row.mean(chosen_by(plan, row.runs)) for label, row in rows.items()}
+
+    def merit(label: str) -> tuple[int, float]:
+        """Seeds that came to an end count first: a setting that diverges is not preferred."""
+        done = sum(m.state == "done" for m in rows[label].runs)
+        value = merits[label]
+        return done, -math.inf if value is None else value
+
+    row = rows[max(rows, key=merit)]  # of equals the first
+    values = list(row.values(metric).values())
+    several = merits if len(merits) > 1 else {}
+    return replace(
+        row, moments=_without_pairs(moments(values)) if values else None, validation=several
+    )
+
+
+def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
+    """The number that settings are chosen by: of validation examples, never of the target's test.
+
+    Where clients serve models of their own, these are measured on their own validation examples.
+    """
+    if any("average_accuracy" in m.facts for m in runs):
+        return "source_accuracy"
+    return "validation_accuracy" if plan.rule == "validation" else "estimated_accuracy"
+
+
+def _difference(row: Row, base: Row, metric: str) -> Moments | None:
+    result = paired(row.values(metric), base.values(metric))
+    return None if result is None else _without_pairs(result)
+
+
+def _without_pairs(result: Moments) -> Moments:
+    return result if result.n >= LEAST else replace(result, low=None, high=None)

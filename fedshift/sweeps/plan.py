@@ -1,0 +1,138 @@
+"""What is compared: methods, the settings of each, and the run of every setting and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedshift.errors import InputError, unknown
+from fedshift.experiments.config import Config
+from fedshift.sweeps.store import Run
+
+VARY = ("training", "split")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a method, "" where it has one alone, and its run by seed."""
+
+    label: str
+    runs: Mapping[int, Run]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method as the table calls it, and the settings among which validation chooses."""
+
+    label: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is compared, and how.
+
+    vary    "training": first weights, cohorts and batches; "split": the cut into clients as well
+    base    the method whose difference to the others is taken
+    metric  a number of a run's summary; None: the accuracy at the target
+    rule    what a setting is chosen by, as in [selection]
+    """
+
+    title: str
+    contenders: tuple[Contender, ...]
+    seeds: tuple[int, ...]
+    vary: str = "training"
+    base: str = ""
+    metric: str | None = None
+    rule: str = "estimate"
+
+    def __post_init__(self) -> None:
+        labels = [c.label for c in self.contenders]
+        if not labels:
+            raise InputError("methods is empty; name at least one, as in fedavg")
+        if not self.seeds:
+            raise InputError("seeds is empty; give at least one")
+        if double := next((name for name in labels if labels.count(name) > 1), None):
+            raise InputError(f'"{double}" is there twice; give each method once, or another name')
+        if self.base and self.base not in labels:
+            raise unknown("method to compare with", self.base, labels)
+        if not self.base:
+            object.__setattr__(self, "base", labels[0])
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """Every run by name, seed by seed; equal ones once."""
+        pairs = (p.runs[s] for s in self.seeds for p in self.points)
+        return {run.name: run for run in pairs}
+
+    @property
+    def points(self) -> Iterator[Point]:
+        """The settings of all methods."""
+        return (point for contender in self.contenders for point in contender.points)
+
+    @property
+    def has_grid(self) -> bool:
+        """Whether some method has several settings."""
+        return any(len(contender.points) > 1 for contender in self.contenders)
+
+    @property
+    def varied(self) -> str:
+        """A sentence on what differs between seeds and what stays."""
+        seeds = _listed(self.seeds)
+        if self.vary == "split":
+            return (
+                f"{seeds}: the cut into clients and target is drawn anew for each, and trained on."
+            )
+        return (
+            f"{seeds}: first weights, cohorts and batches differ; clients, validation and target "
+            "stay the same."
+        )
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"Seed {seeds[0]}"
+    whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    if whole and len(seeds) > 2:
+        return f"Seeds {seeds[0]} to {seeds[-1]}"
+    return f"Seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}"
+
+
+def seeded(config: Config, seed: int, vary: str) -> Config:
+    """The configuration at a seed. Raises InputError where [seeds] leaves nothing to vary."""
+    check_vary(vary)
+    seeds = config.seeds
+    if vary == "split" and seeds.split is not None:
+        raise InputError(
+            f'seeds.split = {seeds.split} is set, and vary = "split" draws the cut anew for every '
+            "seed; leave one of them out"
+        )
+    if vary == "training" and None not in (seeds.init, seeds.cohort, seeds.batch):
+        raise InputError(
+            "seeds.init, seeds.cohort and seeds.batch are all set, so that every seed would train "
+            "alike; leave out those that are to vary"
+        )
+    split = seeds.resolved().split if vary == "training" else None
+    update = seeds.model_copy(update={"run": seed, "split": split})
+    return config.model_copy(update={"seeds": update})
+
+
+def check_vary(vary: str) -> None:
+    """Raise InputError for what cannot vary."""
+    if vary not in VARY:
+        raise unknown("thing to vary", vary, VARY)
+
+
+def check_choosing(config: Config) -> None:
+    """Raise InputError where no validation examples could choose among several settings."""
+    drawn = config.shift.target == "drawn" or config.server.validation > 0
+    if config.selection.rule == "validation" and not drawn:
+        raise InputError(
+            'a grid is chosen by selection.rule = "validation", and no examples that follow the '
+            'target are kept for it; use "estimate", shift.target = "drawn", or server.validation'
+        )
+    if config.selection.rule == "estimate" and not config.data.validation:
+        raise InputError(
+            "a grid is chosen by the clients' validation examples, and data.validation = 0; set it "
+            "to 0.2, or give every key one value"
+        )

@@ -1,0 +1,210 @@
+"""The table of a comparison: in a terminal, a notebook, a paper, a data frame, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift.errors import unknown
+from fedshift.files import check_page, write
+from fedshift.report import tables
+from fedshift.report.layout import figure, html_page, items, note, section, table
+from fedshift.report.svg import Axis
+from fedshift.sweeps.drawings import drawings
+from fedshift.sweeps.measured import Measured, Row
+from fedshift.sweeps.statistics import Moments
+from fedshift.sweeps.texts import difference, spread
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NUMBERS = (
+    "method", "setting", "seeds", "mean", "sd", "difference", "difference_low95",
+    "difference_high95", "paired_seeds", "estimated_accuracy", "ess_fraction", "note",
+)  # fmt: skip
+RUNS = (
+    "method", "setting", "chosen", "seed", "state", "value", "estimated_accuracy",
+    "validation_accuracy", "source_accuracy", "ess_fraction", "run", "why",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Methods side by side: mean ± sd over seeds, and the paired differences to one of them.
+
+    With x_s and b_s a method's and the base's results at seed s, the difference is the mean of
+    x_s - b_s with its 95 % t-interval; there is none below three seeds. A table has
+    `markdown()`, `csv()`, `latex()`, `report(path)`, `frame()` and `row(method)`.
+
+    metric  the name of what is compared
+    base    the method that differences are taken to
+    rows    one per method, at the setting that validation chose
+    runs    every run, of settings that were not chosen, too
+    notes   what a reader has to know, a sentence each
+    curves  by method, the metric's mean over the seeds by round
+    folder  where the runs are
+    """
+
+    title: str
+    metric: str
+    base: str
+    rows: tuple[Row, ...]
+    runs: tuple[Measured, ...]
+    notes: tuple[str, ...]
+    curves: Mapping[str, Mapping[int, float]]
+    folder: Path
+
+    def row(self, method: str) -> Row:
+        """A method's row. Raises InputError, with the nearest match, for one that is not there."""
+        by_label = {row.label: row for row in self.rows}
+        if method not in by_label:
+            raise unknown("method of this table", method, by_label)
+        return by_label[method]
+
+    def shown(self) -> tables.Table:
+        """The table that is printed."""
+        grid = any(row.setting for row in self.rows)
+        notes = any(row.note for row in self.rows)
+        unit = self.words.capitalize() + ", %" * self.percent
+        header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
+        header += ("Estimated, %", "ESS, %", *["Missing"] * notes)
+        rows = tuple(
+            (
+                row.label,
+                *[row.setting] * grid,
+                row.moments.n if row.moments else 0,
+                spread(self._scaled(row.moments), self.digits),
+                difference(self._scaled(row.difference), self.digits),
+                row.mean("estimated_accuracy"),
+                row.mean("ess_fraction"),
+                *[row.note] * notes,
+            )
+            for row in self.rows
+        )
+        formats = ("", *[""] * grid, "d", "r", "r", ".1%", ".0%", *[""] * notes)
+        return tables.Table(header, rows, formats, self.title)
+
+    @property
+    def words(self) -> str:
+        """The metric in words: "target accuracy"."""
+        return self.metric.replace("_", " ")
+
+    @property
+    def percent(self) -> bool:
+        """Whether the metric is a share, which tables show in percent."""
+        return self.metric.endswith(("accuracy", "f1", "recall"))
+
+    @property
+    def digits(self) -> int:
+        """Digits behind the point."""
+        return 1 if self.percent else 3
+
+    def _scaled(self, of: Moments | None) -> Moments | None:
+        return of and of.scaled(100.0 if self.percent else 1.0)
+
+    def numbers(self) -> tables.Table:
+        """One line per method with full-precision numbers."""
+        rows = tuple(
+            (
+                row.label,
+                row.setting,
+                *((m.n, m.mean, m.sd) if (m := row.moments) else (0, None, None)),
+                *((d.mean, d.low, d.high, d.n) if (d := row.difference) else (None,) * 4),
+                row.mean("estimated_accuracy"),
+                row.mean("ess_fraction"),
+                row.note,
+            )
+            for row in self.rows
+        )
+        return tables.Table(NUMBERS, rows, ("", "", *["g"] * 9, ""), self.title)
+
+    def all_runs(self) -> tables.Table:
+        """One line per run with full-precision numbers."""
+        chosen = {(row.label, row.setting) for row in self.rows}
+        rows = tuple(
+            (
+                m.method,
+                m.setting,
+                "yes" if (m.method, m.setting) in chosen else "no",
+                m.seed,
+                m.state,
+                *(m.number(name) for name in (self.metric, *RUNS[6:10])),
+                m.run.name,
+                m.why,
+            )
+            for m in self.runs
+        )
+        formats = ("", "", "", "d", "", *["g"] * 5, "", "")
+        return tables.Table(RUNS, rows, formats, "Every run")
+
+    def markdown(self) -> str:
+        """The table as Markdown, with its notes."""
+        notes = "".join(f"- {tables.escape_markdown(text)}\n" for text in self.notes)
+        return f"{tables.markdown(self.shown())}\n{notes}"
+
+    def csv(self) -> str:
+        """The table as CSV with full-precision numbers; shares are fractions."""
+        return tables.csv_text(self.numbers())
+
+    def runs_csv(self) -> str:
+        """Every run as CSV."""
+        return tables.csv_text(self.all_runs())
+
+    def latex(self) -> str:
+        """The table in LaTeX (booktabs), with its notes as comments."""
+        return tables.latex(self.shown()) + "".join(f"% {text}\n" for text in self.notes)
+
+    def frame(self, *, runs: bool = False) -> DataFrame:
+        """A pandas DataFrame with a row per method, or per run; shares are fractions."""
+        import pandas
+
+        table = self.all_runs() if runs else self.numbers()
+        return pandas.DataFrame(list(table.rows), columns=list(table.header))
+
+    def plots(self) -> dict[str, str]:
+        """Drawings as SVG by what they show: means over the seeds, and the metric by round."""
+        axis, title = Axis(self.words, percent=self.percent), f"{self.title}: {self.words}"
+        means = {row.label: row.moments.mean if row.moments else None for row in self.rows}
+        return drawings(title, axis, means, self.base, self.curves)
+
+    def report(self, path: str | Path) -> Path:
+        """Write one page with the table, drawings and every run. Raises InputError for no .html."""
+        target = Path(path)
+        check_page(target)
+        parts = [note(f"{len(self.rows)} methods, {len(self.runs)} runs in {self.folder}")]
+        parts += [section("table", "The table", table(self.shown()), items(self.notes))]
+        parts += [section("plots", "Drawings", *(figure(v, k) for k, v in self.plots().items()))]
+        if any(row.validation for row in self.rows):
+            parts += [section("settings", "What was tried", table(self.tried()))]
+        parts += [section("runs", "Every run", table(self.all_runs()))]
+        write(target, html_page(self.title, parts))
+        return target
+
+    def tried(self) -> tables.Table:
+        """Every setting with what it was chosen by."""
+        rows = tuple(
+            (row.label, setting, value, "chosen" if setting == row.setting else "")
+            for row in self.rows
+            for setting, value in row.validation.items()
+        )
+        return tables.Table(("Method", "Setting", "On validation", ""), rows, ("", "", ".2%", ""))
+
+    def __repr__(self) -> str:
+        return "\n".join([tables.plain(self.shown()), *self.notes])
+
+    def _repr_html_(self) -> str:
+        return table(self.shown()) + items(self.notes)
+
+    def document(self) -> dict[str, Any]:
+        """The table as one JSON value."""
+
+        def listed(of: tables.Table) -> list[dict[str, Any]]:
+            return [dict(zip(of.header, row, strict=True)) for row in of.rows]
+
+        return {
+            "title": self.title, "metric": self.metric, "base": self.base,
+            "methods": listed(self.numbers()), "runs": listed(self.all_runs()),
+            "notes": list(self.notes), "folder": str(self.folder),
+        }  # fmt: skip

@@ -1,0 +1,338 @@
+"""Cut a task's rows, fit the encoding on the training rows, and make the federation."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift import data as core
+from fedshift.data import Examples, client_data
+from fedshift.datasets.base import Dataset, Samples, content_sha256
+from fedshift.errors import InputError, shown
+from fedshift.holdout import hold_out_by_label
+from fedshift.seeds import numpy_generator
+from fedshift.shifts.target import resample_to
+from fedshift.sketch import sketched
+from fedshift.tasks.columns import Rules, fit_columns
+from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
+from fedshift.tasks.layout import Layout, Part, part_of
+from fedshift.tasks.names import Coded, Ints, listed, many
+from fedshift.tasks.rows import Columns, Inputs, Tensors
+from fedshift.tasks.target import Target
+
+# Columns of an array whose deviations differ by this factor are named.
+SCALES = 100
+
+
+@sketched
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A task that is ready to be trained on.
+
+    task      clients, validation, target T and test examples (`fedshift.data.Task`)
+    encoding  how raw rows became x; it goes where the model goes
+    data      the rows of the clients, and the test rows: what an oracle draws from
+    pool      rows of `data.train` that are not held out
+    digest    SHA-256 of contents and cut: equal for equal tasks
+    notes     what a user should read: rows without a label, columns left out, ...
+    """
+
+    task: core.Task
+    encoding: Encoding
+    data: Dataset
+    pool: Ints
+    digest: str
+    notes: tuple[str, ...]
+    clients: tuple[str, ...]
+    target: str
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one example as the network gets it; of several inputs, the first's."""
+        layout = self.encoding.layout
+        return layout.inputs[0].shape if layout else tuple(self.task.clients[0].x.shape[1:])
+
+
+class Uncut(Protocol):
+    """What building needs of a task; see `fedshift.tasks.task.Task`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def bins(self) -> int: ...
+    @property
+    def outside(self) -> int: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def labels(self) -> Coded: ...
+    @property
+    def values(self) -> Tensor | None: ...
+    @property
+    def places(self) -> Coded: ...
+    @property
+    def clients(self) -> tuple[str, ...]: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def test(self) -> float: ...
+    @property
+    def rules(self) -> Rules: ...
+
+
+class Cut(NamedTuple):
+    """Rows of each client by their use, and the rows that are the target's."""
+
+    trains: list[Ints]
+    validations: list[Ints]
+    tests: list[Ints]
+    target: Ints
+
+    @property
+    def rows(self) -> list[Ints]:
+        """The sets that a federation keeps of its clients' rows, in the order of their storage."""
+        return [*self.trains, *self.validations]
+
+
+def built(task: Uncut, seed: int) -> Built:
+    """The federation: rows cut by `seed`, encoding fitted on training rows, T and test rows.
+
+    Raises InputError where the target asks for labels that no test row has.
+    """
+    cut = _cut(task, seed)
+    labels = _labels(task, cut)
+    T, tests = _tested(task, cut, labels, seed)
+    encoding, notes = _encoding(task, cut, task.outputs or labels.names)
+    data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
+    own = [len(rows) for rows in tests] if task.target.kind == "clients" else []
+    federation = _federation(data, encoding.pixels, cut, T, own)
+    digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
+    for rows in (*cut.rows, *tests):
+        digest.update(np.int64(len(rows)).tobytes())
+    return Built(
+        federation,
+        encoding,
+        data,
+        np.arange(sum(map(len, cut.trains))),
+        digest.hexdigest(),
+        (*task.notes, *_about_labels(task, cut, labels, T), *notes),
+        task.clients,
+        task.target.text,
+    )
+
+
+def client_rows(task: Uncut) -> list[Ints]:
+    """Rows of each training client that have a label, ascending."""
+    n = len(task.places.codes) - task.outside
+    order = np.argsort(task.places.codes[:n], kind="stable")
+    ends = np.searchsorted(task.places.codes[order], np.arange(len(task.places.names) + 1))
+    rows = [order[a:b] for a, b in pairwise(ends)]
+    by_name = dict(zip(task.places.names, rows, strict=True))
+    return [part[task.labels.codes[part] >= 0] for part in (by_name[c] for c in task.clients)]
+
+
+def target_rows(task: Uncut) -> Ints:
+    """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
+    n = len(task.places.codes)
+    rows = np.arange(n - task.outside, n)
+    if task.target.kind == "client":
+        rows = np.flatnonzero(task.places.codes == task.places.names.index(task.target.name))
+    return rows[task.labels.codes[rows] >= 0]
+
+
+def _cut(task: Uncut, seed: int) -> Cut:
+    """Tests and then validation of each client, by label; no label is looked at for more."""
+    parts, y = client_rows(task), task.labels.codes
+    tests: list[Ints] = []
+    if task.target.cuts:
+        parts, tests = hold_out_by_label(y, parts, task.test, seed, "test")
+    trains, validations = hold_out_by_label(y, parts, task.validation, seed)
+    return Cut(trains, validations, tests, target_rows(task))
+
+
+def _labels(task: Uncut, cut: Cut) -> Coded:
+    """The classes; of numbers to predict, bins between quantiles of the training values."""
+    if task.kind != "regression":
+        return task.labels
+    assert task.values is not None
+    y = task.values[:, 0].double().numpy()
+    edges = np.unique(np.quantile(y[np.concatenate(cut.trains)], np.linspace(0, 1, task.bins + 1)))
+    inner = edges[1:-1]
+    ends = ["-inf", *(f"{edge:.4g}" for edge in inner), "inf"]
+    names = tuple(f"[{a}, {b})" for a, b in pairwise(ends))
+    codes = np.searchsorted(inner, y, side="right")
+    return Coded(np.where(task.labels.codes < 0, -1, codes), names)
+
+
+def _tested(
+    task: Uncut, cut: Cut, labels: Coded, seed: int
+) -> tuple[NDArray[np.float64], list[Ints]]:
+    """(T [K], the test rows: one set, or one of each client where each is tested on its own)."""
+    kind = task.target.kind
+    if kind == "clients":
+        return _shares(labels, np.concatenate(cut.tests)), cut.tests
+    if not task.target.cuts:
+        return _shares(labels, cut.target), [cut.target]
+    among = np.concatenate(cut.tests)
+    everyone = np.concatenate([*cut.rows, among])
+    T = np.array(task.target.shares) if task.target.shares else _shares(labels, everyone)
+    counts = labels.counts(among)
+    for name, share, count in zip(labels.names, T, counts, strict=True):
+        if share > 0 and not count:
+            raise InputError(
+                f'target: no row with the label "{shown(name)}" (share {share:.3g}) is left for '
+                f"testing; give test= more than {task.test:g}, or a test set (x, y) as the target"
+            )
+    rows = resample_to(labels.codes[among], T, len(T), numpy_generator(seed, "test"))
+    return T, [among[rows]]
+
+
+def _shares(labels: Coded, rows: Ints) -> NDArray[np.float64]:
+    counts = labels.counts(rows)
+    if not counts.sum():
+        raise InputError("no labelled row is left to test on; give more rows, or test= a share")
+    return np.asarray(counts / counts.sum())
+
+
+def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
+    inputs, values = task.inputs, task.values
+    ahead = () if values is None else (part_of("target", values),)
+    if isinstance(inputs, Columns):
+        columns, notes = fit_columns(inputs, cut.trains, task.rules)
+        notes += _about_others(task, cut, columns)
+        width = sum(column.width for column in columns)
+        layout = Layout((Part("x", (width,)), *ahead), targets=True) if ahead else None
+        return Encoding(classes, task.kind, columns, None, False, layout, task.rules.missing), notes
+    if inputs.form == "one" and not ahead:
+        x = inputs.of["x"]
+        pixels = x.dtype == torch.uint8
+        notes = _about_scales(x, cut) if x.ndim == 2 else []
+        return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), notes
+    parts = tuple(part_of(name, v) for name, v in inputs.of.items())
+    layout = Layout((*parts, *ahead), inputs.form, bool(ahead))
+    return Encoding(classes, task.kind, layout=layout), []
+
+
+def _dataset(
+    task: Uncut, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
+) -> Dataset:
+    """Training rows and test rows as they are stored: bytes of images stay bytes."""
+
+    def samples(rows: Ints) -> Samples:
+        if encoding.pixels and isinstance(task.inputs, Tensors):
+            x = task.inputs.of["x"][torch.from_numpy(rows)]
+        else:
+            x = encoding.encoded(task.inputs, rows)
+            if task.values is not None:
+                ahead = task.values[torch.from_numpy(rows)].reshape(len(rows), -1)
+                x = torch.cat([x.reshape(len(rows), -1), ahead], dim=1)
+        return Samples(x, torch.from_numpy(labels.codes[rows]))
+
+    train, test = samples(order), samples(np.concatenate(tests))
+    sha256 = content_sha256(train, test)
+    return Dataset(task.name, train, test, labels.names, sha256, "yours", "yours")
+
+
+def _federation(
+    data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
+) -> core.Task:
+    """own: the number of test rows of each client, where each is tested on its own."""
+
+    def split(samples: Samples, sizes: list[int]) -> list[Examples]:
+        # Views: rows lie in the order of their use, and no client needs a copy of its own.
+        x = scaled(samples.x) if pixels else samples.x
+        pairs = zip(torch.split(x, sizes), torch.split(samples.y, sizes), strict=True)
+        return [Examples(*pair) for pair in pairs]
+
+    M = len(cut.trains)
+    sets = split(data.train, [len(rows) for rows in cut.rows])
+    return core.Task(
+        clients=tuple(client_data(one.x, one.y, i) for i, one in enumerate(sets[:M])),
+        validation=tuple(sets[M:]),
+        target=torch.from_numpy(T),
+        test=split(data.test, [len(data.test)])[0],
+        target_validation=None,
+        classes=data.classes,
+        tests=tuple(split(data.test, own)) if own else (),
+    )
+
+
+def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
+    """Sentences on the target's labels, classes that no client has, and small clients."""
+    notes = []
+    at_clients = labels.counts(np.concatenate(cut.rows))
+    alone = [n for n, t, c in zip(labels.names, T, at_clients, strict=True) if t > 0 and not c]
+    if task.target.kind in ("client", "test set"):
+        rows = many(len(cut.target), "row")
+        notes.append(
+            f"T is the label counts of {task.target.text} ({rows}); its rows are for testing alone."
+        )
+    if alone:
+        notes.append(
+            f"At the target alone, at no client: {listed(alone)}; {T[at_clients == 0].sum():.1%} "
+            "of its rows."
+        )
+    if task.target.kind in ("shares", "counts", "pooled"):
+        notes.append(
+            f"Each client keeps {task.test:.0%} of its rows for testing; of these, test rows are "
+            "drawn so that their labels follow T."
+        )
+    if task.kind == "classification":
+        notes += _about_clients(task, cut, labels)
+    return notes
+
+
+def _about_clients(task: Uncut, cut: Cut, labels: Coded) -> list[str]:
+    sizes = [len(a) + len(b) for a, b in zip(cut.trains, cut.validations, strict=True)]
+    notes = []
+    if tiny := [c for c, n in zip(task.clients, sizes, strict=True) if n < 2]:
+        notes.append(f"Clients with less than 2 rows: {listed(tiny)}.")
+    tables = np.stack([labels.counts(rows) for rows in cut.trains])
+    only = [n for n, c in zip(labels.names, (tables > 0).sum(0), strict=True) if c == 1]
+    if only and len(task.clients) > 1:
+        notes.append(f"Labels of one client alone: {listed(only)}.")
+    return notes
+
+
+def _about_scales(x: Tensor, cut: Cut) -> list[str]:
+    """Whether columns are of such different scales that training would suffer."""
+    sd = x[torch.from_numpy(np.concatenate(cut.trains))].std(0, correction=0)
+    sd = sd[sd > 0]
+    if not len(sd) or float(sd.max() / sd.min()) < SCALES:
+        return []
+    return [
+        f"The columns of x have deviations from {float(sd.min()):.3g} to {float(sd.max()):.3g}; "
+        "arrays are taken as they are, from_frame standardises them."
+    ]
+
+
+def _about_others(task: Uncut, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
+    """How many values at the target are none of the categories of training."""
+    notes = []
+    assert isinstance(task.inputs, Columns)
+    rows = np.concatenate([cut.target, *cut.tests, *cut.validations])
+    for column in columns:
+        if column.categories is not None:
+            codes = codes_in(task.inputs.of[column.name], column.categories)[rows]
+            count = int((codes == len(column.categories)).sum())
+            if count:
+                notes.append(
+                    f'Column "{shown(column.name)}": {count:,} values outside training are none of '
+                    f'its categories there; they count as "other".'
+                )
+    return notes

@@ -1,0 +1,114 @@
+"""Fit a table's encoding: sums over the clients' training rows, which clients may share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedshift.errors import InputError, shown
+from fedshift.tasks.encoding import Column, refused
+from fedshift.tasks.names import Coded, Ints, coded
+from fedshift.tasks.rows import Columns, Numbers
+
+# A column of text with more different values than MANY is taken for free text, or for names; so is
+# one of more than FEW where most rows have one of their own.
+MANY, FEW = 100, 20
+IDS = ("", "id", "index", "row", "unnamed: 0")  # as a spreadsheet or pandas names row numbers
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a user says about columns; missing: "mean" or "refuse"."""
+
+    categories: tuple[str, ...] = ()
+    missing: str = "mean"
+
+
+def fit_columns(
+    table: Columns, trains: Sequence[Ints], rules: Rules
+) -> tuple[tuple[Column, ...], list[str]]:
+    """(how each column is encoded, notes on those left out), of each client's training rows.
+
+    Mean and deviation come of n and sum x, and then of sum (x - mean)^2: in float64, added in the
+    order of the clients. (With sum x^2 years or dates would lose their digits.) A column that does
+    not vary is left out, and so are free text and row numbers.
+    Raises InputError where no column is left.
+    """
+    rows = np.concatenate(trains)
+    starts = np.cumsum([0, *map(len, trains)])[:-1]
+    made, notes = [], []
+    for name, values in table.of.items():
+        if name in rules.categories and not isinstance(values, Coded):
+            values = coded(values)
+        if isinstance(values, Coded):
+            column = _categories(name, values, rows, name in rules.categories)
+        else:
+            column = _numbers(name, values[rows], starts)
+        if isinstance(column, Column):
+            made.append(column)
+            if rules.missing == "refuse" and column.indicator:
+                raise refused(name, int(_absent(values)[rows].sum()))
+        else:
+            notes.append(column)
+    if not made:
+        raise InputError(f"no column is left to learn from. {' '.join(notes)}")
+    return tuple(made), notes
+
+
+def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
+    """values [n] of all clients' training rows, each client's from its start on."""
+    v = values.astype(np.float64)
+    absent = np.isnan(v)
+    count = len(v) - int(absent.sum())
+    if not count:
+        return f'Column "{shown(name)}" is empty in training; it was left out.'
+    some = count < len(v)
+    if some:
+        v[absent] = 0.0
+    mean = _pooled(v, starts) / count
+    v -= mean
+    if some:
+        v[absent] = 0.0
+    v *= v
+    variance = _pooled(v, starts) / count
+    if _counts_rows(name, values):
+        return f'Column "{shown(name)}" numbers the rows; it was left out.'
+    if variance <= 1e-24 * mean * mean:  # what rounding the mean leaves of a constant
+        if not some:
+            return f'Column "{shown(name)}" is constant in training; it was left out.'
+        variance = 1.0
+    wide = values.dtype == np.float64
+    return Column(name, mean, float(np.sqrt(variance)), None, some, wide)
+
+
+def _pooled(v: Numbers, starts: Ints) -> float:
+    """Each client's sum, one added after the other, as a server adds them."""
+    return float(sum(np.add.reduceat(v, starts).tolist()))
+
+
+def _counts_rows(name: str, v: Numbers) -> bool:
+    named = name.lower() in IDS or name.lower().endswith(("_id", " id"))
+    return named and len(v) > 2 and len(np.unique(v)) == len(v) and bool((v == np.rint(v)).all())
+
+
+def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | str:
+    counts = values.counts(rows)
+    kinds = int((counts > 0).sum())
+    absent = bool((values.codes[rows] < 0).any())
+    if (kinds > MANY or (kinds > FEW and 2 * kinds > len(rows))) and not asked:
+        return (
+            f'Column "{shown(name)}" holds {kinds:,} different texts in {len(rows):,} rows, as '
+            f'free text or names do; it was left out. categories=["{shown(name)}"] encodes it.'
+        )
+    if kinds + absent < 2:
+        what = "constant" if kinds else "empty"
+        return f'Column "{shown(name)}" is {what} in training; it was left out.'
+    names = tuple(n for n, count in zip(values.names, counts, strict=True) if count)
+    return Column(name, categories=names, indicator=absent)
+
+
+def _absent(values: Numbers | Coded) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return values.codes < 0 if isinstance(values, Coded) else np.isnan(values)

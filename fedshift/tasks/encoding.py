@@ -1,0 +1,186 @@
+"""From raw rows to what a network gets, by numbers that are fitted on training rows alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedshift.errors import InputError, shown
+from fedshift.tasks.layout import Layout
+from fedshift.tasks.names import Coded, Ints, as_number, coded
+from fedshift.tasks.rows import Columns, Inputs, Numbers, Tensors, check_column, inputs_of
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a table becomes numbers.
+
+    Numbers are (v - mean) / sd; where they are missing 0, the pooled mean. Categories are one-hot,
+    with one place more for all others. `indicator`: one place more says that a value is missing.
+    `wide` numbers need 64 bits until they are standardised; others are float32 first, as a task's.
+    """
+
+    name: str
+    mean: float = 0.0
+    sd: float = 1.0
+    categories: tuple[str, ...] | None = None
+    indicator: bool = False
+    wide: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many numbers it becomes."""
+        return (1 if self.categories is None else len(self.categories) + 1) + self.indicator
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What makes a network's inputs of raw rows; saved beside a model, it goes where that goes.
+
+    classes  names of the labels, in the order of the network's outputs
+    kind     "classification", "regression" or "multilabel"
+    columns  of a table, () for tensors
+    shape    of one example of a single tensor, None for others
+    pixels   bytes 0..255 become (v/255 - 0.5) / 0.5
+    layout   how several tensors are packed, None where x is not
+    missing  "refuse" raises InputError for a missing value
+
+    >>> age = Encoding(("no", "yes"), columns=(Column("age", mean=40.0, sd=10.0),))
+    >>> age.apply({"age": [30.0, 45.0]}).tolist()
+    [[-1.0], [0.5]]
+    >>> Encoding.from_json(age.to_json()) == age
+    True
+    """
+
+    classes: tuple[str, ...]
+    kind: str = "classification"
+    columns: tuple[Column, ...] = ()
+    shape: tuple[int, ...] | None = None
+    pixels: bool = False
+    layout: Layout | None = None
+    missing: str = "mean"
+
+    def apply(self, raw: Any) -> Tensor:
+        """Raw rows (DataFrame, dict of columns, list of dicts, arrays) as x [n, ...].
+
+        Raises InputError for a column that is missing, or holds text where numbers are due.
+        """
+        inputs = inputs_of(raw)
+        if isinstance(inputs, Tensors) == bool(self.columns):
+            due = "a table with named columns" if self.columns else "an array or tensors"
+            raise InputError(f"these rows are not what the task was made of: give {due}")
+        return self.encoded(inputs, np.arange(len(inputs)))
+
+    def encoded(self, inputs: Inputs, rows: Ints) -> Tensor:
+        """x [m, ...] of the examples at `rows`, without what is to be predicted."""
+        if isinstance(inputs, Columns):
+            return torch.from_numpy(self._table(inputs, rows))
+        chosen = torch.from_numpy(rows)
+        if self.layout is not None:
+            parts = [v[chosen] for v in inputs.of.values()]
+            return replace(self.layout, parts=self.layout.inputs, targets=False).pack(parts)
+        x = next(iter(inputs.of.values()))[chosen]
+        if self.shape is not None and tuple(x.shape[1:]) != self.shape:
+            raise InputError(f"examples are {tuple(x.shape[1:])}; the task's are {self.shape}")
+        return scaled(x) if self.pixels else x
+
+    def _table(self, table: Columns, rows: Ints) -> Floats:
+        out = np.zeros((len(rows), sum(c.width for c in self.columns)), np.float32)
+        at = 0
+        for column in self.columns:
+            check_column(column.name, list(table.of), "these rows")
+            values = self._values(column, table.of[column.name], rows)
+            _fill(out[:, at : at + column.width], column, values)
+            at += column.width
+        return out
+
+    def _values(self, column: Column, given: Numbers | Coded, rows: Ints) -> NDArray[Any]:
+        """A column's numbers at `rows`, or which category each of them is."""
+        if column.categories is None:
+            values: NDArray[Any] = _as_numbers(column.name, given)[rows]
+            values = values if column.wide else values.astype(np.float32, copy=False)
+            absent = np.isnan(values)
+        else:
+            values = codes_in(given, column.categories)[rows]
+            absent = values < 0
+        if self.missing == "refuse" and absent.any():
+            raise refused(column.name, int(absent.sum()))
+        return values
+
+    def to_json(self) -> str:
+        """The encoding as JSON text."""
+        written = asdict(self) | {"layout": self.layout and self.layout.to_json()}
+        return json.dumps(written, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Encoding:
+        """The encoding that `to_json` wrote."""
+        read = json.loads(text)
+        made = [
+            Column(**c | {"categories": c["categories"] and tuple(c["categories"])})
+            for c in read["columns"]
+        ]
+        layout = read["layout"] and Layout.from_json(read["layout"])
+        shape = None if read["shape"] is None else tuple(read["shape"])
+        fixed = {"columns": tuple(made), "layout": layout, "shape": shape}
+        return cls(**read | fixed | {"classes": tuple(read["classes"])})
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32; floats as they are."""
+    return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
+
+
+def _fill(places: Floats, column: Column, values: NDArray[Any]) -> None:
+    """Write numbers, or categories by their codes, to the places [rows, width] of their column."""
+    if column.categories is None:
+        v = values.astype(np.float64)
+        v -= column.mean
+        v /= column.sd
+        absent = np.isnan(v)
+        if absent.any():
+            v[absent] = 0.0
+        places[:, 0] = v
+        if column.indicator:
+            places[:, 1] = absent
+    else:
+        # A missing value has a place of its own where training knew such; else it is "other".
+        missing = len(column.categories) + column.indicator
+        places[np.arange(len(values)), np.where(values < 0, missing, values)] = 1.0
+
+
+def codes_in(values: Numbers | Coded, categories: Sequence[str]) -> Ints:
+    """Which category each value is: len(categories) for any other, -1 where it is missing."""
+    given = coded(values)
+    place = {name: i for i, name in enumerate(categories)}
+    codes = [place.get(name, len(categories)) for name in given.names]
+    return np.array([*codes, -1], dtype=np.int64)[given.codes]
+
+
+def refused(name: str, count: int) -> InputError:
+    """The error for missing values where they are to be refused."""
+    return InputError(
+        f'column "{shown(name)}" has no value in {count:,} rows; fill them in, or give '
+        'missing="mean": the pooled mean, and a column that says so'
+    )
+
+
+def _as_numbers(name: str, values: Numbers | Coded) -> Numbers:
+    if not isinstance(values, Coded):
+        return values
+    numbers = [as_number(text) for text in values.names]
+    if odd := [n for n, v in zip(values.names, numbers, strict=True) if not math.isfinite(v)]:
+        raise InputError(
+            f'column "{shown(name)}" holds "{shown(odd[0])}"; it is a column of numbers'
+        )
+    return np.array([*numbers, math.nan])[values.codes]

@@ -1,0 +1,131 @@
+"""Several tensors of one example, packed into one row of numbers and unpacked by the network."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import InputError, shown
+
+# Whole numbers up to this one are exact in float32.
+LARGEST = 1 << 24
+KINDS = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of an example: its name, its shape without the batch, "float32"|"int64"|"bool"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        """How many numbers it takes."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of an example lie in its row x [n, D] float32, one after the other.
+
+    form     what a network gets: "one" tensor, a "tuple" of them or a "dict" by name
+    targets  the last part is what is predicted, of regression and of several labels per example,
+             which no network gets
+
+    Engine, backends and messages thereby see plain rows, whatever the network's inputs are.
+
+    >>> both = Layout((Part("ids", (3,), "int64"), Part("mask", (3,), "bool")), "tuple")
+    >>> row = both.pack((torch.tensor([[5, 7, 0]]), torch.tensor([[True, True, False]])))
+    >>> row.tolist()
+    [[5.0, 7.0, 0.0, 1.0, 1.0, 0.0]]
+    >>> both.unpack(row)[0].tolist()
+    [[5, 7, 0]]
+    """
+
+    parts: tuple[Part, ...]
+    form: str = "one"
+    targets: bool = False
+
+    @property
+    def width(self) -> int:
+        """D, the numbers of a row."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def inputs(self) -> tuple[Part, ...]:
+        """The parts that a network gets."""
+        return self.parts[:-1] if self.targets else self.parts
+
+    def pack(self, given: Any) -> Tensor:
+        """Tensors [n, *shape] of all parts as x [n, D]; a tensor, a tuple or a dict of them.
+
+        Raises InputError for whole numbers beyond 2^24, which float32 would change.
+        """
+        values = list(given.values()) if isinstance(given, Mapping) else given
+        values = [values] if isinstance(values, Tensor) else values
+        pairs = zip(self.parts, values, strict=True)
+        return torch.cat([_flat(part, v) for part, v in pairs], dim=1)
+
+    def unpack(self, x: Tensor) -> Any:
+        """What the network gets of x [n, D]: a tensor, a tuple or a dict of tensors [n, *shape]."""
+        values, start = [], 0
+        for part in self.inputs:
+            values.append(_shaped(part, x[:, start : start + part.size]))
+            start += part.size
+        if self.form == "dict":
+            return {part.name: v for part, v in zip(self.inputs, values, strict=True)}
+        return values[0] if self.form == "one" else tuple(values)
+
+    def target(self, x: Tensor) -> Tensor:
+        """What is to be predicted, of x [n, D]: [n, *shape]. Raises InputError where it is y."""
+        if not self.targets:
+            raise InputError("this layout has no part to predict; the labels y are what is due")
+        last = self.parts[-1]
+        return _shaped(last, x[:, self.width - last.size :])
+
+    def to_json(self) -> str:
+        """The layout as JSON."""
+        parts = [[p.name, list(p.shape), p.dtype] for p in self.parts]
+        return json.dumps({"parts": parts, "form": self.form, "targets": self.targets})
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """The layout that `to_json` wrote."""
+        read = json.loads(text)
+        parts = tuple(Part(name, tuple(shape), dtype) for name, shape, dtype in read["parts"])
+        return cls(parts, read["form"], read["targets"])
+
+
+def part_of(name: str, v: Tensor) -> Part:
+    """The part that a tensor [n, *shape] is. Raises InputError for complex numbers."""
+    if v.is_complex():
+        raise InputError(f'"{shown(name)}" holds complex numbers; give two real parts of it')
+    kind = "bool" if v.dtype == torch.bool else "float32" if v.is_floating_point() else "int64"
+    return Part(name, tuple(v.shape[1:]), kind)
+
+
+def _flat(part: Part, v: Tensor) -> Tensor:
+    if tuple(v.shape[1:]) != part.shape:
+        raise InputError(
+            f'"{shown(part.name)}" has examples of shape {tuple(v.shape[1:])}; the task\'s have '
+            f"{part.shape}"
+        )
+    if part.dtype == "int64" and v.numel() and int(v.abs().max()) > LARGEST:
+        raise InputError(
+            f'"{shown(part.name)}" holds a whole number beyond 2^24, which 32-bit numbers change; '
+            "number the values anew from 0"
+        )
+    return v.reshape(len(v), -1).float()
+
+
+def _shaped(part: Part, columns: Tensor) -> Tensor:
+    v = columns.reshape(len(columns), *part.shape)
+    return v if part.dtype == "float32" else v != 0 if part.dtype == "bool" else v.long()

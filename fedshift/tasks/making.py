@@ -1,0 +1,286 @@
+"""Put a task together: examples, labels, clients and target, as users give them, checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypedDict, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.arguments import called
+from fedshift.data import first_not_finite
+from fedshift.errors import InputError, nearest, shown, unknown
+from fedshift.tasks.columns import Rules
+from fedshift.tasks.names import Coded, coded, listed, many, ordered, plain, reordered
+from fedshift.tasks.rows import Columns, Inputs, Tensors, inputs_of
+from fedshift.tasks.target import Target, is_test_set, target_of
+
+# Sets of labels beyond this number count as one class of the label table.
+SETS = 20
+OTHERS = "other sets"
+
+
+class Options(TypedDict, total=False):
+    """What every way to make a task takes.
+
+    classes     names of the labels in the order of the network's outputs; by default in order of
+                number or alphabet
+    validation  the share of each client's rows, by label, that is held out to choose by
+    test        the share that is held out for testing, where the target is no client or test set
+    seed        of the cut
+    kind        "classification", "regression" (y is numbers) or "multilabel" (y [n, L] of 0 and 1)
+    bins        classes of the label table in regression, between quantiles
+    missing     "mean", or "refuse" to raise InputError for missing values
+    categories  columns of numbers that stand for categories
+    transform   (x, torch.Generator) -> x, what training images go through at each reading
+    name        of the data, in reports
+    """
+
+    classes: Sequence[Any] | None
+    validation: float
+    test: float
+    seed: int
+    kind: str
+    bins: int
+    missing: str
+    categories: Sequence[str]
+    transform: Callable[[Tensor, torch.Generator], Tensor] | None
+    name: str
+
+
+class Rows(NamedTuple):
+    """Examples, their labels and the client of each, as users give them; notes of the reader."""
+
+    x: Any
+    y: Any
+    client: Any
+    notes: tuple[str, ...] = ()
+
+
+def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
+    """The fields of `fedshift.tasks.task.Task`.
+
+    Raises InputError for lengths that differ, a target that is none, and options that are none.
+    """
+    if odd := [name for name in options if name not in get_type_hints(Options)]:
+        raise unknown("option of a task", odd[0], get_type_hints(Options))
+    fields: dict[str, Any] = {"kind": "classification", "seed": 0, "name": "yours", **options}
+    classes, missing = fields.pop("classes", None), fields.pop("missing", "mean")
+    categories = fields.pop("categories", ())
+    inputs, outside = inputs_of(rows.x), 0
+    check_rules(inputs, missing, categories)
+    y, notes = rows.y, [*rows.notes]
+    if is_test_set(target):
+        x_test, y_test = target if isinstance(target, tuple) else (target.x, target.y)
+        inputs, outside = _with_test_set(inputs, inputs_of(x_test), y_test)
+        y = _joined(y, y_test)
+    places = coded(_per_row("client", rows.client, len(inputs) - outside))
+    places = Coded(np.concatenate([places.codes, np.full(outside, -1)]), places.names)
+    labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
+    goal = Target("test set") if outside else target_of(target, places.names, labels.names)
+    if fields["kind"] == "regression" and goal.shares:
+        raise InputError(
+            'target: label shares have no meaning where y is numbers; give a client, "pooled", '
+            '"clients" or a test set'
+        )
+    clients, empty = _clients_with_labels(places, labels, goal)
+    _check_finite(inputs, places)
+    notes += _about_rows(places, labels, outside, empty)
+    return fields | {
+        "clients": clients,
+        "target": goal,
+        "inputs": inputs,
+        "labels": labels,
+        "places": places,
+        "values": values,
+        "outputs": outputs,
+        "outside": outside,
+        "rules": Rules(tuple(categories), missing),
+        "notes": tuple(notes),
+    }
+
+
+def labels_of(
+    y: Any, kind: str, classes: Sequence[Any] | None, n: int, outside: int
+) -> tuple[Coded, Tensor | None, tuple[str, ...]]:
+    """(labels [n], what is to be predicted [n, L] where that is no class, names of the L)."""
+    if kind == "regression":
+        values = _floats(_per_row("y", y, n))[:, None]
+        codes = np.where(torch.isfinite(values[:, 0]).numpy(), 0, -1)
+        return Coded(codes, ("any",)), values, ("value",)
+    if kind == "multilabel":
+        return _sets(_matrix(y, n), classes, n - outside)
+    labels = coded(_per_row("y", y, n))
+    if classes is not None:
+        labels = reordered(labels, classes, "label")
+    many = len(labels.names)
+    if many > 100 and 2 * many > n:
+        raise InputError(
+            f"y has {many:,} different values in {n:,} rows; for numbers to predict give "
+            'kind="regression"'
+        )
+    if many < 2:
+        raise InputError(
+            f"y has {many} class{'' if many == 1 else 'es'} ({listed(labels.names)}); at least 2 "
+            "are needed, or name them all in classes="
+        )
+    return labels, None, ()
+
+
+def check_rules(inputs: Inputs, missing: str, categories: Sequence[str]) -> None:
+    """Raise InputError for another way with missing values, and for columns that are not there."""
+    if missing not in ("mean", "refuse"):
+        raise unknown("way with missing values", missing, ("mean", "refuse"))
+    if isinstance(categories, str):
+        raise InputError(f'categories="{shown(categories)}": give a list of columns')
+    names = list(inputs.of) if isinstance(inputs, Columns) else []
+    for name in categories:
+        if name not in names:
+            raise InputError(
+                f'categories: there is no column "{shown(str(name))}".{nearest(str(name), names)}'
+            )
+
+
+def _clients_with_labels(
+    places: Coded, labels: Coded, goal: Target
+) -> tuple[tuple[str, ...], list[str]]:
+    """(clients that train, clients without any labelled row, which are left out).
+
+    Raises InputError where nothing is left to train or to test on.
+    """
+    counts = places.counts(np.flatnonzero(labels.codes >= 0))
+    empty = [name for name, count in zip(places.names, counts, strict=True) if not count]
+    if goal.name in empty:
+        raise InputError(f'the target "{shown(goal.name)}" has no row with a label to test on')
+    left_out = {*empty, goal.name}
+    clients = tuple(c for c in places.names if c not in left_out)
+    if not clients:
+        raise InputError(
+            "no client has a row with a label; nothing is left to train on. Look at client= and y"
+        )
+    return clients, empty
+
+
+def _check_finite(inputs: Inputs, places: Coded) -> None:
+    """Raise InputError for tensors with NaN or infinity, with the row and its client."""
+    for name, v in inputs.of.items() if isinstance(inputs, Tensors) else ():
+        row = first_not_finite(v)
+        if row is not None:
+            client = places.codes[row]
+            whose = f' (client "{shown(places.names[client])}")' if client >= 0 else ""
+            raise InputError(
+                f"{shown(name)} holds NaN or infinity in row {row}{whose}; fill it in, leave the "
+                "row out, or give a table (from_frame), where values may be missing"
+            )
+
+
+def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
+    """(the clients' examples and then the target's, how many these are)."""
+    if type(inputs) is not type(test):
+        raise InputError("the target's examples and the clients' must both be tables, or arrays")
+    labels = len(y.codes if isinstance(y, Coded) else y)
+    if len(test) != labels or not labels:
+        raise InputError(f"the target has {len(test)} examples and {labels} labels; give as many")
+    return inputs.joined(test), labels  # type: ignore[arg-type]
+
+
+def _per_row(name: str, values: Any, n: int) -> Any:
+    """Values [n]. Raises InputError for others."""
+    if isinstance(values, Coded):
+        return values
+    values = plain(values)
+    if values is None or isinstance(values, str) or not hasattr(values, "__len__"):
+        raise InputError(f"{name} is {called(values)}; give one entry for each of the {n} rows")
+    shape: tuple[int, ...] = tuple(getattr(values, "shape", (len(values),)))
+    if shape[1:] == (1,):
+        values = np.asarray(values).reshape(-1)
+    elif len(shape) != 1:
+        more = '; for several labels per row give kind="multilabel"' if name == "y" else ""
+        raise InputError(f"{name} has shape {shape}; give one entry per row{more}")
+    if len(values) != n:
+        raise InputError(f"{len(values)} entries of {name} for {n} rows; give as many")
+    return values
+
+
+def _floats(values: Any) -> Tensor:
+    import pandas as pd
+
+    try:
+        if isinstance(values, Coded):
+            values = np.array([*values.names, None], dtype=object)[values.codes]
+        numbers = pd.to_numeric(pd.Series(values)).to_numpy(np.float32, na_value=np.nan)
+    except (ValueError, TypeError) as e:
+        raise InputError(f"y holds what is no number ({shown(str(e), 80)})") from None
+    if np.isinf(numbers).any():
+        raise InputError("y holds infinity; leave such rows out")
+    return torch.from_numpy(numbers.copy())
+
+
+def _matrix(y: Any, n: int) -> Tensor:
+    made = torch.as_tensor(np.asarray(plain(y), dtype=np.float32))
+    if made.ndim != 2 or len(made) != n or made.shape[1] < 2:
+        raise InputError(
+            f"y has shape {tuple(made.shape)}; several labels per row are [{n}, L] of 0 and 1"
+        )
+    odd = made[~((made == 0) | (made == 1) | made.isnan())]
+    if len(odd):
+        raise InputError(f"y holds {odd[0].item():g}; several labels per row are 0 or 1 each")
+    return made
+
+
+def _sets(
+    y: Tensor, classes: Sequence[Any] | None, n: int
+) -> tuple[Coded, Tensor, tuple[str, ...]]:
+    """Each row's set of labels as its class, for the label table: the most frequent of clients."""
+    outputs = tuple(map(str, classes)) if classes else tuple(map(str, range(y.shape[1])))
+    if len(outputs) != y.shape[1]:
+        raise InputError(f"{len(outputs)} classes for the {y.shape[1]} columns of y; give as many")
+    whole = ~y.isnan().any(1).numpy()
+    texts = np.array(
+        [
+            "+".join(o for o, v in zip(outputs, row, strict=True) if v) or "none"
+            for row in y.tolist()
+        ],
+        dtype=object,
+    )
+    often = [text for text, _ in Counter(texts[:n][whole[:n]].tolist()).most_common(SETS)]
+    frequent = set(often)
+    texts[[text not in frequent for text in texts]] = OTHERS
+    texts[~whole] = None
+    return coded(texts), y, outputs
+
+
+def _set_name(outputs: Sequence[str], row: Sequence[float]) -> str:
+    return "+".join(o for o, v in zip(outputs, row, strict=True) if v) or "none"
+
+
+def _joined(y: Any, other: Any) -> Any:
+    """Labels of the clients' rows and then of the test set's."""
+    if isinstance(y, Coded) or isinstance(other, Coded):
+        one, two = coded(y), coded(other)
+        names = ordered({*one.names, *two.names})
+        return Coded(
+            np.concatenate([reordered(c, names, "label").codes for c in (one, two)]), names
+        )
+    return np.concatenate([np.asarray(plain(y)), np.asarray(plain(other))])
+
+
+def _about_rows(places: Coded, labels: Coded, outside: int, empty: list[str]) -> list[str]:
+    n = len(places.codes) - outside
+    notes = []
+    without = (labels.codes[:n] < 0) & (places.codes[:n] >= 0)
+    if without.any():
+        counts = Coded(places.codes[:n][without], places.names).counts()
+        each = [f"{c}: {k:,}" for c, k in zip(places.names, counts, strict=True) if k]
+        left_out = many(int(without.sum()), "row")
+        notes.append(f"Left out without a label: {left_out} ({listed(each)}).")
+    if count := int((labels.codes[n:] < 0).sum()):
+        notes.append(f"Left out of the test set, without a label: {many(count, 'row')}.")
+    if count := int((places.codes[:n] < 0).sum()):
+        notes.append(f"Left out because they name no client: {many(count, 'row')}.")
+    if empty:
+        notes.append(f"Clients without a labelled row were left out: {listed(empty)}.")
+    return notes

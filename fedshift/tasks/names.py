@@ -1,0 +1,110 @@
+"""Text and numbers that stand for classes, clients and categories, as whole numbers with names."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.errors import InputError, nearest, shown
+
+Ints = NDArray[np.int64]
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+class Coded(NamedTuple):
+    """Entry j is called names[codes[j]]; a code of -1 stands for a missing entry. codes [n]."""
+
+    codes: Ints
+    names: tuple[str, ...]
+
+    def take(self, rows: Ints) -> Coded:
+        """The entries at `rows`, with the same names."""
+        return Coded(self.codes[rows], self.names)
+
+    def counts(self, rows: Ints | None = None) -> Ints:
+        """How often each name occurs, among `rows` where they are given: [names]."""
+        codes = self.codes if rows is None else self.codes[rows]
+        return np.bincount(codes[codes >= 0], minlength=len(self.names))
+
+
+def coded(values: Any) -> Coded:
+    """Values as numbers of their names, which come in order (see `ordered`).
+
+    NaN, None and empty text are missing. Space around a text does not count, whole numbers are
+    named without a decimal point: " a" is "a", and 1.0 is "1".
+    """
+    if isinstance(values, Coded):
+        return values
+    import pandas as pd  # loading it takes a while, and few commands need it
+
+    codes, distinct = pd.factorize(pd.Series(plain(values)))
+    texts = [text_of(one) for one in distinct]
+    names = ordered({text for text in texts if text})
+    place = {name: i for i, name in enumerate(names)} | {"": -1}
+    number = np.array([*(place[text] for text in texts), -1], dtype=np.int64)
+    return Coded(number[codes], names)  # pandas' code of a missing entry is -1: the last one
+
+
+def plain(values: Any) -> Any:
+    """Tensors as arrays; other values as they are."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def text_of(value: Any) -> str:
+    """What a value is called: without space around it, and 1.0 as "1"."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """In the order of their numbers where all are numbers, else in that of the alphabet."""
+    texts = sorted(names)
+    numbers = [as_number(text) for text in texts]
+    if not any(map(math.isnan, numbers)):
+        texts = [text for _, text in sorted(zip(numbers, texts, strict=True))]
+    return tuple(texts)
+
+
+def as_number(text: str) -> float:
+    """The number that a text is, NaN for other texts, such as "nan", "inf" and "1_000"."""
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
+
+
+def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
+    """The same entries with their names in the order `names`, which may hold more of them.
+
+    Raises InputError for an entry whose name is not among them, and for names given twice.
+    """
+    if isinstance(names, str):
+        raise InputError(f'classes="{shown(names)}": give a list of names, in their order')
+    wanted = tuple(map(text_of, names))
+    if twice := [name for name in wanted if wanted.count(name) > 1]:
+        raise InputError(f'classes: "{shown(twice[0])}" is given twice; give each name once')
+    used = given.counts() > 0
+    if odd := [n for n, u in zip(given.names, used, strict=True) if u and n not in wanted]:
+        raise InputError(
+            f'the {what} "{shown(odd[0])}" is not among classes={listed(wanted)}.'
+            f"{nearest(odd[0], wanted)} Add it, or leave its rows out."
+        )
+    place = np.array([*(wanted.index(n) if n in wanted else -1 for n in given.names), -1])
+    return Coded(place[given.codes].astype(np.int64), wanted)
+
+
+def many(count: int, what: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    first = ", ".join(shown(name, 30) for name in names[:most])
+    return first if len(names) <= most else f"{first}, ... {len(names) - most} more"

@@ -1,0 +1,43 @@
+"""A task as a table in notebooks."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Protocol
+
+from fedshift.tasks.building import Built
+
+# Rows and columns of the table; of more clients and classes the first are shown.
+MOST = 12
+
+
+class Shown(Protocol):
+    """What the table is made of; see `fedshift.tasks.task.Task`."""
+
+    @property
+    def name(self) -> str: ...
+    def build(self) -> Built: ...
+
+
+def html_of(task: Shown) -> str:
+    """Label counts of each client's training rows, T, and the notes, as HTML."""
+    built = task.build()
+    counts = built.task.table()["labels"].long().tolist()
+    names = built.task.classes[:MOST]
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = [
+        (client, [f"{v:,}" for v in row[:MOST]])
+        for client, row in zip(built.clients[:MOST], counts, strict=False)
+    ]
+    rows.append(
+        (f"target: {built.target}", [f"{v:.1%}" for v in built.task.target[:MOST].tolist()])
+    )
+    body = "".join(
+        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for name, cells in rows
+    )
+    left = len(built.clients) - MOST
+    more = f"<p>and {left} more clients</p>" if left > 0 else ""
+    notes = "".join(f"<li>{escape(note)}</li>" for note in built.notes)
+    title = f"<caption>{escape(task.name)}: training rows by label</caption>"
+    return f"<table>{title}<tr><th></th>{head}</tr>{body}</table>{more}<ul>{notes}</ul>"

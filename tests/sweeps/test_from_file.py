@@ -1,0 +1,75 @@
+"""From an experiment file to the runs of a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedshift.errors import InputError
+from fedshift.sweeps.from_file import plan_of
+from support.small_runs import text_of
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "f.toml"
+    path.write_text(text_of("fedavg"))
+    return path
+
+
+def test_lists_span_a_grid_for_the_methods_that_have_the_option(file: Path) -> None:
+    plan, _ = plan_of(
+        file, ["fedavg", "fedprox"], [0, 3], ["training.lr=0.01,0.1", "method.mu=0.1,1"]
+    )
+    labels = {c.label: [p.label for p in c.points] for c in plan.contenders}
+    assert labels == {
+        "fedavg": ["lr=0.01", "lr=0.1"],
+        "fedprox": ["lr=0.01, mu=0.1", "lr=0.01, mu=1", "lr=0.1, mu=0.1", "lr=0.1, mu=1"],
+    }
+    assert len(plan.runs) == 12
+    run = plan.contenders[1].points[2].runs[3]
+    assert (run.config.training.lr, run.config.method.options) == (0.1, {"mu": 0.1})
+
+
+def test_training_varies_and_the_population_stays(file: Path) -> None:
+    """Control: with vary="split" the cut has the run's seed."""
+    for vary, split in (("training", 0), ("split", 4)):
+        plan, _ = plan_of(file, [], [4], vary=vary)
+        (point,) = plan.points
+        seeds = point.runs[4].config.seeds.resolved()
+        assert (seeds.split, seeds.init, seeds.cohort, seeds.batch) == (split, 4, 4, 4)
+        assert (" stay the same" in plan.varied) == (vary == "training")
+
+
+@pytest.mark.parametrize(
+    ("methods", "overrides", "more", "why"),
+    [
+        ("fedavgg", [], {}, 'unknown method "fedavgg"; .* Did you mean "fedavg"?'),
+        ("fedavg", ["method.mu=1"], {}, r"-c method.mu: none of fedavg has it; they have nothing"),
+        ("fedprox", ["method.mi=1"], {}, r"-c method.mi: none of fedprox has it; they have method"),
+        ("fedavg", ["method.name=fedprox"], {}, "-c method.name: compare sets it itself; use --me"),
+        ("fedavg", ["seeds.run=1"], {}, "-c seeds.run: compare sets it itself; use --seeds"),
+        ("fedavg", ["shift.clients=3,4"], {}, "-c shift.clients lists 2 values, and settings are"),
+        ("fedavg", ["training.lr=1,2", "data.validation=0"], {}, "a grid is chosen by the client"),
+        (
+            "fedavg", ["training.lr=1,2", "selection.rule=validation", "shift.target=uniform"], {},
+            "no examples that follow",
+        ),
+        ("fedavg", ["training.ruonds=1,2"], {}, "unknown key"),
+        ("fedavg,fedavg", [], {}, '"fedavg" is there twice'),
+        ("fedavg", [], {"base": "fedpals"}, 'unknown method to compare with "fedpals"'),
+        ("fedavg", [], {"vary": "all"}, 'unknown thing to vary "all"; allowed: split, training'),
+        ("fedavg", ["seeds.split=1"], {"vary": "split"}, "seeds.split = 1 is set"),
+        ("fedpals", [], {}, r"with --methods fedpals: \[method\]: give exactly one of lam and ess"),
+        (
+            "fedavg", ["seeds.init=1", "seeds.cohort=1", "seeds.batch=1"], {},
+            "every seed would train alike",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared(
+    methods: str, overrides: list[str], more: dict[str, str], why: str, file: Path
+) -> None:
+    with pytest.raises(InputError, match=why):
+        plan_of(file, methods.split(","), [0], overrides, **more)  # type: ignore[arg-type]
