@@ -157,6 +157,7 @@ def _client_table(split: Split) -> Table:
     for _, label, serving in serving_runs(split.runs, split.labels):
         columns.append((label, serving.client_accuracy or ()))
         if serving.router is not None:
+            # The diagonal: a client's queries that were sent to itself.
             hits = tuple(row[i] for i, row in enumerate(serving.router.sent))
             columns.append((f"{label}, found by the router", hits))
     first = split.runs[0]

@@ -108,6 +108,7 @@ def reproduce(request: Request, listen: Listener = silent, asked: Asked = no_sto
     }
     _check_there(replace(plan, tuned=options_of(records)), store)
     report, do = Report(), _executor(request, store, listen, asked)
+    # The grid comes first: the table's runs use the values that it chooses.
     if request.tune and request.train:
         grid = grid_runs(plan)
         for run in filter(store.done, grid.values()):
