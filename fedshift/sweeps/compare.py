@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.in_use import alone_in
-from fedshift.experiments.progress import Asked, nobody_asks
+from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.sweeps.execute import Report, execute
@@ -80,7 +80,7 @@ def compare(
     jobs: int = 1,
     notes: Iterable[str] = (),
     listen: Listener = silent,
-    asked: Asked = nobody_asks,
+    asked: Asked = no_stop,
 ) -> Compared:
     """Do the runs of the plan that `folder` does not have yet, and write the table there.
 
