@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
@@ -21,6 +22,8 @@ from fedshift.experiments.own_network import own_network
 from fedshift.experiments.own_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
+from fedshift.tasks.building import Built
+from fedshift.tasks.task import Task
 
 
 def own_of(config: Config) -> Own:
@@ -65,13 +68,28 @@ def _is_algorithm(value: object) -> bool:
     return all(hasattr(value, name) for name in members(Algorithm))
 
 
-def prepare_source(config: Config, own: Own) -> Prepared:
-    """The experiment on the data that `data.source` names. Raises InputError or DataError."""
-    task, seeds = task_of(config.data), config.seeds.resolved()
-    built = task.build(seeds.split)
+class Source(NamedTuple):
+    """Data of one's own: the task, and how it was cut."""
+
+    task: Task
+    built: Built
+
+
+def source_of(config: Config) -> Source:
+    """The data that `data.source` names. Raises InputError, and DataError for unreadable files."""
+    task = task_of(config.data)
+    return Source(task, task.build(config.seeds.resolved().split))
+
+
+def prepare_source(config: Config, own: Own, source: Source | None = None) -> Prepared:
+    """The experiment on the data that `data.source` names; source: these, read before.
+
+    Raises InputError or DataError.
+    """
+    task, built = source or source_of(config)
     model = None
     if is_python(config.model.name):
-        model = own_network(config.model.name, task, seeds.init)
+        model = own_network(config.model.name, task, config.seeds.resolved().init)
     return prepare_built(config, built, model, replace(own, clients=built.clients))
 
 
