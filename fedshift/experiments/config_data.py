@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedshift.datasets import entry
 from fedshift.datasets.registry import sized
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.section import Count, Section
+
+# The keys that `fedshift.Task` takes, for data with a source.
+OF_TASK = (
+    "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
+)  # fmt: skip
 
 
 class Data(Section):
@@ -21,12 +26,12 @@ class Data(Section):
     size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
     "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
     of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
-    gave; name is then what results call them, and the keys from `client` on are those of
+    gave; name is then what results call them, and the keys of OF_TASK are those of
     `fedshift.Task`.
     """
 
-    name: str = "fashion-mnist-mini"
     source: Annotated[str, Field(min_length=1)] | None = None
+    name: str = "fashion-mnist-mini"
     size: Count | None = None
     augment: Literal["none", "photos"] = "none"
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -45,9 +50,7 @@ class Data(Section):
     @property
     def own_keys(self) -> dict[str, Any]:
         """What `fedshift.Task` gets about the user's data, as far as it is given."""
-        keys = list(type(self).model_fields)
-        chosen = keys[keys.index("client") :]
-        return {k: v for k in chosen if (v := getattr(self, k)) is not None}
+        return {k: v for k in OF_TASK if (v := getattr(self, k)) is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -60,11 +63,15 @@ class Data(Section):
             return {"name": name or source, "test": 0.2, **given}
         return given
 
+    @field_validator("name")
+    @classmethod
+    def _listed(cls, name: str, info: ValidationInfo) -> str:
+        return name if info.data.get("source") is not None else entry(name).name
+
     @model_validator(mode="after")
-    def _known(self) -> Data:
+    def _of_source(self) -> Data:
         given = list(self.own_keys)
         if self.source is None:
-            entry(self.name)
             if given:
                 raise ValueError(
                     f"{given[0]} is for data of your own; give their source as well, as in "
