@@ -14,7 +14,7 @@ from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.profile import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
 from fedshift.experiments.config import Config
-from fedshift.experiments.engines import Engine, InProcess, backend_of
+from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import check_unused, kept_in, reserved
 from fedshift.experiments.load import load_with_source
@@ -102,11 +102,12 @@ def _engine(asked: Asked, config: Config) -> Engine:
         raise InputError("--actors is for --engine flower-sim; leave it out, or choose that engine")
     if asked.resume is not None and name is None and count is None:
         name, count = begun_by(asked.resume)
-    if name is None and count is None:
-        return InProcess()
+        name = None if (name, count) == ("loop", None) else name  # as for a new run
     if name is None or not name.startswith(("auto", "cuda")):
         # Where torch sees a GPU, no forked process can train once this one has (`check_forked`).
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if name is None and count is None:
+        return default_engine()
     return backend_of(name or "workers", count, console.tell)
 
 

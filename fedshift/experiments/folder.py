@@ -177,6 +177,8 @@ def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) 
     """The files that exist before training: the configuration, and the lock file."""
     # Last, because a folder with a configuration can be resumed.
     write_lock(folder, config, prepared, backend)
+    for name, text in prepared.own.texts.items():
+        write(folder / name, text)
     write(folder / CONFIG, dumps(config))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.experiments import settings
-from fedshift.experiments.config import Config, Network
+from fedshift.experiments.config import PYTHON, Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.wording import file_words
@@ -35,7 +35,8 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    if recipe.traits.router and not (config.model.name in ROUTED or is_python(config.model.name)):
+    name = config.model.name
+    if recipe.traits.router and not (name in (PYTHON, *ROUTED) or is_python(name)):
         return [(("model", "name"), unrouted(config.model.name))]
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     stand_in = Model(_StandIn(has_body(config.model)))

@@ -27,6 +27,7 @@ class Own:
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
     files          SHA-256 of the files that the configuration names, by path
+    texts          to leave in the run folder, by name of the file
     """
 
     clients: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class Own:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

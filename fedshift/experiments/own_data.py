@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedshift.data import Task
-from fedshift.datasets import Dataset
 from fedshift.experiments.config import Config
 from fedshift.experiments.networks import network
 from fedshift.experiments.own import Own, recipe_of
+from fedshift.experiments.own_loss import check_loss
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.settings import gate_of
 from fedshift.model import Model
 from fedshift.outputs import check_classes
-
-
-class Built(Protocol):
-    """What is needed of `fedshift.tasks.Built`."""
-
-    @property
-    def task(self) -> Task:
-        """The federation and its target."""
-
-    @property
-    def data(self) -> Dataset:
-        """The training rows, from which the oracle draws."""
-
-    @property
-    def pool(self) -> NDArray[np.int64]:
-        """Row numbers there that nothing is held out of."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the content and of how it was cut."""
+from fedshift.record.folder import ENCODING
+from fedshift.tasks.building import Built
 
 
 def prepare_built(
@@ -43,7 +21,8 @@ def prepare_built(
 ) -> Prepared:
     """The experiment on these data; model: the first one, else the network of [model].
 
-    Raises InputError for a network that does not fit the data.
+    The encoding of the rows goes to the run folder, and the clients have their names. Raises
+    InputError for a network that does not fit the data.
     """
     task, seeds = built.task, config.seeds.resolved()
     x, classes = task.clients[0].x[:2], len(task.classes)
@@ -51,6 +30,9 @@ def prepare_built(
         routed = len(task.clients) if recipe_of(config, own).traits.router else None
         model = network(config.model, tuple(x.shape[1:]), classes, seeds.init, routed)
     check_classes(model, x, classes)
+    check_loss(own.loss, model, x, task.clients[0].y[:2])
+    texts = {ENCODING: built.encoding.to_json(), **own.texts}
+    own = replace(own, clients=own.clients or built.clients, texts=texts)
     target = tuple(task.target.tolist())
     gate = gate_of(config.training, target)
     return Prepared(

@@ -22,14 +22,7 @@ class PerExample(Term):
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, view: View) -> Tensor:
-        values = self.loss(view.out["logits"], view.batch.y)
-        if not isinstance(values, Tensor) or values.shape != view.batch.y.shape:
-            shape = tuple(values.shape) if isinstance(values, Tensor) else called(values)
-            raise InputError(
-                f"loss gave {shape} for {len(view.batch.y)} examples; it must give one loss per "
-                'example, as with reduction="none"'
-            )
-        return batch_mean(values, view.batch)
+        return batch_mean(self.loss(view.out["logits"], view.batch.y), view.batch)
 
 
 def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
@@ -42,6 +35,26 @@ def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
             "a Term of fedshift.client.objectives"
         )
     return PerExample(loss)
+
+
+def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
+    """Raise InputError for a function that fails on a few examples, or gives not one loss each."""
+    if not isinstance(loss, PerExample):
+        return
+    logits = model(*model.init(), x)["logits"]
+    try:
+        values = loss.loss(logits, y)
+    except Exception as e:
+        raise InputError(
+            f"loss fails on logits {tuple(logits.shape)} and labels {tuple(y.shape)}: "
+            f"{type(e).__name__}: {e}"
+        ) from e
+    if not isinstance(values, Tensor) or values.shape != y.shape:
+        given = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else called(values)
+        raise InputError(
+            f"loss gave {given} for {len(y)} examples; it must give one loss per example, as with "
+            'reduction="none"'
+        )
 
 
 def with_loss(algorithm: Algorithm, loss: Term | None) -> Algorithm:

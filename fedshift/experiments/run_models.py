@@ -48,11 +48,14 @@ class RunModels:
     took_part: tuple[int, ...]
 
 
-def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> RunModels:
+def load_models(
+    folder: Path | str, *, shape: tuple[int, ...] | None = None, model: Model | None = None
+) -> RunModels:
     """Every model that a complete run served, as it was after the last round.
 
     shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
-    be there then. Inputs go through what the run's went through (`Prepared.task` has them).
+    be there then. model: the network, where a program gave it. Inputs go through what the run's
+    went through (`Prepared.task` has them).
 
     Raises InputError for a folder that is none or not complete, or of a version that did not keep
     all of them, and DataError for files that are missing or damaged.
@@ -68,7 +71,7 @@ def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> 
             "it again, or read the parts that are there with fedshift.experiments.stored.read_parts"
         )
     clients = len(sizes_in(place / CLIENTS))
-    model = network_of(config, place, clients, shape)
+    model = network_of(config, place, clients, shape) if model is None else model
     participants = took_part(parts, clients, path) if per_client else ()
     served = (
         tuple(served_in(parts, i, i in participants) for i in range(clients)) if per_client else ()

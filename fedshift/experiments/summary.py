@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -274,6 +274,7 @@ def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[Curv
     )
 
 
+@cache
 def package_version(package: str) -> str | None:
     """The installed version, None where the package is not installed."""
     try:

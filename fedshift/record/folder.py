@@ -24,6 +24,8 @@ from fedshift.record.summary import Summary, parsed
 CONFIG, LOCK, EVENTS = "config.resolved.toml", "lock.json", "events.jsonl"
 METRICS, SERVED, CLIENTS = "metrics.csv", "served.csv", "clients.csv"
 MODEL, SUMMARY, REPORT = "model.safetensors", "summary.json", "report.html"
+# Of runs on data of one's own: how rows became inputs; and what `fedshift.fit` has beside.
+ENCODING, FIT = "encoding.json", "fit.json"
 # Only of some runs, or while they train.
 CHECKPOINTS, CANDIDATES, PROFILE, DIVERGED = (
     "checkpoints", "candidates", "profile.json", "diverged.json",
