@@ -52,4 +52,4 @@ def misfit(trees: Iterable[Params], model: Model) -> str:
     if not odd:
         return ""
     there, here = given.get(odd[0], "missing"), expected.get(odd[0], "missing")
-    return f'"{odd[0]}" is {there} and in the network {here}'
+    return f'"{odd[0]}" is {there} and in the network of config.resolved.toml {here}'

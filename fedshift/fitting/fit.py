@@ -120,7 +120,7 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     except DataError as e:
         if config.model.name != PYTHON:
             raise
-        what = str(e).partition(";")[0]
+        what = str(e).partition(";")[0].replace(" of config.resolved.toml", "")
         raise InputError(f"{what}; give net= the network that was trained") from e
     return Result(run, models, encoding, about)
 

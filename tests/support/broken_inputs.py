@@ -339,11 +339,12 @@ CASES = (
         "training.batchsize=3",
         '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, patience, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
-    config(
+    Broken(
         "retries in one process",
-        "rounds = 1",
-        "rounds = 1\nretries = 2",
+        2,
         "f.toml:11: training.retries = 2 asks clients again whose process died, and here all train in one process; leave it out, or train with --workers N, or on Flower",
+        toml=GOOD.replace("rounds = 1", "rounds = 1\nretries = 2"),
+        args=("--backend", "loop"),
     ),
     Broken(
         "option of another meaning",
