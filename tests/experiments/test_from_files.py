@@ -96,6 +96,15 @@ def test_a_network_on_a_set_of_the_library(tmp_path: Path) -> None:
     assert bits(named) == bits(linear)
 
 
+def test_the_example_runs(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "hospitals" / "experiment.toml"
+    record_until(tmp_path / "o", load_config(path, ["training.rounds=10"]), None)
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    assert summary["method"] == "towards_target"
+    assert (tmp_path / "o" / "metrics.csv").read_text().startswith("round,train_loss,")
+    assert summary["ess_fraction"] == pytest.approx(0.5)
+
+
 def test_metrics_are_measured_each_round(tmp_path: Path) -> None:
     path = files_in(tmp_path)
     out = tmp_path / "o"
