@@ -42,6 +42,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results 
 Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
+# Eager: --version works without a command, and before any other option is checked.
 def _version(wanted: bool) -> None:
     if wanted:
         console.put(f"fedshift {fedshift.__version__}")
@@ -74,6 +75,7 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
     check_unused(out)
     done = []
     with source.placing():
+        # Once for all three methods, which differ in nothing but the method.
         prepared = prepare(loaded)
         with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
             for one in method_configs(loaded):

@@ -41,23 +41,17 @@ def figure_files(folders: Sequence[Path], out: Path) -> tuple[Path, ...]:
 
 def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
-    rows = []
-    for folder in folders:
-        whole = summary_of(folder)
-        rows.append(
-            {
-                "method": whole["method"],
-                "target_accuracy": whole["final"]["target_accuracy"],
-                "estimated_accuracy": whole["final"]["estimated_accuracy"],
-                "estimated_se": whole["final"]["estimated_se"],
-                "ess": whole["ess"],
-                "ess_fraction": whole["ess_fraction"],
-                "distance": whole["distance"],
-                "hull_distance": whole["hull_distance"],
-                "folder": str(folder),
-            }
-        )
-    return rows
+    measured = ("target_accuracy", "estimated_accuracy", "estimated_se")
+    weights = ("ess", "ess_fraction", "distance", "hull_distance")
+    return [
+        {
+            "method": whole["method"],
+            **{key: whole["final"][key] for key in measured},
+            **{key: whole[key] for key in weights},
+            "folder": str(folder),
+        }
+        for folder, whole in zip(folders, map(summary_of, folders), strict=True)
+    ]
 
 
 def show_comparison(title: str, folders: Sequence[Path]) -> None:
@@ -125,6 +119,7 @@ def show_demo(done: Done, page_path: Path) -> None:
     task = done[0][1].prepared.task
     put(f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images")
     show_comparison("Accuracy where the model will be used", [f for f, _ in done])
+    # FedAvg, the configured method, the oracle: the one in the middle makes a choice.
     _, (folder, configured), _ = done
     show_choice(configured.choice)
     for sentence in summary_of(folder)["why"]:

@@ -45,6 +45,7 @@ def load_router(
     path, parts, sizes = place / MODEL, read_parts(place / MODEL), sizes_in(place / CLIENTS)
     model = network_of(config, place, len(sizes), shape)
     classes = len(classes_in(place))
+    # The target plays no part in routing, so an even one stands for it.
     method = recipes.recipe(config.method.name).make(
         setting(config, model, (1.0 / classes,) * classes), **config.method.options
     )

@@ -96,6 +96,7 @@ def model_parts(
         return parts
     drawn = set(took_part)
     idle = [served[i] for i in range(len(served)) if i not in drawn]
+    # The first model's tensors are stored only where an idle client still serves them.
     begun = tuple(
         {
             k: v for k, v in tree.items()
@@ -113,12 +114,14 @@ def model_parts(
         # A complete model ("personal"), or the parts that complete the server's ("private").
         kind = "personal" if changed[0].keys() == pair[0].keys() else "private"
         parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = changed
+    # int64, because the reader takes no other whole numbers (`stored.read_parts`).
     member = torch.tensor([i in drawn for i in range(len(served))]).long()
     return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
 
 
 def same_bits(a: Tensor | None, b: Tensor) -> bool:
     """Whether both have the same type, shape and bits; the sign of zeros counts."""
+    # Clients share most tensors: the same object needs no comparison.
     if a is None or a is b:
         return a is b
     alike = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
@@ -196,6 +199,7 @@ def sizes_in(path: Path) -> Tensor:
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
     """The run's network; for inputs of this shape, or of those of its data set."""
     check_files(folder, "" if shape is None else ".py")
+    # The data set tells the shape; it need not be there if the caller knows it.
     if shape is None:
         return prepare(config).model
     seed = config.seeds.resolved().init
