@@ -29,7 +29,7 @@ app = typer.Typer(
     "143 terminated (SIGTERM).",
 )
 datasets_app = typer.Typer(
-    help="List the known data sets, or fetch one.", invoke_without_command=True
+    help="List the known data sets, show one, or fetch one.", invoke_without_command=True
 )
 app.add_typer(datasets_app, name="datasets")
 deploy_app = typer.Typer(
@@ -255,6 +255,20 @@ def datasets(context: typer.Context, format: FormatOption = Format.table) -> Non
 
         console.warn_of_data_folders()
         datasets_listed(as_json=format is Format.json)
+
+
+@datasets_app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME")], format: FormatOption = Format.table
+) -> None:
+    """Show one data set; where its clients come with it, also their label shift beside chance.
+
+    NAME: as listed by `fedshift datasets`.
+    """
+    with loading():
+        from fedshift.cli.listings import dataset_shown
+
+    dataset_shown(name, as_json=format is Format.json)
 
 
 @datasets_app.command()

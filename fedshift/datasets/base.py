@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called, check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.sketch import sketched
 
@@ -120,6 +121,21 @@ def search_folders() -> tuple[Path, ...]:
     except InputError:
         cache = []
     return (*named_folders(), *cache, Path("/usr/share/datasets"))
+
+
+def roots_of(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
+    """These folders as paths, or where they are None the usual ones of `search_folders`.
+
+    Raises InputError for anything but a list of paths.
+    """
+    if folders is None:
+        return search_folders()
+    if isinstance(folders, str | Path) or not isinstance(folders, Iterable):
+        raise InputError(f"folders is {called(folders)}, and a list is due; give [folder]")
+    named = tuple(folders)
+    for i, folder in enumerate(named):
+        check_path(f"folders[{i}]", folder)
+    return tuple(map(Path, named))
 
 
 def named_folders() -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ from fedshift.datasets import cifar, cifar100, idx
 from fedshift.datasets.base import Samples
 from fedshift.datasets.catalogue_digits import DIGITS, GREY
 from fedshift.datasets.entry import Entry, Remote, remotes_at
+from fedshift.datasets.natural.loading import TABLES
 from fedshift.errors import InputError, unknown
 from fedshift.plugins import DATASETS, registered
 
@@ -56,7 +57,7 @@ def entry(name: str) -> Entry:
     """The known data set called `name`.
 
     Raises:
-        InputError: unknown name, with the nearest match.
+        InputError: unknown name, with the nearest match, or that of a table.
     """
     if not isinstance(name, str):
         raise InputError(f'name is {called(name)}; give the name of a data set, as "mnist"')
@@ -65,8 +66,19 @@ def entry(name: str) -> Entry:
     if name not in by_name:
         by_name = {one.name: one for one in entries()}
     if name not in by_name:
+        _refuse_tables(name)
         raise unknown("data set", name, by_name)
     return by_name[name]
+
+
+def _refuse_tables(name: str) -> None:
+    for one in TABLES:
+        if one.name == name:
+            raise InputError(
+                f'"{name}" is a table whose clients come with it, and not a set that is split '
+                f'here; fedshift.datasets.load_table("{name}") gives its rows. Its package: '
+                f"{one.package.how}"
+            )
 
 
 def _rank_within_class(labels: Tensor) -> Tensor:

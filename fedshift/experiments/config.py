@@ -6,56 +6,16 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from fedshift.datasets import entry
-from fedshift.datasets.registry import sized
+from fedshift.errors import shown
+from fedshift.experiments.config_data import Data as Data
 from fedshift.experiments.config_shift import Split
+from fedshift.experiments.python_names import PYTHON as PYTHON
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.section import Count, Positive, Section
 from fedshift.seeds import Seeds
-
-# The source of data, and the name of a network or method, that a program gave.
-PYTHON = "python"
-
-
-class Data(Section):
-    """[data]: which data set, and the share of each client's examples kept for validation.
-
-    For shift.target = "clients", training and test file are one pool, of which `limit` examples are
-    drawn (all if left out), and each client keeps the share `test` of its examples for testing.
-    size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
-    "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
-    of your own come from, "python" for data that a program gave; name is then what results call
-    them.
-    """
-
-    source: Annotated[str, Field(min_length=1)] | None = None
-    name: str = "fashion-mnist-mini"
-    size: Count | None = None
-    augment: Literal["none", "photos"] = "none"
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    test: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    limit: Count | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _called(cls, given: Any) -> Any:
-        """Data of one's own that are given no name are called by their source."""
-        if isinstance(given, dict) and given.get("source") is not None:
-            return {"name": given["source"], **given}
-        return given
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str, others: ValidationInfo) -> str:
-        return entry(name).name if others.data.get("source") is None else name
-
-    @model_validator(mode="after")
-    def _decoded(self) -> Data:
-        if self.size is not None and (self.source is not None or not entry(self.name).sized):
-            names = " and ".join(f'"{name}"' for name in sized())
-            raise ValueError(f'size is for {names}, not for "{self.name}"')
-        return self
 
 
 class ServerData(Section):
@@ -70,6 +30,10 @@ class ServerData(Section):
     validation: Annotated[int, Field(ge=0)] = 0
 
 
+NETWORKS = (
+    "lenet", "mlp", "mlp-projected", "mlp-moon", "linear", "lenet-moon", "lenet-gn",
+    "lenet-gn-small", "resnet18-projected", "resnet18-gn", "resnet18", "resnet50",
+)  # fmt: skip
 # The networks that take a key of [model].
 NETWORKS_WITH = {
     "hidden": ("mlp", "mlp-moon", "mlp-projected"),
@@ -80,8 +44,15 @@ NETWORKS_WITH = {
 }
 
 
+def _network_name(name: str) -> str:
+    if name in NETWORKS or name == PYTHON or is_python(name):
+        return name
+    expected = ", ".join([*NETWORKS, "FILE.py:NAME"])
+    raise PydanticCustomError("literal_error", "one of {expected}", {"expected": expected})
+
+
 class Network(Section):
-    """[model]: "lenet", "mlp" (with `hidden`), "linear", or a ResNet.
+    """[model]: "lenet", "mlp" (with `hidden`), "linear", a ResNet, or yours as "net.py:Net".
 
     "resnet18-gn" has group normalisation, the other ResNets batch normalisation, which may start
     from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm).
@@ -93,21 +64,7 @@ class Network(Section):
     stands for a network that a program gave.
     """
 
-    name: Literal[
-        "lenet",
-        "mlp",
-        "mlp-projected",
-        "mlp-moon",
-        "linear",
-        "lenet-moon",
-        "lenet-gn",
-        "lenet-gn-small",
-        "resnet18-projected",
-        "resnet18-gn",
-        "resnet18",
-        "resnet50",
-        "python",
-    ] = "lenet"
+    name: Annotated[str, AfterValidator(_network_name)] = "lenet"
     branches: Literal["deep", "mid", "shallow", "none"] | None = None
     hidden: tuple[Count, ...] = (200,)
     pretrained: bool = False
@@ -129,7 +86,7 @@ class Network(Section):
 
 
 class Method(Section):
-    """[method]: a recipe's name; the recipe's options are the other keys.
+    """[method]: a recipe's name, or yours as "mine.py:make"; its options are the other keys.
 
     "python" stands for a method that a program gave.
     """
@@ -232,6 +189,23 @@ class Selection(Section):
         return self
 
 
+class OwnMetrics(Section):
+    """[metrics]: your functions as "m.py:auc", of (probabilities [n, K], labels [n])."""
+
+    extra: tuple[str, ...] = ()
+
+    @field_validator("extra")
+    @classmethod
+    def _named(cls, extra: tuple[str, ...]) -> tuple[str, ...]:
+        for text in extra:
+            if not is_python(text):
+                raise ValueError(f'"{shown(text)}": write it as FILE.py:NAME, as in m.py:auc')
+        names = [text.rpartition(":")[2] for text in extra]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f'two functions are named "{twice}"; rename one of them')
+        return extra
+
+
 class SeedTable(Section):
     """[seeds]: one run seed, and any of the four streams set apart from it."""
 
@@ -260,6 +234,7 @@ class Config(Section):
     method: Method = Method()
     training: Training = Training()
     selection: Selection = Selection()
+    metrics: OwnMetrics = OwnMetrics()
     seeds: SeedTable = SeedTable()
 
     @property
@@ -270,6 +245,27 @@ class Config(Section):
         """
         given = self.model_dump(exclude_defaults=True, exclude={"name"})
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _used_by_clients(cls, given: Any) -> Any:
+        """Where data of one's own are for the clients themselves, so is the experiment."""
+        data = given.get("data") if isinstance(given, dict) else None
+        own = isinstance(data, dict) and "source" in data and data.get("target") == "clients"
+        return {**given, "shift": given.get("shift", {"target": "clients"})} if own else given
+
+    @model_validator(mode="after")
+    def _comes_with_clients(self) -> Config:
+        if self.data.source in (None, PYTHON):
+            return self
+        if self.shift not in (Split(), Split(target="clients")):
+            raise ValueError(
+                "[shift] deals the sets of `fedshift datasets` to clients; data of your own have "
+                "theirs, and data.target says where the model is used. Leave [shift] out"
+            )
+        if self.server != ServerData():
+            raise ValueError("[server] is for the sets of `fedshift datasets`; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _servers_share(self) -> Config:

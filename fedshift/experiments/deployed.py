@@ -30,6 +30,7 @@ from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
@@ -46,6 +47,12 @@ def configured(text: str) -> Config:
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
+    named = [config.model.name, config.method.name, *config.metrics.extra]
+    if config.data.source is not None or any(map(is_python, named)):
+        raise InputError(
+            "a deployed federation runs no file that an experiment names, since its text comes by "
+            "message: use data, networks and methods of the library, or `fedshift run`"
+        )
     if config.shift.target == "clients":
         raise InputError(
             'shift.target = "clients" is measured on models that never leave their clients; '

@@ -15,6 +15,7 @@ from safetensors.torch import save
 
 from fedshift.errors import DataError, FedshiftError, InputError
 from fedshift.experiments.config import Config
+from fedshift.experiments.config_data import OF_TASK
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
@@ -149,14 +150,23 @@ def _all_keys(config: Config) -> str:
 
     The latest keys of [training] counted only where they differed from their defaults.
     """
-    last = (
-        "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries", "precision",
-        "patience", "keep",
-    )  # fmt: skip
-    training = config.training
-    defaults = {k for k in last if getattr(training, k) == type(training).model_fields[k].default}
-    source = {"source"} if config.data.source is None else set[str]()
-    return config.model_dump_json(exclude={"name": True, "training": defaults, "data": source})
+    later = {
+        "training": (
+            "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
+            "precision", "patience", "keep",
+        ),
+        "data": ("source", *OF_TASK),
+        "metrics": ("extra",),
+    }  # fmt: skip
+    at_default = {
+        name: {k for k in keys if getattr(section, k) == type(section).model_fields[k].default}
+        for name, keys in later.items()
+        for section in [getattr(config, name)]
+    }
+    without: dict[str, Any] = dict(at_default) | {"name": True}
+    if at_default["metrics"]:
+        without["metrics"] = True
+    return config.model_dump_json(exclude=without)
 
 
 def _hash(*texts: str) -> str:
@@ -196,6 +206,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
+        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
     }
 
 

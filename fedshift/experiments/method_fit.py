@@ -10,6 +10,7 @@ from fedshift.errors import InputError
 from fedshift.experiments import settings
 from fedshift.experiments.config import PYTHON, Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.wording import file_words
 from fedshift.model import Model
 from fedshift.recipes.setting import SettingError
@@ -34,7 +35,8 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    if recipe.traits.router and config.model.name not in (PYTHON, *ROUTED):
+    named = config.model.name in (PYTHON, *ROUTED) or is_python(config.model.name)
+    if recipe.traits.router and not named:
         return [(("model", "name"), unrouted(config.model.name))]
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     stand_in = Model(_StandIn(has_body(config.model)))

@@ -44,7 +44,7 @@ def load_router(
     config = _configured(place)
     path, parts, sizes = place / MODEL, read_parts(place / MODEL), sizes_in(place / CLIENTS)
     model = network_of(config, place, len(sizes), shape)
-    classes = classes_in(place)
+    classes = len(classes_in(place))
     method = recipes.recipe(config.method.name).make(
         setting(config, model, (1.0 / classes,) * classes), **config.method.options
     )

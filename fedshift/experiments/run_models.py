@@ -17,6 +17,8 @@ from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import load_config
 from fedshift.experiments.networks import network
+from fedshift.experiments.own_network import Shape, own_network
+from fedshift.experiments.python_names import check_files, is_python
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
@@ -161,12 +163,12 @@ def complete_config(folder: Path) -> Config:
     return config
 
 
-def classes_in(folder: Path) -> int:
-    """How many classes a run has. Raises DataError for a damaged summary."""
+def classes_in(folder: Path) -> tuple[str, ...]:
+    """The names of a run's classes. Raises DataError for a damaged summary."""
     names = read_object(folder / SUMMARY).get("classes")
     if not isinstance(names, list) or not names:
         raise DataError(f"{folder / SUMMARY}: damaged (it does not name the classes)")
-    return len(names)
+    return tuple(map(str, names))
 
 
 def sizes_in(path: Path) -> Tensor:
@@ -185,11 +187,14 @@ def sizes_in(path: Path) -> Tensor:
 
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
     """The run's network; for inputs of this shape, or of those of its data set."""
+    check_files(folder, "" if shape is None else ".py")
     if shape is None:
         return prepare(config).model
     routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
-    return network(config.model, shape, classes_in(folder), seed, routed)
+    if is_python(config.model.name):
+        return own_network(config.model.name, Shape(shape, classes_in(folder)), seed)
+    return network(config.model, shape, len(classes_in(folder)), seed, routed)
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:
