@@ -63,6 +63,9 @@ def plan(
     check_task(task)
     check_whole("seed", seed, 0)
     chosen = as_method(method)
+    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
+    if schedule is not None and "lr" in keys:
+        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
     with in_python_words():
         tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
         config = _config(task, net, chosen, tables, seed, name)
@@ -70,6 +73,7 @@ def plan(
     own = Own(
         method=_own_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
+        schedule=schedule,
         metrics=dict(metrics or {}),
         class_weights=weights_of(class_weights, made),
     )
