@@ -38,6 +38,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets import cifar, idx, images, store, writers
+from fedshift.datasets.pickled_tables import load_object
 from fedshift.engine.storage.checkpoint import read_checkpoint
 from fedshift.errors import DataError
 from fedshift.experiments.experiment import record, run_experiment
@@ -117,6 +118,9 @@ def of_sets(folder: Path) -> Iterator[Reader]:
     data = source.integers(0, 256, (5, 3072)).astype(np.uint8)
     batch.write_bytes(pickle.dumps({b"labels": [0, 1, 2, 3, 4], b"data": data}, protocol=2))
     yield Reader("CIFAR batch", batch, lambda: cifar.read_batch(batch))
+    signals = folder / "signals.npy"
+    np.save(signals, np.array({"x": [source.random((2, 3))], "y": ["a"]}, dtype=object))
+    yield Reader("NumPy object", signals, lambda: load_object(signals))
     leaf = folder / "femnist"
     x = source.random((2, 784)).round(2).tolist()
     for part in ("train", "test"):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fedshift.client.local import Local
     from fedshift.engine.run import Federation, run
     from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+    from fedshift.fitting.fit import fit, load
+    from fedshift.fitting.loggers import MLflow, TensorBoard, WandB
+    from fedshift.fitting.methods import method
+    from fedshift.fitting.result import Result
     from fedshift.model import Model
     from fedshift.router.route import Router
     from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
@@ -33,6 +37,13 @@ _LAZY = {
     "Model": "fedshift.model",
     "Router": "fedshift.router.route",
     "Task": "fedshift.tasks.task",
+    "MLflow": "fedshift.fitting.loggers",
+    "Result": "fedshift.fitting.result",
+    "TensorBoard": "fedshift.fitting.loggers",
+    "WandB": "fedshift.fitting.loggers",
+    "fit": "fedshift.fitting.fit",
+    "load": "fedshift.fitting.fit",
+    "method": "fedshift.fitting.methods",
     "run": "fedshift.engine.run",
 }
 
@@ -45,14 +56,21 @@ __all__ = [
     "FedshiftError",
     "InputError",
     "Local",
+    "MLflow",
     "Model",
     "NetworkError",
     "PalsWeights",
+    "Result",
     "Router",
     "Task",
+    "TensorBoard",
     "TrainingError",
+    "WandB",
     "ess_curve",
     "estimate_target_accuracy",
+    "fit",
+    "load",
+    "method",
     "pals_weights",
     "run",
 ]

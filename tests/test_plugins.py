@@ -111,9 +111,9 @@ def test_packages_add_commands_but_replace_none(
 def test_packages_add_data_sets(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = [one.name for one in datasets.known()]
+    before = {one.name for one in datasets.known()}
     install(HOUSES, "fedshift.datasets", "stranger = stranger_plugin:DATASETS")
-    assert [one.name for one in datasets.known()] == [*before, "houses", "own"]
+    assert {one.name for one in datasets.known()} - before == {"houses", "own"}
     assert datasets.entry("mnist").folders  # Those of the core stay.
     (tmp_path / "houses").mkdir()
     (tmp_path / "houses" / "shift.txt").write_text("2")

@@ -35,6 +35,7 @@ from fedshift.client.oracles import Clip, Sam
 from fedshift.client.schedules import Cosine
 from fedshift.client.sharing import Share
 from fedshift.data import Examples, client_data, register
+from fedshift.datasets import label_shift, load_table
 from fedshift.diagnose import diagnose
 from fedshift.engine.backends import Reply, loop, work
 from fedshift.engine.checks.gate import Gate

@@ -29,7 +29,7 @@ app = typer.Typer(
     "143 terminated (SIGTERM).",
 )
 datasets_app = typer.Typer(
-    help="List the known data sets, or fetch one.", invoke_without_command=True
+    help="List the known data sets, show one, or fetch one.", invoke_without_command=True
 )
 app.add_typer(datasets_app, name="datasets")
 deploy_app = typer.Typer(
@@ -42,6 +42,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results 
 Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
+# Eager: --version works without a command, and before any other option is checked.
 def _version(wanted: bool) -> None:
     if wanted:
         console.put(f"fedshift {fedshift.__version__}")
@@ -74,6 +75,7 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
     check_unused(out)
     done = []
     with source.placing():
+        # Once for all three methods, which differ in nothing but the method.
         prepared = prepare(loaded)
         with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
             for one in method_configs(loaded):
@@ -131,6 +133,29 @@ def run(
         state_memory, profile,
     )  # fmt: skip
     run_asked(asked, as_json=format is Format.json)
+
+
+@app.command()
+def init(
+    source: Annotated[Path, typer.Argument(metavar="TABLE")],
+    client: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A client, pooled or clients. Default: pooled.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(),
+    format: FormatOption = Format.table,
+) -> None:
+    """Look at a table of yours, and write an experiment on it that runs.
+
+    TABLE: a CSV or Parquet file with one row per example.
+    """
+    with loading():
+        from fedshift.cli.init import Asked, init
+
+    init(Asked(source, client, label, target, folder), as_json=format is Format.json)
 
 
 @app.command()
@@ -255,6 +280,20 @@ def datasets(context: typer.Context, format: FormatOption = Format.table) -> Non
 
         console.warn_of_data_folders()
         datasets_listed(as_json=format is Format.json)
+
+
+@datasets_app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME")], format: FormatOption = Format.table
+) -> None:
+    """Show one data set; where its clients come with it, also their label shift beside chance.
+
+    NAME: as listed by `fedshift datasets`.
+    """
+    with loading():
+        from fedshift.cli.listings import dataset_shown
+
+    dataset_shown(name, as_json=format is Format.json)
 
 
 @datasets_app.command()

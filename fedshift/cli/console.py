@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO, cast
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from fedshift.errors import FedshiftError, visible
+from fedshift.fitting.bars import LiveProgress as LiveProgress
+from fedshift.fitting.bars import for_bars as for_bars
+from fedshift.fitting.bars import ignore_write_errors, scores_in
+from fedshift.fitting.bars import percent as percent
 from fedshift.report.tables import Table as ReportTable
 from fedshift.report.tables import shown
 
 Cell = str | float | int | None
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    """A fraction as percent; a dash for None and NaN."""
-    return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
 
 
 def width() -> int:
@@ -43,6 +40,7 @@ def say(text: str, indent: int = 2) -> None:
     """A paragraph on stdout, wrapped; all lines but the first are indented."""
     print(
         textwrap.fill(
+            # Hyphens and long words stay whole: they are often names and paths to be copied.
             visible(text), width(), subsequent_indent=" " * indent,
             break_long_words=False, break_on_hyphens=False,
         )
@@ -74,6 +72,7 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
         table.add_column(_cell(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
+    # Captured and printed, so that a closed pipe is met by `print` as everywhere else.
     console = Console(width=width())
     with console.capture() as output:
         console.print(table)
@@ -92,47 +91,8 @@ def show_report_table(table: ReportTable) -> None:
 
 def tell(text: str) -> None:
     """A line on stderr: progress and everything that is not a result."""
-    with _ignore_write_errors(sys.stderr):
+    with ignore_write_errors(sys.stderr):
         print(visible(text), file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _ignore_write_errors(stream: TextIO) -> Iterator[None]:
-    """Go on silently if the reader is gone (`| tee`, a closed connection) or the disk is full."""
-    try:
-        yield
-    except OSError:
-        # Everything that is written later goes nowhere, without another error.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-
-
-class _Stderr:
-    """stderr for rich's drawings, which come from rounds and from a thread of rich.
-
-    It keeps the present stream: while bars are drawn, rich replaces sys.stderr.
-    """
-
-    def __init__(self) -> None:
-        self.stream = sys.stderr
-
-    def write(self, text: str) -> int:
-        with _ignore_write_errors(self.stream):
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with _ignore_write_errors(self.stream):
-            self.stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-def for_bars() -> Console:
-    """The console for progress bars; a closed terminal does not end the run."""
-    return Console(file=cast(TextIO, _Stderr()))
 
 
 def show_error(error: FedshiftError, as_json: bool) -> None:
@@ -140,6 +100,7 @@ def show_error(error: FedshiftError, as_json: bool) -> None:
     if as_json:
         tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
     else:
+        # Line by line: `tell` makes control characters visible, and would join the lines.
         for line in f"error: {error}".split("\n"):
             tell(line)
 
@@ -158,66 +119,25 @@ class PlainProgress:
             self.rounds[run] = event["rounds"]
             tell(f"{run}: {counted(event['rounds'], 'round')}")
         elif event["event"] == "evaluation":
-            self.seen[run] = _scores(event)
+            self.seen[run] = scores_in(event)
             # The evaluation of the last round is a run's last event.
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {self.seen[run]}")
+        # The last round is followed at once by its evaluation, which has a line of its own.
         elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             where = f"{run}: round {event['round']}/{event['rounds']}"
             tell("  ".join([where, *filter(None, [self.seen.get(run)])]))
 
-    def __enter__(self) -> PlainProgress:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-class LiveProgress:
-    """One bar per run on a terminal, with loss and accuracies as they come."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        target = console or for_bars()
-        self.bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description:<16}", markup=False),
-            BarColumn(bar_width=max(6, min(24, target.width - 72))),
-            TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[scores]}", markup=False),
-            console=target,
-        )
-        self.tasks: dict[str, Any] = {}
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        run = event["run"]
-        if event["event"] == "start":
-            self.tasks[run] = self.bars.add_task(visible(run), total=event["rounds"], scores="")
-        elif event["event"] == "round":
-            self.bars.update(self.tasks[run], completed=event["round"])
-        elif event["event"] == "evaluation":
-            self.bars.update(self.tasks[run], scores=_scores(event))
-
-    def __enter__(self) -> LiveProgress:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bars.stop()
-
-
-def progress() -> PlainProgress | LiveProgress:
+@contextlib.contextmanager
+def progress() -> Iterator[PlainProgress | LiveProgress]:
     """Bars on a terminal, plain lines elsewhere."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
-
-
-def _scores(event: dict[str, Any]) -> str:
-    names = {"target": "target_accuracy", "est.": "estimated_accuracy"}
-    if "system_accuracy" in event:
-        names = {"system": "system_accuracy", "own": "average_accuracy"}
-    scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
-    return " ".join([f"loss {event['train_loss']:.3f}", *scores])
+    if not sys.stderr.isatty():
+        yield PlainProgress()
+        return
+    with LiveProgress() as live:
+        yield live
 
 
 def counted(number: int, thing: str) -> str:

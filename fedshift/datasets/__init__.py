@@ -10,7 +10,8 @@ from fedshift.datasets.base import (
 from fedshift.datasets.catalogue import entries, entry
 from fedshift.datasets.entry import Entry, OwnClients, Wanted
 from fedshift.datasets.fetch import fetch
-from fedshift.datasets.natural.loading import TABLES, load_table
+from fedshift.datasets.natural.loading import TABLES, load_table, natural_table
+from fedshift.datasets.natural.shift import LabelShift, label_shift
 from fedshift.datasets.natural.table import Table
 from fedshift.datasets.registry import Known, find, known, load
 from fedshift.moved import moved
@@ -26,6 +27,7 @@ __all__ = [
     "Dataset",
     "Entry",
     "Known",
+    "LabelShift",
     "OwnClients",
     "Samples",
     "Table",
@@ -37,7 +39,9 @@ __all__ = [
     "fetch",
     "find",
     "known",
+    "label_shift",
     "load",
     "load_table",
+    "natural_table",
     "search_folders",
 ]

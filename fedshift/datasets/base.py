@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedshift.arguments import called, check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.sketch import sketched
 
@@ -28,8 +29,7 @@ class Samples:
     Shapes: x uint8 [n, channels, height, width] or float32 [n, d] (or [n, ...], as a user's own
     data may be); y int64 [n].
 
-    Raises:
-        InputError: another type or number of axes, or x and y of unequal length.
+    Raises InputError for another type or number of axes, or x and y of unequal length.
     """
 
     x: Tensor
@@ -90,6 +90,7 @@ def content_sha256(*parts: Samples) -> str:
     digest = hashlib.sha256()
     for part in parts:
         for tensor in (part.x, part.y):
+            # Type and shape too: the same bytes in another shape are other examples.
             digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
@@ -122,6 +123,21 @@ def search_folders() -> tuple[Path, ...]:
     return (*named_folders(), *cache, Path("/usr/share/datasets"))
 
 
+def roots_of(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
+    """These folders as paths, or where they are None the usual ones of `search_folders`.
+
+    Raises InputError for anything but a list of paths.
+    """
+    if folders is None:
+        return search_folders()
+    if isinstance(folders, str | Path) or not isinstance(folders, Iterable):
+        raise InputError(f"folders is {called(folders)}, and a list is due; give [folder]")
+    named = tuple(folders)
+    for i, folder in enumerate(named):
+        check_path(f"folders[{i}]", folder)
+    return tuple(map(Path, named))
+
+
 def named_folders() -> tuple[Path, ...]:
     """The folders of `$FEDSHIFT_DATA`, separated as in `$PATH`; empty parts are skipped."""
     named = os.environ.get("FEDSHIFT_DATA", "").split(os.pathsep)
@@ -131,6 +147,7 @@ def named_folders() -> tuple[Path, ...]:
 def unsearchable(folder: Path) -> str:
     """Why a folder cannot be searched, such as "Permission denied"; "" if it can."""
     try:
+        # "." inside the folder: a folder that may be listed, but not entered, is of no use.
         os.stat(os.path.join(folder, "."))
     except (FileNotFoundError, NotADirectoryError):
         return "no such folder"

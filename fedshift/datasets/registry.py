@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshift.arguments import called, check_path
 from fedshift.datasets.base import (
     Dataset,
     Samples,
     content_sha256,
-    search_folders,
+    roots_of,
     unsearchable,
 )
 from fedshift.datasets.catalogue import SHIPPED, entries, entry
 from fedshift.datasets.entry import Entry
 from fedshift.datasets.images import check_not_enlarged
+from fedshift.datasets.natural.entry import Natural
+from fedshift.datasets.natural.loading import TABLES, find_table
 from fedshift.errors import DataError, InputError
 
 _PACKED = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -27,8 +28,9 @@ _PACKED = (".zip", ".tar", ".tar.gz", ".tgz")
 class Known:
     """One line of `fedshift datasets`.
 
-    `available` says whether `load` can be expected to work; `found` is the folder it would read
-    (None for a generated set, or one that is not on this machine) and `how` the way to get it.
+    Tables whose clients come with them (`load_table`) are the last lines. `available` says whether
+    it can be expected to load; `found` is the folder that would be read (None for a generated set,
+    or one that is not on this machine) and `how` the way to get it.
     """
 
     name: str
@@ -46,8 +48,11 @@ def known(folders: Sequence[Path | str] | None = None) -> tuple[Known, ...]:
 
     Files are looked for, not opened: a damaged set shows as available and fails at `load`.
     """
-    roots = _roots(folders)
-    return tuple(_known(one, roots) for one in entries())
+    roots = roots_of(folders)
+    return (
+        *(_known(one, roots) for one in entries()),
+        *(_known_table(one, roots) for one in TABLES),
+    )
 
 
 def load(
@@ -60,17 +65,15 @@ def load(
 
     size: pixels a side, for sets that are decoded from photographs; 96 if left out.
 
-    Raises:
-        InputError: unknown name, with the nearest match; a size for another set.
-        DataError: not found, damaged, smaller than `size`, or with other content than the official
-            one.
+    Raises InputError for an unknown name, with the nearest match, and a size for another set;
+    DataError for a set that is not found, damaged, smaller than `size`, or not the official one.
     """
     one = entry(name)
     if size is not None and not one.sized:
         raise InputError(f'size={size} is for {", ".join(sized())}, not for "{name}"; leave it out')
     if one.read is None:
         return _generated(one)
-    roots = _roots(folders)
+    roots = roots_of(folders)
     folder = _folder(one, roots)
     try:
         train, test = _read(one.read, folder, size)
@@ -99,18 +102,7 @@ def find(name: str, folders: Sequence[Path | str] | None = None) -> Path:
     one = entry(name)
     if one.read is None:
         raise InputError(f'"{name}" is {one.built_in}; it lies in no folder. Use load.')
-    return _folder(one, _roots(folders))
-
-
-def _roots(folders: Sequence[Path | str] | None) -> tuple[Path, ...]:
-    if folders is None:
-        return search_folders()
-    if isinstance(folders, str | Path) or not isinstance(folders, Iterable):
-        raise InputError(f"folders is {called(folders)}, and a list is due; give [folder]")
-    named = tuple(folders)
-    for i, folder in enumerate(named):
-        check_path(f"folders[{i}]", folder)
-    return tuple(map(Path, named))
+    return _folder(one, roots_of(folders))
 
 
 def sized() -> tuple[str, ...]:
@@ -132,6 +124,7 @@ def _candidates(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _find(one: Entry, roots: Sequence[Path]) -> Path | None:
+    # A set that ships with the package has a digest, and no folder to look for.
     if one.content is not None and not one.folders:
         return SHIPPED
     return next((path for path in _candidates(one, roots) if not one.missing(path)), None)
@@ -160,6 +153,7 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
 def _packed(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
     """Archives that would have to be unpacked first: of the usual folders, and official ones."""
     names = [sub + ending for sub in one.folders for ending in _PACKED]
+    # The archive under its official name, as a browser leaves it.
     names += [remote.name for remote in one.remotes if remote.members]
     paths = [root / name for root in roots for name in names if name not in one.folders]
     return tuple(path for path in paths if os.path.isfile(path))
@@ -188,6 +182,20 @@ def _known(one: Entry, roots: Sequence[Path]) -> Known:
         available=place is not None or one.read is None,
         found=place,
         how=one.how,
+    )
+
+
+def _known_table(one: Natural, roots: Sequence[Path]) -> Known:
+    place = find_table(one, roots)
+    return Known(
+        name=one.name,
+        summary=one.summary,
+        classes=one.classes,
+        size=f"{one.rows:,} rows of {one.clients} clients ({one.by}), {one.inputs}",
+        licence=one.licence,
+        available=place is not None,
+        found=place,
+        how=one.package.how,
     )
 
 

@@ -1,8 +1,9 @@
-"""Read Python-2 pickles of byte arrays without running anything that they name.
+"""Read pickles of arrays without running anything that they name.
 
-A pickle can name any importable function and have it called. Here only four names are allowed, and
-each is replaced by harmless code of this module. numpy itself is never called, so a forged dtype or
-shape cannot reach it.
+A pickle can name any importable function and have it called. Here only a few names are allowed, and
+each is replaced by harmless code: for the byte arrays of Python 2 by that of this module, for
+tables and arrays of numbers by that of `pickled_tables`. What a pickle names is never called, so a
+forged dtype or shape cannot reach numpy.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import os
 import pickle
 import pickletools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,8 +38,7 @@ class Array:
     def __setstate__(self, state: Any) -> None:
         """Takes numpy's state tuple (version, shape, dtype, is_fortran, bytes).
 
-        Raises:
-            DataError: anything but unsigned bytes that fill the shape exactly.
+        Raises DataError for anything but unsigned bytes that fill the shape exactly.
         """
         match state:
             case (1, tuple() as shape, _ByteType(), bool() | int() as fortran, bytes() as raw):
@@ -46,6 +47,7 @@ class Array:
                 raise DataError("an array's description is not that of plain unsigned bytes")
         if not all(type(axis) is int and axis >= 0 for axis in shape):
             raise DataError(f"an array has the impossible shape {shape}")
+        # Otherwise reshape would fail later, or a huge shape be allocated.
         if math.prod(shape) != len(raw):
             raise DataError(f"an array of shape {list(shape)} comes with {len(raw):,} bytes")
         self.shape, self._raw, self._order = shape, raw, "F" if fortran else "C"
@@ -74,7 +76,8 @@ def _reconstruct(kind: Any, *_arguments: Any) -> Array:
     return Array()
 
 
-def _encode(text: Any, encoding: Any = "") -> bytes:
+def encode(text: Any, encoding: Any = "") -> bytes:
+    """Stands for codecs.encode."""
     # Python 3 writes bytes this way in protocol 2; other codecs could expand to any size.
     if not isinstance(text, str) or encoding != "latin1":
         raise DataError(f"text encoded with {encoding!r}; allowed: 'latin1'")
@@ -90,47 +93,71 @@ def _resolve(module: str, name: str) -> Any:
         case "numpy", "dtype":
             return _ByteType
         case "_codecs", "encode":
-            return _encode
-    raise DataError(
+            return encode
+    raise forbidden(module, name)
+
+
+def forbidden(module: str, name: str) -> DataError:
+    """The error for a name that no data set needs."""
+    return DataError(
         f"the pickle asks for {module}.{name}, which reading arrays never needs; it may come from "
         "someone who wants code to run on this machine. Nothing was run"
     )
 
 
+Resolve = Callable[[str, str], Any]
+
+
 # A subclass is pickle's only way to decide which names a stream may use.
 class _Restricted(pickle.Unpickler):
+    def __init__(self, stream: BinaryIO, resolve: Resolve) -> None:
+        super().__init__(stream, encoding="bytes")
+        self.resolve = resolve
+
     def find_class(self, module: str, name: str, /) -> Any:
-        return _resolve(module, name)
+        return self.resolve(module, name)
 
 
-def _check_protocol(stream: BinaryIO) -> None:
-    """Refuse opcodes of protocol 5, which no data set uses.
+def _check_opcodes(stream: BinaryIO, newest: int) -> None:
+    """Refuse damaged lengths, and opcodes of protocols that the data set does not use.
 
-    With a damaged length of its byte arrays the interpreter itself would write to stderr.
+    With a damaged length of a byte array of protocol 5 the interpreter would write to stderr.
     """
     for opcode, _, position in pickletools.genops(stream):
-        if opcode.proto > PROTOCOL:
+        if opcode.proto > newest:
             raise DataError(
                 f"opcode {opcode.name} of pickle protocol {opcode.proto} at byte {position}; "
-                f"allowed: protocols up to {PROTOCOL}"
+                f"allowed: protocols up to {newest}"
             )
 
 
-def load(path: Path) -> Any:
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def load(
+    path: Path,
+    resolve: Resolve = _resolve,
+    opened: Callable[[Path], BinaryIO] = _open,
+    protocol: int = PROTOCOL,
+) -> Any:
     """What the file holds: dicts, lists, numbers, texts, bytes and `Array`s, nothing else.
 
-    Texts of Python 2 come as bytes.
+    Texts of Python 2 come as bytes. `resolve` gives what stands for a name in the pickle, or raises
+    `forbidden`; `opened` gives a stream that stands where the pickle starts; `protocol` is the
+    newest one allowed.
 
-    Raises:
-        DataError: unreadable, oversized or damaged file, or one that names a forbidden global.
+    Raises DataError for an unreadable, oversized or damaged file, or a forbidden global in it.
     """
     try:
         if (size := os.path.getsize(path)) > LARGEST:
             raise DataError(f"{size:,} bytes; allowed: at most {LARGEST:,}")
-        with path.open("rb") as stream:
-            _check_protocol(stream)
-            stream.seek(0)
-            return _Restricted(stream, encoding="bytes").load()
+        with opened(path) as stream:
+            start = stream.tell()
+            # Before loading: this pass only reads opcodes and makes no objects.
+            _check_opcodes(stream, protocol)
+            stream.seek(start)
+            return _Restricted(stream, resolve).load()
     except DataError as error:
         raise damaged(path, str(error)) from error
     except OSError as error:

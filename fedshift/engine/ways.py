@@ -7,10 +7,12 @@ ONE_BY_ONE = {"channels-last": "fedshift.engine.trainers:channels_last"}
 NAMES = ("loop", "workers", "stacked", "dense", *ONE_BY_ONE, "cuda", "cuda-loop", "auto")
 # Those that can train several clients at once, in processes.
 SPREAD = ("workers", "dense", *ONE_BY_ONE, "auto")
+# Runs that name no backend: one of two with the same numbers (`fedshift.engine.quicker`).
+QUICKER = "loop or workers"
 # Those of one process whose numbers do not depend on how fast they are.
 ALONE = tuple(name for name in NAMES if name not in ("workers", "auto"))
 # Those that train whatever the loop trains, or find out themselves what they can.
-FIT = ("loop", "workers", "cuda-loop", "auto")
+FIT = ("loop", "workers", QUICKER, "cuda-loop", "auto")
 # Those of earlier versions, each with what to take instead: refused with that advice.
 GONE = {"winograd": "channels-last"}
 # How each is written in Python.

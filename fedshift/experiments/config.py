@@ -6,42 +6,16 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from fedshift.datasets import entry
-from fedshift.datasets.registry import sized
+from fedshift.errors import shown
+from fedshift.experiments.config_data import Data as Data
 from fedshift.experiments.config_shift import Split
+from fedshift.experiments.python_names import PYTHON as PYTHON
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.section import Count, Positive, Section
 from fedshift.seeds import Seeds
-
-
-class Data(Section):
-    """[data]: which data set, and the share of each client's examples kept for validation.
-
-    For shift.target = "clients", training and test file are one pool, of which `limit` examples are
-    drawn (all if left out), and each client keeps the share `test` of its examples for testing.
-    size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
-    "photos" changes training images at random, see `fedshift.datasets.augment`.
-    """
-
-    name: str = "fashion-mnist-mini"
-    size: Count | None = None
-    augment: Literal["none", "photos"] = "none"
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    test: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    limit: Count | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return entry(name).name
-
-    @model_validator(mode="after")
-    def _decoded(self) -> Data:
-        if self.size is not None and not entry(self.name).sized:
-            names = " and ".join(f'"{name}"' for name in sized())
-            raise ValueError(f'size is for {names}, not for "{self.name}"')
-        return self
 
 
 class ServerData(Section):
@@ -56,6 +30,10 @@ class ServerData(Section):
     validation: Annotated[int, Field(ge=0)] = 0
 
 
+NETWORKS = (
+    "lenet", "mlp", "mlp-projected", "mlp-moon", "linear", "lenet-moon", "lenet-gn",
+    "lenet-gn-small", "resnet18-projected", "resnet18-gn", "resnet18", "resnet50",
+)  # fmt: skip
 # The networks that take a key of [model].
 NETWORKS_WITH = {
     "hidden": ("mlp", "mlp-moon", "mlp-projected"),
@@ -66,8 +44,15 @@ NETWORKS_WITH = {
 }
 
 
+def _network_name(name: str) -> str:
+    if name in NETWORKS or name == PYTHON or is_python(name):
+        return name
+    expected = ", ".join([*NETWORKS, "FILE.py:NAME"])
+    raise PydanticCustomError("literal_error", "one of {expected}", {"expected": expected})
+
+
 class Network(Section):
-    """[model]: "lenet", "mlp" (with `hidden`), "linear", or a ResNet.
+    """[model]: "lenet", "mlp" (with `hidden`), "linear", a ResNet, or yours as "net.py:Net".
 
     "resnet18-gn" has group normalisation, the other ResNets batch normalisation, which may start
     from ImageNet weights (pretrained, through torchvision) and keep its statistics (freeze_norm).
@@ -75,23 +60,11 @@ class Network(Section):
     "lenet-gn", "lenet-gn-small", "resnet18-projected" and "mlp-projected" (with `hidden`) are for
     FedDRM and what it is compared with; `branches` says where its branches part in "lenet-gn".
     "mlp-moon" (with `hidden`) and "lenet-moon" have MOON's projection head, two layers with a ReLU
-    between, before the classifier; there `projection` is its width (256 if left out).
+    between, before the classifier; there `projection` is its width (256 if left out). "python"
+    stands for a network that a program gave.
     """
 
-    name: Literal[
-        "lenet",
-        "mlp",
-        "mlp-projected",
-        "mlp-moon",
-        "linear",
-        "lenet-moon",
-        "lenet-gn",
-        "lenet-gn-small",
-        "resnet18-projected",
-        "resnet18-gn",
-        "resnet18",
-        "resnet50",
-    ] = "lenet"
+    name: Annotated[str, AfterValidator(_network_name)] = "lenet"
     branches: Literal["deep", "mid", "shallow", "none"] | None = None
     hidden: tuple[Count, ...] = (200,)
     pretrained: bool = False
@@ -113,7 +86,10 @@ class Network(Section):
 
 
 class Method(Section):
-    """[method]: a recipe's name; the recipe's options are the other keys."""
+    """[method]: a recipe's name, or yours as "mine.py:make"; its options are the other keys.
+
+    "python" stands for a method that a program gave.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -131,10 +107,13 @@ class Training(Section):
     precision: of the layers' products in local training, see `fedshift.client.local.Local`.
     schedule: the local learning rate is lr throughout, or lr/2 (1 + cos(pi (t-1)/rounds)).
     cohort: clients drawn per round (all if left out). Metrics are taken every `evaluate_every`
-    rounds, in each of the last `evaluate_last`, and after the last. on_bad_reply and the three that
-    follow: see `fedshift.engine.checks.gate.Gate`. deadline: seconds for a round, after which
-    clients that have not answered drop out (with --workers and on Flower). retries: how often a
-    client is asked again whose process died (--workers), or that says it failed (Flower).
+    rounds, in each of the last `evaluate_last`, and after the last. patience: training ends once
+    the target accuracy that the clients' validation examples estimate has not risen for so many
+    rounds. keep: the model of the last round, or of the round with the largest such estimate.
+    on_bad_reply and the three that follow: see `fedshift.engine.checks.gate.Gate`. deadline:
+    seconds for a round, after which clients that have not answered drop out (with --workers and on
+    Flower). retries: how often a client is asked again whose process died (--workers), or that says
+    it failed (Flower).
     """
 
     rounds: Count = 150
@@ -152,6 +131,8 @@ class Training(Section):
     cohort: Count | None = None
     evaluate_every: Count = 5
     evaluate_last: Annotated[int, Field(ge=0)] = 0
+    patience: Count | None = None
+    keep: Literal["last", "best"] = "last"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     on_bad_reply: Literal["stop", "drop"] = "stop"
     max_norm: Positive | None = None
@@ -208,6 +189,23 @@ class Selection(Section):
         return self
 
 
+class OwnMetrics(Section):
+    """[metrics]: your functions as "m.py:auc", of (probabilities [n, K], labels [n])."""
+
+    extra: tuple[str, ...] = ()
+
+    @field_validator("extra")
+    @classmethod
+    def _named(cls, extra: tuple[str, ...]) -> tuple[str, ...]:
+        for text in extra:
+            if not is_python(text):
+                raise ValueError(f'"{shown(text)}": write it as FILE.py:NAME, as in m.py:auc')
+        names = [text.rpartition(":")[2] for text in extra]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f'two functions are named "{twice}"; rename one of them')
+        return extra
+
+
 class SeedTable(Section):
     """[seeds]: one run seed, and any of the four streams set apart from it."""
 
@@ -236,6 +234,7 @@ class Config(Section):
     method: Method = Method()
     training: Training = Training()
     selection: Selection = Selection()
+    metrics: OwnMetrics = OwnMetrics()
     seeds: SeedTable = SeedTable()
 
     @property
@@ -246,6 +245,27 @@ class Config(Section):
         """
         given = self.model_dump(exclude_defaults=True, exclude={"name"})
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _used_by_clients(cls, given: Any) -> Any:
+        """Where data of one's own are for the clients themselves, so is the experiment."""
+        data = given.get("data") if isinstance(given, dict) else None
+        own = isinstance(data, dict) and "source" in data and data.get("target") == "clients"
+        return {**given, "shift": given.get("shift", {"target": "clients"})} if own else given
+
+    @model_validator(mode="after")
+    def _comes_with_clients(self) -> Config:
+        if self.data.source in (None, PYTHON):
+            return self
+        if self.shift not in (Split(), Split(target="clients")):
+            raise ValueError(
+                "[shift] deals the sets of `fedshift datasets` to clients; data of your own have "
+                "theirs, and data.target says where the model is used. Leave [shift] out"
+            )
+        if self.server != ServerData():
+            raise ValueError("[server] is for the sets of `fedshift datasets`; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _servers_share(self) -> Config:

@@ -30,6 +30,7 @@ from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.load import validate
 from fedshift.experiments.on_flower import on_grid
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import silent
@@ -38,6 +39,7 @@ from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.kept import KEEP
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 
+# Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
 
 
@@ -46,6 +48,12 @@ def configured(text: str) -> Config:
     config = validate(tomllib.loads(text), text=text, origin="experiment")
     if config.method.options.get("ess") == "auto":
         raise InputError('method.ess = "auto" trains one model per candidate; deploy with a number')
+    named = [config.model.name, config.method.name, *config.metrics.extra]
+    if config.data.source is not None or any(map(is_python, named)):
+        raise InputError(
+            "a deployed federation runs no file that an experiment names, since its text comes by "
+            "message: use data, networks and methods of the library, or `fedshift run`"
+        )
     if config.shift.target == "clients":
         raise InputError(
             'shift.target = "clients" is measured on models that never leave their clients; '
@@ -124,6 +132,7 @@ def site_of(context: Context) -> Site:
     module, _, name = str(context.run_config["site"]).partition(":")
     text = str(context.run_config["experiment"])
     site: Site = getattr(import_module(module), name)(text, partition(context))
+    # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(configured(text).training.threads)
     return site
 
@@ -134,4 +143,5 @@ def state_folder() -> Path | None:
     return Path(path) if path else None
 
 
+# States are never opened here: on real machines they are the clients' own.
 client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder())

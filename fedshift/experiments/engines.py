@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol
 
@@ -16,10 +17,11 @@ from fedshift.engine.backends import Backend, loop
 from fedshift.engine.device import on
 from fedshift.engine.fastest import check_fit, probe
 from fedshift.engine.processes.pool import Team, workers
+from fedshift.engine.quicker import Quicker, forks_safely
 from fedshift.engine.run import Federation, Round, run
 from fedshift.engine.stacking.stacked import Stacked
 from fedshift.engine.traffic import Meter
-from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, SPREAD
+from fedshift.engine.ways import FIT, GONE, NAMES, ONE_BY_ONE, QUICKER, SPREAD
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Training
 
@@ -78,7 +80,7 @@ class Way(NamedTuple):
     @property
     def numbers(self) -> str:
         """Name of the backend with the same numbers bit for bit in the fewest processes."""
-        if self.name == "workers":
+        if self.name in ("workers", QUICKER):
             return "loop"
         return str(self) if self.name == "dense" else self.name
 
@@ -90,6 +92,8 @@ class Way(NamedTuple):
 
     def alone(self) -> Backend:
         """Without processes."""
+        # "cuda" trains stacked clients: one by one, a GPU mostly waits for its kernels to be
+        # launched.
         if self.name.startswith("cuda"):
             return on("cuda", loop if self.name == "cuda-loop" else Stacked())
         if self.name in ("stacked", "dense"):
@@ -113,6 +117,15 @@ def processes(count: int) -> Engine:
     configuration with more threads than one.
     """
     return backend_of("workers", count)
+
+
+def default_engine() -> Engine:
+    """The engine of runs that name no backend: `loop` or `workers`, whichever proves faster.
+
+    Workers alone where training has a deadline or retries, which are for processes. The numbers are
+    those of `loop` bit for bit.
+    """
+    return InProcess(Way(QUICKER, os.cpu_count() or 1))
 
 
 def backend_of(name: str, count: int | None = None, say: Say = lambda line: None) -> Engine:
@@ -165,6 +178,8 @@ class InProcess:
         meter: Meter | None = None,
     ) -> Iterator[Round]:
         """As `Engine`; the options are not needed here."""
+        if self.way.name == QUICKER:
+            self.way = _settled(self.way, training)
         _check_limits(self.way, training)
         cohort = training.cohort
         if self.way.name not in FIT:
@@ -194,21 +209,31 @@ class InProcess:
         way = self.used = self.way._replace(processes=min(self.way.processes, most))
         with contextlib.ExitStack() as stack:
             backend = way.alone()
-            if way.processes:
-                limits: dict[str, Any] = {
-                    "deadline": training.deadline, "retries": training.retries,
-                }  # fmt: skip
-                team = stack.enter_context(workers(federation.clients, way.processes, **limits))
-                backend = way.over(team)
+            hire = partial(
+                workers, federation.clients, way.processes,
+                deadline=training.deadline, retries=training.retries,
+            )  # fmt: skip
+            if way.name == QUICKER and way.processes > 1:
+                backend = stack.enter_context(Quicker(hire, way.processes, training.rounds))
+            elif way.processes and way.name != QUICKER:
+                backend = way.over(stack.enter_context(hire()))
             yield from run(
                 algorithm, federation, training.rounds,
                 cohort=cohort, backend=backend, after=after, meter=meter,
             )  # fmt: skip
 
 
+def _settled(way: Way, training: Training) -> Way:
+    """What the default is for this training: workers, one of two, or the loop."""
+    if training.deadline is not None or training.retries:
+        return way._replace(name="workers")
+    spread = training.threads == 1 and way.processes > 1 and forks_safely()
+    return way if spread else Way("loop")
+
+
 def _check_limits(way: Way, training: Training) -> None:
     """Raise InputError for threads, a deadline or retries that the backend has no use for."""
-    spread = way.processes > 0 and way.name != "auto"
+    spread = way.processes > 0 and way.name not in ("auto", QUICKER)
     if training.threads != 1 and spread:
         raise InputError(
             f"training.threads = {training.threads}, and workers have one thread each; set it to "

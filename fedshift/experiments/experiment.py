@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
 from fedshift.data import Task
 from fedshift.engine.profile import (
@@ -43,11 +42,14 @@ from fedshift.experiments.folder import (
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own import Metric, recipe_of
+from fedshift.experiments.own_loss import with_loss
 from fedshift.experiments.played import describe_weights, registered
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
 from fedshift.experiments.served import LastRound, last_round
 from fedshift.experiments.settings import setting
+from fedshift.experiments.stopping import best_round, check_stopping, ends
 from fedshift.experiments.task import Prepared, oracle_clients, prepare
 from fedshift.experiments.training import (
     Evaluation,
@@ -60,6 +62,7 @@ from fedshift.experiments.training import (
 )
 from fedshift.experiments.wording import in_file_words
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
+from fedshift.record.rounds import Metrics
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
 
@@ -80,12 +83,15 @@ def record(
     """
 
     engine = engine or InProcess()
+    # Lists, because `begin` fills them: the backends before this start, and the one that is
+    # recorded.
     new, before, by = not (folder / CONFIG).exists(), list[str](), list[str]()
 
     def begin(event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "start":
             before.extend([trained_before(folder)] if "after" in event else [])
+            # A run that goes on keeps its configuration and, up to its first round, its lock file.
             if not (folder / CONFIG).exists():
                 write_start(folder, config, prepared, engine.backend)
         if kind == "round" and not by:  # "auto" has chosen by the first round
@@ -118,15 +124,16 @@ def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
     """The task's clients; others, which follow the target, where the method's are such."""
-    traits = recipes.recipe(config.method.name).traits
+    traits = recipe_of(config, prepared.own).traits
     return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
 def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
-    """The configured recipe as a function of its options."""
-    shape = tuple(prepared.task.clients[0].x.shape[1:])
+    """The configured recipe, or the user's method, as a function of its options."""
+    clients = prepared.task.clients
+    shape = tuple(clients[0].x.shape[1:])
     base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
-    return partial(recipes.recipe(config.method.name).make, base)
+    return partial(recipe_of(config, prepared.own).make, replace(base, clients=len(clients)))
 
 
 def run_experiment(
@@ -146,18 +153,21 @@ def run_experiment(
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
     options, make = config.method.options, method_of(config, ready)
-    recipe = recipes.recipe(config.method.name)
+    recipe = recipe_of(config, ready.own)
+    check_stopping(config.training, ready.task)
     federation = federation_of(config, ready)
+    # The keeper reads checkpoints into this shelf, so new states go there, too.
     if keeper is not None:
         federation = replace(federation, shelf=keeper.shelf)
 
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
+        # The user wrote a file, so errors name its keys and not arguments of Python.
         with in_file_words("method", named_alike(recipe)):
-            algorithm = make(**given)
+            algorithm = with_loss(make(**given), ready.own.loss)
             check_first_round(algorithm, federation, config.training, ready.task)
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
-            engine=engine or InProcess(), keeper=keeper, clock=clock,
+            engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.own.metrics,
         )  # fmt: skip
         return algorithm, trained
 
@@ -167,6 +177,7 @@ def run_experiment(
 
 
 def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:
+    # Each candidate sets `ess`, or lam = 0, itself; all other options are common to them.
     options = {k: v for k, v in config.method.options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
     with in_file_words("method", {name: name for name in solver}):
@@ -177,6 +188,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 
     def train_one(label: str, fraction: float) -> Outcome:
         given = {"lam": 0.0} if fraction == 0 else {"ess": fraction}
+        # A name of its own for each candidate: checkpoints and events are told apart by it.
         made[label], outcome = fit(f"{config.name} {label}", options | given)
         return outcome
 
@@ -188,16 +200,17 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 def train(
     algorithm: Algorithm, federation: Federation, task: Task, training: Training,
     options: Mapping[str, Any], *, label: str, listen: Listener, engine: Engine,
-    keeper: Keeper | None, clock: Clock,
+    keeper: Keeper | None, clock: Clock, metrics: Mapping[str, Metric],
 ) -> Outcome:  # fmt: skip
-    """Run all rounds; evaluate as `training` says, and after the last.
+    """Run all rounds, or until the estimate stops rising; evaluate as `training` says.
 
     options: the method's, for engines whose clients make it themselves. keeper: where to keep
     checkpoints, and to go on from where there are some. Raises KeyboardInterrupt, with an exit
     code, where the keeper is asked to stop. clock: measures what the time goes to.
     """
-    saver, meter, scores = Saver(keeper, label, training.rounds), Meter(clock), None
-    done = saver.start()
+    best_counts = training.keep == "best"
+    saver, meter, scores = Saver(keeper, label), Meter(clock), None
+    done = saver.start(best=best_counts)
     # First: a backend that cannot train this says so before any round is announced.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NeedlessWarning)  # the summary says it
@@ -206,31 +219,37 @@ def train(
         )
     listen(_start_event(label, done, training.rounds))
     began = time.perf_counter()
-    for current in clock.each(PLANNING, _note_divergence(rounds, done)):
+    over = ends(training, done.metrics)  # of a run that goes on
+    for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds = time.perf_counter() - began
+        # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
         listen(_round_event(label, current, training.rounds, seconds) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
+        # With all clients in every round, the weights are those of the summary: no mean is needed.
         if training.draws(len(federation.clients)):
             done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
             with clock.of(EVALUATION):
-                scores = evaluate(algorithm, current, federation, task)
-            done.metrics.append(measured_round(current, scores, federation, task))
-            done.served += [] if scores.served is None else [scores.served.metrics]
-            done.sets += set_round(current)
-            listen(
-                {
-                    "event": "evaluation",
-                    "run": label,
-                    **vars(done.metrics[-1]),
-                    **_served_accuracies(scores),
-                }
-            )
+                scores = evaluate(algorithm, current, federation, task, metrics)
+            _enter(done, current, measured_round(current, scores, federation, task), scores)
+            if best_counts and best_round(done.metrics) == current.t:
+                done.best = current
+            listen(_evaluation_event(label, done.metrics[-1], scores))
+        last = current.t == training.rounds or ends(training, done.metrics)
         with clock.of(CHECKPOINTING):
-            saver.played(done)
+            saver.played(done, last=last)
+        if last:
+            break
         began = time.perf_counter()
-    return _outcome(algorithm, federation, task, label, done, scores)
+    return _outcome(algorithm, federation, task, label, done, scores, metrics)
+
+
+def _enter(done: Progress, current: Round, measures: Metrics, scores: Evaluation) -> None:
+    """Add what was measured after a round."""
+    done.metrics.append(measures)
+    done.served += [] if scores.served is None else [scores.served.metrics]
+    done.sets += set_round(current)
 
 
 def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]:
@@ -238,6 +257,7 @@ def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]
     try:
         yield from played
     except DivergedError as e:
+        # For a table: early stopping may have kept a round from before training diverged.
         e.measured = tuple(done.metrics)
         raise
 
@@ -259,6 +279,11 @@ def _round_event(label: str, current: Round, rounds: int, seconds: float) -> dic
     }
 
 
+def _evaluation_event(label: str, measures: Metrics, scores: Evaluation) -> dict[str, Any]:
+    numbers = measures.numbers() | _served_accuracies(scores)
+    return {"event": "evaluation", "run": label, **numbers}
+
+
 def _served_accuracies(scores: Evaluation) -> dict[str, float]:
     """Accuracy of all models as a system and the mean of each alone, with client test sets."""
     if scores.served is None:
@@ -272,12 +297,14 @@ def _served_accuracies(scores: Evaluation) -> dict[str, float]:
 
 def _outcome(
     algorithm: Algorithm, federation: Federation, task: Task, label: str, done: Progress,
-    scores: Evaluation | None,
+    scores: Evaluation | None, metrics: Mapping[str, Metric],
 ) -> Outcome:  # fmt: skip
     """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
-    last = done.after
+    last = done.best or done.after
     assert last is not None  # a run has at least one round
-    scores = evaluate(algorithm, last, federation, task) if scores is None else scores
+    # None: the run was killed between its last checkpoint and its summary.
+    if scores is None or last is not done.after:
+        scores = evaluate(algorithm, last, federation, task, metrics)
     # Rounds of a version without `Played` have none.
     played = done.played if done.played.rounds else None
     if played is None:
@@ -296,9 +323,9 @@ def _outcome(
         scores.estimate,
         replace(federation, table=registered(last, federation.table)),
         last,
-        tuple(done.served),
+        tuple(one for one in done.served if one.round <= last.t),
         _measure_at_end(algorithm, last, federation, task, scores),
-        tuple(done.sets),
+        tuple(one for one in done.sets if one.round <= last.t),
         done.traffic,
         done.missed,
         played,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import Problem, misfits
 from fedshift.experiments.places import Source, keys_set
+from fedshift.experiments.python_names import PYTHON, is_python, resolve_paths
 
 Tables = dict[str, Any]
 MOST, MOST_SHOWN = 1_000_000, 20
@@ -57,6 +59,7 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
     apply_overrides(tables, overrides)
     if _name_in(tables, "method") != written:
         _drop_foreign_options(tables, keys_set(tuple(overrides)))
+    resolve_paths(tables, path.parent)
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
     return config, Source(str(path), text, tuple(overrides))
 
@@ -179,8 +182,9 @@ def _group(errors: Sequence[ErrorDetails]) -> list[Problem]:
 
 def _path(error: ErrorDetails) -> tuple[str, ...]:
     """The key path of a pydantic error, without the names of union members."""
-    named = [str(p) for p in error["loc"] if not str(p).startswith(("literal[", "tuple["))]
-    return tuple(named)
+    members = ("literal[", "tuple[", "dict[")
+    named = [str(p) for p in error["loc"] if not str(p).startswith(members)]
+    return tuple(p for p in named if p not in ("str", "int"))
 
 
 def _message(error: ErrorDetails) -> str:
@@ -254,6 +258,8 @@ def _allowed_keys(section: Iterable[str]) -> list[str]:
 def _method_problems(config: Config) -> list[Problem]:
     """What is wrong with [method]: the recipe's name, its options' names, types and ranges."""
     method = config.method
+    if method.name == PYTHON or is_python(method.name):
+        return []  # what gives it checks it; merely reading a file runs none of its Python
     try:
         recipe = recipes.recipe(method.name)
     except InputError as e:
@@ -307,8 +313,12 @@ def _toml(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{escaped}"'
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return str(value) if isinstance(value, datetime.date | datetime.time) else repr(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _name_in(tables: Mapping[str, Any], section: str) -> Any:

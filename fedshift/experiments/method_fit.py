@@ -8,8 +8,9 @@ from torch import nn
 from fedshift import recipes
 from fedshift.errors import InputError
 from fedshift.experiments import settings
-from fedshift.experiments.config import Config, Network
+from fedshift.experiments.config import PYTHON, Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.wording import file_words
 from fedshift.model import Model
 from fedshift.recipes.setting import SettingError
@@ -34,9 +35,12 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    if recipe.traits.router and config.model.name not in ROUTED:
+    brings_one = config.model.name == PYTHON or is_python(config.model.name)
+    if recipe.traits.router and not (brings_one or config.model.name in ROUTED):
         return [(("model", "name"), unrouted(config.model.name))]
+    # Stands for the server's examples: recipes ask only whether there are some.
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
+    # The real network needs the shape of the data, which have not been read.
     stand_in = Model(_StandIn(has_body(config.model)))
     setting = settings.setting(config, stand_in, (1.0,), inputs)
     options = config.method.options
@@ -45,6 +49,7 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
             return [
                 (("method", "lam"), 'method.lam and method.ess = "auto" are both given; drop one')
             ]
+        # Any number will do: the candidates are checked when the grid is known.
         options = options | {"ess": 1.0}
     try:
         recipe.make(setting, **options)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fedshift.errors import InputError
-from fedshift.experiments.config import Network
+from fedshift.experiments.config import PYTHON, Network
 from fedshift.model import Model, build
 from fedshift.models.dense import Mlp, routed_mlp
 from fedshift.models.lenet import LeNet
@@ -30,6 +30,11 @@ def network(
 
     clients: with a router that tells so many clients apart; None for a network without one.
     """
+    if config.name == PYTHON:
+        raise InputError(
+            'model.name = "python": a program gave this network, and no file holds it; give it '
+            "again in Python, as fs.load(folder, net=...)"
+        )
     out = config.projection or WIDTH
     makers: dict[str, Callable[[], nn.Module]] = {
         "lenet": lambda: LeNet(shape[0], shape[-1], classes),

@@ -53,8 +53,8 @@ class Outcome:
 
     @property
     def final(self) -> Metrics:
-        """The metrics after the last round."""
-        return self.metrics[-1]
+        """The metrics of the round whose model is kept (`training.keep`)."""
+        return next(m for m in reversed(self.metrics) if m.round == self.last.t)
 
     @property
     def best(self) -> Metrics | None:
@@ -67,6 +67,7 @@ class Outcome:
 
 def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
     """The round of lowest validation loss, the first of equals; None where none has one."""
+    # NaN compares as neither smaller nor larger, so min() would depend on the order.
     measured = [m for m in metrics if not math.isnan(m.validation_loss)]
     return min(measured, key=lambda m: m.validation_loss, default=None)
 

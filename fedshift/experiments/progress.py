@@ -64,7 +64,10 @@ class Missed(NamedTuple):
 
 @dataclass(eq=False)
 class Progress:
-    """The last round that is complete, and all that was measured up to it."""
+    """The last round that is complete, and all that was measured up to it.
+
+    best: the round of the largest estimate so far, where that one is kept in the end
+    """
 
     after: Round | None = None
     metrics: list[Metrics] = field(default_factory=list)
@@ -73,9 +76,10 @@ class Progress:
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
     played: Played = Played()
+    best: Round | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Everything but the round, as values that JSON can hold."""
+        """Everything but the rounds, as values that JSON can hold."""
         return {
             "metrics": [_as_json(asdict(one)) for one in self.metrics],
             "served": [_as_json(asdict(one)) for one in self.served],
@@ -102,12 +106,23 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
 
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Non-finite numbers as text; None stays None."""
-    odd = {k: str(v) for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
-    return {**row, **odd}
+
+    # JSON has no NaN; None is taken, for values that do not exist.
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _as_json(value)
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {k: plain(v) for k, v in row.items()}
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: float(v) if isinstance(v, str) else v for k, v in row.items()}
+    def number(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _numbers(value)
+        return float(value) if isinstance(value, str) else value
+
+    return {k: number(v) for k, v in row.items()}
 
 
 def nobody_asks() -> None:
@@ -138,6 +153,7 @@ class Keeper:
         saved = read_checkpoint(self.folder / slug(label), self.shelf)
         if saved is None:
             return Progress()
+        # To go on from another run's round would give numbers of neither.
         if saved.facts.get("identity") not in (self.identity, self.former):
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
@@ -161,26 +177,39 @@ class Keeper:
 class Saver:
     """Decides after each round whether to write a checkpoint; without a keeper never."""
 
-    def __init__(self, keeper: Keeper | None, label: str, rounds: int) -> None:
-        self.keeper, self.label, self.rounds = keeper, label, rounds
+    def __init__(self, keeper: Keeper | None, label: str) -> None:
+        self.keeper, self.label = keeper, label
         self.written = time.monotonic()
 
-    def start(self) -> Progress:
-        """Where to go on from."""
-        return Progress() if self.keeper is None else self.keeper.progress(self.label)
+    def start(self, *, best: bool = False) -> Progress:
+        """Where to go on from; best: with the best round so far."""
+        if self.keeper is None:
+            return Progress()
+        progress = self.keeper.progress(self.label)
+        if best and progress.after is not None:
+            progress.best = self.keeper.progress(self._best_label).after
+        return progress
 
-    def played(self, progress: Progress) -> None:
+    def played(self, progress: Progress, *, last: bool) -> None:
         """After a round. Raises KeyboardInterrupt, with an exit code, where it is asked to stop."""
         if self.keeper is None or progress.after is None:
             return
         t, code = progress.after.t, self.keeper.asked()
+        # By time, not by rounds: rounds take from milliseconds to minutes.
         late = time.monotonic() - self.written >= SECONDS
         due = late if self.keeper.every is None else t % self.keeper.every == 0
-        if due or code is not None or t == self.rounds:
+        if due or code is not None or last:
+            # First: a best round that the other checkpoint does not know yet is played again.
+            self.keeper.keep(self._best_label, Progress(progress.best))
             self.keeper.keep(self.label, progress)
             self.written = time.monotonic()
-        if code is not None and t < self.rounds:
+        # After the last round there is nothing to stop: the run ends as usual.
+        if code is not None and not last:
             raise KeyboardInterrupt(code)
+
+    @property
+    def _best_label(self) -> str:
+        return f"{self.label} best"
 
 
 def slug(label: str) -> str:

@@ -15,6 +15,7 @@ from fedshift.experiments.folder import closing, last_of, lock, summary_of, trai
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import slug
+from fedshift.experiments.python_names import check_files
 from fedshift.experiments.task import Prepared
 from fedshift.files import is_file, read_object
 from fedshift.record.folder import CHECKPOINTS, CONFIG, LOCK, SUMMARY
@@ -24,7 +25,7 @@ def configured(folder: Path) -> Config:
     """The configuration of an unfinished run.
 
     Raises InputError for a folder that is complete, or no run folder at all, and DataError where
-    summary.json or the configuration is damaged.
+    summary.json or the configuration is damaged, or a file that it names has changed.
     """
     if is_file(folder / SUMMARY):
         summary_of(folder)
@@ -35,6 +36,7 @@ def configured(folder: Path) -> Config:
         raise InputError(
             f"{folder}: not a run folder (no {CONFIG}); give one that `fedshift run` has begun"
         )
+    check_files(folder)
     try:
         return load_config(folder / CONFIG)
     except InputError as e:
@@ -68,6 +70,7 @@ def reopened(
         if is_file(folder / SUMMARY):  # another process may have completed it meanwhile
             raise _complete_error(folder)
         check_links(folder)
+        # Other data end the run, other versions only change last digits: see `_changes`.
         then, now = read_object(folder / LOCK), lock(config, prepared, backend)
         for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
             if then.get(key) != now[key]:
@@ -89,6 +92,7 @@ def check_links(folder: Path) -> None:
     Raises DataError for the first link in it, and for what is neither file nor folder: a pipe would
     be read for ever.
     """
+    # The folder may come from elsewhere: a link could make the run overwrite any file.
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise DataError(

@@ -17,11 +17,14 @@ from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.load import load_config
 from fedshift.experiments.networks import network
+from fedshift.experiments.own_network import Shape, own_network
+from fedshift.experiments.python_names import check_files, is_python
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
-from fedshift.record.folder import CLIENTS, CONFIG, MODEL, SUMMARY
+from fedshift.record.folder import CLIENTS, CONFIG, ENCODING, MODEL, SUMMARY
+from fedshift.tasks.encoding import Encoding
 from fedshift.tree import Params, Parts
 
 Pair = tuple[Params, Params]
@@ -46,11 +49,14 @@ class RunModels:
     took_part: tuple[int, ...]
 
 
-def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> RunModels:
+def load_models(
+    folder: Path | str, *, shape: tuple[int, ...] | None = None, model: Model | None = None
+) -> RunModels:
     """Every model that a complete run served, as it was after the last round.
 
     shape: of one input, as (1, 28, 28); left out, it is looked up in the run's data set, which must
-    be there then. Inputs go through what the run's went through (`Prepared.task` has them).
+    be there then. model: the network, where a program gave it. Inputs go through what the run's
+    went through (`Prepared.task` has them).
 
     Raises InputError for a folder that is none or not complete, or of a version that did not keep
     all of them, and DataError for files that are missing or damaged.
@@ -66,7 +72,7 @@ def load_models(folder: Path | str, *, shape: tuple[int, ...] | None = None) -> 
             "it again, or read the parts that are there with fedshift.experiments.stored.read_parts"
         )
     clients = len(sizes_in(place / CLIENTS))
-    model = network_of(config, place, clients, shape)
+    model = network_of(config, place, clients, shape) if model is None else model
     participants = took_part(parts, clients, path) if per_client else ()
     served = (
         tuple(served_in(parts, i, i in participants) for i in range(clients)) if per_client else ()
@@ -90,6 +96,7 @@ def model_parts(
         return parts
     drawn = set(took_part)
     idle = [served[i] for i in range(len(served)) if i not in drawn]
+    # The first model's tensors are stored only where an idle client still serves them.
     begun = tuple(
         {
             k: v for k, v in tree.items()
@@ -107,12 +114,14 @@ def model_parts(
         # A complete model ("personal"), or the parts that complete the server's ("private").
         kind = "personal" if changed[0].keys() == pair[0].keys() else "private"
         parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = changed
+    # int64, because the reader takes no other whole numbers (`stored.read_parts`).
     member = torch.tensor([i in drawn for i in range(len(served))]).long()
     return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
 
 
 def same_bits(a: Tensor | None, b: Tensor) -> bool:
     """Whether both have the same type, shape and bits; the sign of zeros counts."""
+    # Clients share most tensors: the same object needs no comparison.
     if a is None or a is b:
         return a is b
     alike = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
@@ -158,12 +167,19 @@ def complete_config(folder: Path) -> Config:
     return config
 
 
-def classes_in(folder: Path) -> int:
-    """How many classes a run has. Raises DataError for a damaged summary."""
+def classes_in(folder: Path) -> tuple[str, ...]:
+    """The names of a run's classes. Raises DataError for a damaged summary."""
     names = read_object(folder / SUMMARY).get("classes")
     if not isinstance(names, list) or not names:
         raise DataError(f"{folder / SUMMARY}: damaged (it does not name the classes)")
-    return len(names)
+    return tuple(map(str, names))
+
+
+def encoding_in(folder: Path) -> Encoding | None:
+    """How a run's rows were encoded; None for a run on a set of the library."""
+    if not is_file(folder / ENCODING):
+        return None
+    return Encoding.from_json((folder / ENCODING).read_text("utf-8"))
 
 
 def sizes_in(path: Path) -> Tensor:
@@ -182,11 +198,17 @@ def sizes_in(path: Path) -> Tensor:
 
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
     """The run's network; for inputs of this shape, or of those of its data set."""
+    check_files(folder, "" if shape is None else ".py")
+    # The data set tells the shape; it need not be there if the caller knows it.
     if shape is None:
         return prepare(config).model
-    routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
-    return network(config.model, shape, classes_in(folder), seed, routed)
+    if is_python(config.model.name):
+        layout = None if (encoding := encoding_in(folder)) is None else encoding.layout
+        inputs = shape if layout is None else layout.inputs[0].shape
+        return own_network(config.model.name, Shape(inputs, classes_in(folder)), seed, layout)
+    routed = clients if recipes.traits_of(config.method.name).router else None
+    return network(config.model, shape, len(classes_in(folder)), seed, routed)
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:

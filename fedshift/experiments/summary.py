@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedshift.engine.trial import pals_of
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
+from fedshift.experiments.own import recipe_of
 from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
@@ -44,13 +45,14 @@ def summary(experiment: Experiment) -> Summary:
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
+    # A client without examples has a row of zeros, not 0/0.
     rows = counts / np.maximum(sizes, 1.0)[:, None]
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
     choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=experiment.config.method.name,
+        method=recipe_of(experiment.config, experiment.prepared.own).name,
         dataset=experiment.config.data.name,
         classes=tuple(task.classes),
         target=tuple(target.tolist()),
@@ -58,6 +60,7 @@ def summary(experiment: Experiment) -> Summary:
         weights=outcome.weights,
         fedavg_weights=tuple(by_size.tolist()),
         **_weight_facts(experiment, weights, sizes, target - weights @ rows),
+        # lambda = 0 is the closest mixture: its distance is that of the clients' hull.
         hull_distance=pals_weights(counts, target, lam=0.0).distance,
         cohorts=_cohorts(experiment),
         curve=_curve(experiment, counts, target),
@@ -108,7 +111,8 @@ def _method_notes(experiment: Experiment, sets: LabelSets | None) -> list[str]:
 
 
 def _missing_answers(outcome: Outcome) -> list[str]:
-    sentence = outcome.missed.sentence(outcome.last.t, outcome.played is not None)
+    rounds = outcome.metrics[-1].round
+    sentence = outcome.missed.sentence(rounds, outcome.played is not None)
     return [sentence] if sentence else []
 
 
@@ -128,6 +132,8 @@ def _differences(experiment: Experiment, counts: Floats) -> Differences | None:
 
 def _looks(experiment: Experiment) -> tuple[str, ...] | None:
     config, ready = experiment.config, experiment.prepared
+    if config.data.source is not None:
+        return None  # the clients' names say it
     return look_names(config.shift, config.data.name, len(ready.task.clients), ready.seeds.split)
 
 
@@ -158,6 +164,7 @@ def _final(outcome: Outcome) -> Final:
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
             **label_sets.final_values(outcome.sets),
+            **final.own,
         },
         bytes_down=down,
         bytes_up=up,
@@ -223,6 +230,7 @@ def _cohorts(experiment: Experiment) -> Cohorts | None:
 
 def _undefined_ess(played: Played | None) -> list[str]:
     """A sentence if some rounds have no ESS, else none."""
+    # With an ESS in no round the summary has none, which needs no sentence.
     if played is None or not 0 < played.with_ess < played.rounds:
         return []
     return [
@@ -269,6 +277,7 @@ def _curve(experiment: Experiment, counts: Floats, target: Floats) -> tuple[Curv
     )
 
 
+@cache
 def package_version(package: str) -> str | None:
     """The installed version, None where the package is not installed."""
     try:
@@ -293,6 +302,7 @@ def reasons(
     """
     absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
     short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
+    # fsum is exact: whether there is a sentence must not depend on the order of the classes.
     surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
     sentences = []
     if absent:
@@ -306,6 +316,7 @@ def reasons(
         named = ", ".join(
             f'"{classes[y]}" ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in '
             f"FedAvg, {100 * used[y]:.0f} % here)"
+            # The five that miss most: a sentence with a hundred labels is not read.
             for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
         )
         sentences.append(f"Sample-size weights train too little on {named}.")

@@ -5,71 +5,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedshift import datasets, recipes, shifts
-from fedshift.data import ClientData, Examples, Task, client_data, register
+from fedshift import datasets, shifts
+from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets import Dataset
-from fedshift.datasets.augment import photos
-from fedshift.engine.checks.gate import Gate
-from fedshift.engine.run import Federation
 from fedshift.errors import InputError
-from fedshift.experiments.config import Config, Data, ServerData
+from fedshift.experiments.config import PYTHON, Config, Data, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
+from fedshift.experiments.first_model import first_model
+from fedshift.experiments.from_files import own_of, prepare_source
 from fedshift.experiments.natural import Dealt, natural
-from fedshift.experiments.networks import BYTES, network
+from fedshift.experiments.networks import BYTES
 from fedshift.experiments.own_looks import check_images
 from fedshift.experiments.own_tests import among_clients
+from fedshift.experiments.prepared import Indices, Look
+from fedshift.experiments.prepared import Prepared as Prepared
 from fedshift.experiments.server_rows import reserve
 from fedshift.experiments.settings import gate_of
 from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out_by_label
-from fedshift.model import Model
-from fedshift.outputs import check_classes
-from fedshift.seeds import Seeds, numpy_generator
+from fedshift.seeds import numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
-
-Indices = NDArray[np.int64]
-Look = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A task, its first model, where its data came from, and the checksum of the split.
-
-    `pool` are the training rows that the oracle may draw from: none that is used for validation.
-    `announced` is the target that the server gets: T itself unless shift.target_noise is set.
-    `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
-    `looks`: the change of each client's images where it follows the target, None for no change.
-    `gate`: which of the clients' replies are let through.
-    """
-
-    task: Task
-    model: Model
-    seeds: Seeds
-    data: Dataset
-    pool: Indices
-    split_sha256: str
-    announced: tuple[float, ...]
-    server_inputs: Tensor | None = None
-    looks: tuple[Look | None, ...] = ()
-    gate: Gate = Gate()
-
-    def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
-        """The task's clients (or others in their place) with the first model and the seeds."""
-        chosen = self.task.clients if clients is None else tuple(clients)
-        params, buffers = self.model.init()
-        table = register(chosen, len(self.task.classes))
-        return Federation(chosen, params, buffers, table, self.seeds, self.gate)
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -84,7 +50,11 @@ def seen(x: Tensor, look: Look | None) -> Tensor:
 
 def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
+    _check_files(config)
     check_extras(config.data, config.model)
+    own = own_of(config)
+    if config.data.source is not None:
+        return prepare_source(config, own)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
     data, validation = dealt.data, dealt.validation
@@ -94,7 +64,7 @@ def prepare(config: Config) -> Prepared:
     )
     raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    model = _first_model(config, task, seeds.init)
+    model = first_model(config, own, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
@@ -103,7 +73,20 @@ def prepare(config: Config) -> Prepared:
     inputs = None if dealt.server is None else _images(data.train.x, dealt.server, raw)
     looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
-    return Prepared(task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate)
+    return Prepared(
+        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, own
+    )
+
+
+def _check_files(config: Config) -> None:
+    """Raise InputError for what a program gave and no file holds."""
+    given = {"data.source": config.data.source, "method.name": config.method.name}
+    for key, value in given.items():
+        if value == PYTHON:
+            raise InputError(
+                f'{key} = "python": a program gave it, and no file holds it; run that program '
+                "again, with fs.fit(..., resume=True) to go on with a run"
+            )
 
 
 def again(config: Config, before: Prepared) -> Prepared:
@@ -112,27 +95,16 @@ def again(config: Config, before: Prepared) -> Prepared:
     These follow from [data], [shift], [server], the split's seed and `as_bytes`.
     """
     seeds = config.seeds.resolved()
-    model = _first_model(config, before.task, seeds.init)
-    return replace(
-        before, model=model, seeds=seeds, gate=gate_of(config.training, before.announced)
-    )
+    named = own_of(config)
+    own = replace(before.own, method=named.method, metrics=named.metrics, sources=named.sources)
+    model = first_model(config, own, before.task, seeds.init)
+    gate = gate_of(config.training, before.announced)
+    return replace(before, model=model, seeds=seeds, gate=gate, own=own)
 
 
 def as_bytes(config: Config) -> bool:
     """Whether images stay bytes, mapped from disk where they are now."""
     return config.data.size is not None and config.model.name in BYTES
-
-
-def _first_model(config: Config, task: Task, seed: int) -> Model:
-    """The network of [model] with its first weights, as the method needs it for these clients."""
-    routed = len(task.clients) if recipes.recipe(config.method.name).traits.router else None
-    x, classes = task.clients[0].x[:2], len(task.classes)
-    model = network(config.model, tuple(x.shape[1:]), classes, seed, routed)
-    check_classes(model, x, classes)
-    if config.data.augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
-        model = replace(model, augment=photos)
-    return model
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fedshift.algorithms.base import Algorithm
@@ -16,6 +17,8 @@ from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
 from fedshift.evaluation.scores import Score, score
 from fedshift.experiments.config import Training
+from fedshift.experiments.own import Metric
+from fedshift.experiments.own_metrics import own_values
 from fedshift.experiments.played import reach
 from fedshift.experiments.served import Observed, models, observe, whole
 from fedshift.record.rounds import Metrics
@@ -42,7 +45,8 @@ def silent(event: dict[str, Any]) -> None:
 class Evaluation:
     """Scores on everything that a task holds out: of the global model, or of all clients' models.
 
-    served: how the clients' models serve, where every client has a test set of its own
+    served: how the clients' models serve, where every client has a test set of its own. own: the
+    user's metrics.
     """
 
     test: Score
@@ -50,11 +54,13 @@ class Evaluation:
     validation: Score | None
     estimate: AccuracyEstimate
     served: Observed | None = None
+    own: Mapping[str, float] = field(default_factory=dict)
 
 
 def evaluate(
-    algorithm: Algorithm, current: Round, federation: Federation, task: Task
-) -> Evaluation:
+    algorithm: Algorithm, current: Round, federation: Federation, task: Task,
+    metrics: Mapping[str, Metric] = MappingProxyType({}),
+) -> Evaluation:  # fmt: skip
     """Score a round's model (or models) on the test examples and on each client's validation.
 
     Where clients have test sets of their own, every client's validation examples are scored by the
@@ -62,6 +68,7 @@ def evaluate(
     """
     model, classes = algorithm.model, len(task.classes)
     served: Observed | None = None
+    # The clients' own models are what is used there, so they are what is tested.
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
         served = observe(algorithm, current, federation, task)
@@ -77,7 +84,9 @@ def evaluate(
     data, pooled = task.target_validation, pool(clients)
     validation = None if data is None else score(model, *pairs[0], data, classes)
     estimate = estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy())
-    return Evaluation(test, clients, validation, estimate, served)
+    tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
+    own = own_values(metrics, model, *tested)
+    return Evaluation(test, clients, validation, estimate, served, own)
 
 
 def pool(scores: Sequence[Score]) -> Score:
@@ -101,6 +110,7 @@ def check_first_round(
             f"that all would be skipped; give at most {size}"
         )
     server = start(algorithm, federation).server
+    # For its errors: weights that do not exist under this cap or ESS.
     open_round(algorithm, server, ids, 1)
     if not task.tests and not whole(server, federation):
         raise InputError(
@@ -131,4 +141,5 @@ def measured_round(
         ess=remaining.ess,
         ess_fraction=remaining.ess_fraction,
         gap=remaining.gap,
+        own=evaluation.own,
     )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import check_kind, settled
-from fedshift.errors import check_name
+from fedshift.errors import InputError, check_name
 from fedshift.recipes import (
     collaborating,
     density,
@@ -25,7 +25,6 @@ from fedshift.recipes import (
     personal,
     robust,
     routed,
-    uniform,
 )
 from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.density import *  # noqa: F403
@@ -36,10 +35,9 @@ from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
 from fedshift.recipes.traits import Traits as Traits
-from fedshift.recipes.uniform import *  # noqa: F403
 
 _MODULES: tuple[Any, ...] = (
-    collaborating, density, labelsets, one_model, personal, robust, routed, uniform,
+    collaborating, density, labelsets, one_model, personal, robust, routed,
 )  # fmt: skip
 __all__ = sorted(name for module in _MODULES for name in module.__all__)
 _TRAITS: dict[str, Traits] = {
@@ -48,7 +46,7 @@ _TRAITS: dict[str, Traits] = {
 
 
 def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """The recipe, which says what is wrong with its setting and options before it uses them."""
+    """The recipe, with its setting and options checked before it uses them."""
     hints = get_type_hints(make)
 
     @functools.wraps(make)
@@ -61,11 +59,12 @@ def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
             )
         return make(setting, **options)
 
-    # Where it is found by its name, as pickle looks for it.
+    # pickle looks the function up by module and name, and here the name means `checked`.
     checked.__module__ = __name__
     return checked
 
 
+# In this module alone: recipes that build on one another call the plain functions.
 for _name in __all__:
     globals()[_name] = _checked(globals()[_name])
 
@@ -102,9 +101,36 @@ class Recipe:
 def recipe(name: str) -> Recipe:
     """Look a method up by name. Raises InputError, with the nearest match, for an unknown one."""
     check_name("method", name, __all__)
-    make = globals()[name]
+    return _described(name, globals()[name], _TRAITS.get(name, Traits()))
+
+
+def made_by(make: Callable[..., Algorithm]) -> Recipe:
+    """The recipe that a function (setting, *, options) -> Algorithm of one's own is.
+
+    Its options are its keyword-only arguments. Raises InputError for what cannot be called so.
+
+    >>> def mine(setting, *, mu=0.1):
+    ...     return fedprox(setting, mu=mu)
+    >>> made_by(mine).name, list(made_by(mine).options)
+    ('mine', ['mu'])
+    """
+    name = getattr(make, "__name__", type(make).__name__)
+    try:
+        inspect.signature(make).bind(None)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"method={name}: a method of your own is a function of one Setting, whose options are "
+            "keyword-only: def mine(setting, *, mu=0.1)"
+        ) from None
+    return _described(name, make, Traits())
+
+
+def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Recipe:
     text = inspect.getdoc(make) or ""
-    signature = inspect.signature(make, eval_str=True)
+    try:
+        signature = inspect.signature(make, eval_str=True)
+    except NameError:  # annotations of names that are imported for types alone
+        signature = inspect.signature(make)
     keyword = inspect.Parameter.KEYWORD_ONLY
     return Recipe(
         name,
@@ -113,8 +139,13 @@ def recipe(name: str) -> Recipe:
         _field(text, "Reference"),
         _field(text, "Note"),
         {k: p for k, p in signature.parameters.items() if p.kind is keyword},
-        _TRAITS.get(name, Traits()),
+        traits,
     )
+
+
+def traits_of(name: str) -> Traits:
+    """What is special about a method of this name; nothing about one that is no recipe."""
+    return _TRAITS.get(name, Traits())
 
 
 def recipes() -> tuple[Recipe, ...]:
@@ -123,5 +154,6 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def _field(text: str, label: str) -> str:
-    found = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
-    return " ".join(found.group(1).split()) if found else ""
+    # Up to the next label, since a field may run over several lines.
+    field = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
+    return " ".join(field.group(1).split()) if field else ""

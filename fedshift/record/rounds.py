@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +39,7 @@ class Metrics:
                          target would look at
     ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
     gap                  ||T - S^T a||_2 of the round's weights
+    own                  the user's metrics by name, on the target's test examples
     """
 
     round: Annotated[int, Field(ge=1)]
@@ -55,6 +56,11 @@ class Metrics:
     ess: Measured
     ess_fraction: Measured = math.nan
     gap: Measured = math.nan
+    own: Mapping[str, Measured] = field(default_factory=dict, metadata={"if any": True})
+
+    def numbers(self) -> dict[str, Any]:
+        """All of them by name, the user's last."""
+        return {k: v for k, v in vars(self).items() if k != "own"} | dict(self.own)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,12 @@ class ServedMetrics:
     mixture_accuracy: float
     oracle_routed: float
     router_accuracy: float
+
+
+def own_columns(rounds: Sequence[Round]) -> tuple[str, ...]:
+    """Names of the user's metrics among the columns of metrics.csv."""
+    library = {one.name for one in fields(Metrics)}
+    return tuple(name for name in (rounds[0].values if rounds else ()) if name not in library)
 
 
 # Columns that every version wrote.
@@ -123,8 +135,8 @@ class Client:
 
 def rounds_csv(metrics: Sequence[Metrics] | Sequence[ServedMetrics]) -> str:
     """One row per evaluated round; empty where a value does not exist."""
-    names = [one.name for one in fields(metrics[0])]
-    return _csv([names, *([getattr(m, n) for n in names] for m in metrics)])
+    rows = [m.numbers() if isinstance(m, Metrics) else vars(m) for m in metrics]
+    return _csv([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def clients_csv(clients: Sequence[Client], classes: Sequence[str]) -> str:
@@ -139,6 +151,7 @@ def clients_csv(clients: Sequence[Client], classes: Sequence[str]) -> str:
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
+    # The same bytes on every system: csv's default is the line ending of Windows.
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:
         writer.writerow(map(_cell, row))
@@ -146,6 +159,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
+    # Names of clients and classes come from files: control characters must not reach a terminal.
     if isinstance(value, str):
         return visible(value)
     return "" if isinstance(value, float) and math.isnan(value) else value
@@ -162,6 +176,7 @@ def read_rounds(path: Path, text: str, needed: Sequence[str]) -> tuple[Round, ..
 
 def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client, ...]:
     """The rows of clients.csv. Raises DataError with line and column."""
+    # As they were written, see `_cell`.
     labels = tuple(visible(LABEL + name) for name in classes)
     clients = []
     for line, row in _rows(path, text, CLIENT_COLUMNS + labels):
@@ -176,6 +191,7 @@ def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client,
 
 def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     """(line number, column -> cell) of every row, after checking that all needed columns exist."""
+    # newline="": a quoted name may hold a line break, which csv itself must see.
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         lines = [(reader.line_num, cells) for cells in reader]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
+from fedshift.record.rounds import own_columns
 from fedshift.record.summary import Selection
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
@@ -57,6 +58,20 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
 
 
+def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """The user's own metrics of the kept round; "" where no run has any."""
+    names = list(dict.fromkeys(name for run in runs for name in own_columns(run.rounds)))
+    if not names:
+        return ""
+    rows = tuple(
+        (label, *(_finite(run.summary.final.others.get(name)) for name in names))
+        for run, label in zip(runs, labels, strict=True)
+    )
+    numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
+    text = "Measured by the user's own functions on the target's test data."
+    return section("metrics", "Own metrics", table(numbers), note(text))
+
+
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Label-by-client heat map with the target as its last row, one per set of clients."""
     parts = []
@@ -99,6 +114,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """ESS share against the L1 gap for each set of clients, with a point for every run."""
     series, parts = [], []
     for k, split in enumerate(splits(runs, labels)):
+        # One curve for all runs of a split: it depends on clients and target, not on the run.
         curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
         if curve:
             name = "attainable" + (f" ({split.name})" if len(split.runs) < len(runs) else "")
@@ -131,6 +147,7 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         x = tuple(float(r.round) for r in run.rounds)
         target = tuple(r.values["target_accuracy"] for r in run.rounds)
         estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
+        # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
         if any(v is not None for v in target):
             series.append(Series(label, x, target, place + 1, points=few))
@@ -238,6 +255,7 @@ def _candidates(chosen: Selection, label: str) -> Table:
 def _best(selection: Selection) -> dict[str, str]:
     """The candidate that each rule picks: as recorded by the run, else the largest accuracy."""
     picks = selection.picks
+    # Folders of the first versions lack the picks.
     if picks is None:
         accuracies = {
             "estimate": [c.estimated_accuracy for c in selection.candidates],

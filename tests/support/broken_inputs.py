@@ -53,7 +53,7 @@ CASES = (
         "unknown section",
         "[training]",
         "[trainig]",
-        'f.toml:9: unknown key "trainig"; allowed: data, method, model, name, seeds, selection, server, shift, training. Did you mean "training"?',
+        'f.toml:9: unknown key "trainig"; allowed: data, method, metrics, model, name, seeds, selection, server, shift, training. Did you mean "training"?',
     ),
     config(
         "key of another network",
@@ -65,7 +65,7 @@ CASES = (
         "unknown key",
         "rounds = 1",
         "ruonds = 1",
-        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
+        'f.toml:10: unknown key "training.ruonds"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, patience, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "rounds"?',
     ),
     config(
         "text for a number",
@@ -337,13 +337,14 @@ CASES = (
     option(
         "option unknown",
         "training.batchsize=3",
-        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
+        '-c training.batchsize: unknown key "training.batchsize"; allowed: batch, cohort, deadline, decay, epochs, evaluate_every, evaluate_last, keep, lr, max_gap, max_norm, min_clients, momentum, on_bad_reply, optimizer, patience, precision, retries, rounds, schedule, server_lr, server_momentum, steps, threads. Did you mean "batch"?',
     ),
-    config(
+    Broken(
         "retries in one process",
-        "rounds = 1",
-        "rounds = 1\nretries = 2",
+        2,
         "f.toml:11: training.retries = 2 asks clients again whose process died, and here all train in one process; leave it out, or train with --workers N, or on Flower",
+        toml=GOOD.replace("rounds = 1", "rounds = 1\nretries = 2"),
+        args=("--backend", "loop"),
     ),
     Broken(
         "option of another meaning",

@@ -15,9 +15,6 @@ from fedshift.datasets.natural.package import Package
 if TYPE_CHECKING:
     import pandas as pd
 
-# A client with fewer rows says too little of its label shares.
-FEWEST_ROWS = 20
-
 
 class Rows(NamedTuple):
     """What a loader reads, before small clients are left out; columns as in `Table`."""
@@ -32,8 +29,9 @@ class Rows(NamedTuple):
 class Natural:
     """One table with natural clients.
 
-    `rows` and `clients` are the numbers that are left after clients of fewer than 20 rows; other
-    numbers are refused. `read` takes the package's folder or archive.
+    Clients with fewer than `fewest` rows are left out, since they say too little of their label
+    shares; `rows` and `clients` are what must be left. `read` takes the package's folder or
+    archive.
     """
 
     name: str
@@ -47,3 +45,4 @@ class Natural:
     licence: str
     package: Package
     read: Callable[[Path], Rows]
+    fewest: int = 20

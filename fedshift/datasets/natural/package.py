@@ -51,19 +51,28 @@ class Package:
         return Path(places[0]) if places else None
 
     def _places(self, root: Path) -> list[Path]:
+        """Archives, that of `version` first, and the folder of an installed package."""
         stem = self.name.removeprefix("@").replace("/", "-")
+        first = f"{stem}-{self.version}.tgz"
+        archives = sorted(root.glob(f"{stem}-[0-9]*.tgz"), key=lambda path: path.name != first)
         folder = root / "node_modules" / self.name
-        return sorted(root.glob(f"{stem}-[0-9]*.tgz"))[::-1] + [folder] * folder.is_dir()
+        return archives + [folder] * folder.is_dir()
 
     def version_at(self, place: Path) -> str:
-        """The version that lies there."""
+        """The version that lies there; "?" for a folder that no installer has left."""
         if not self.npm:
-            return metadata.version(self.name)
-        about = read(place, lambda name: name == "package.json")
-        return str(json.loads(about["package.json"])["version"])
+            try:
+                return metadata.version(self.name)
+            except metadata.PackageNotFoundError:
+                return "?"
+        about = read_files(place, lambda name: name == "package.json")["package.json"]
+        try:
+            return str(json.loads(about)["version"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise damaged(place, "its package.json has no version") from error
 
 
-def read(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
+def read_files(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     """The wanted files of a package, by their path inside it, in the order of their names.
 
     Raises DataError for a damaged archive, files of more than 512 MB, or where nothing is wanted.
@@ -79,12 +88,14 @@ def read(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
 
 def _of_archive(place: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
+    size = 0
     with tarfile.open(place, "r:gz") as archive:
         for member in archive:
             name = member.name.partition("/")[2]  # all lies in "package/"
             stream = archive.extractfile(member) if member.isfile() and wanted(name) else None
             if stream is not None:
-                _check_size(place, sum(map(len, files.values())) + member.size)
+                size += member.size
+                _check_size(place, size)
                 files[name] = stream.read()
     return files
 

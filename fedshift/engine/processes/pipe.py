@@ -51,6 +51,15 @@ def shared() -> memoryview:
         return NOWHERE
 
 
+def sendable(thing: Any) -> bool:
+    """Whether an object can be sent: its classes and functions are those of modules."""
+    try:
+        _pickled(thing)
+    except UnsentError:
+        return False
+    return True
+
+
 def send(
     connection: Connection, thing: Any, room: memoryview = NOWHERE, end: float | None = None
 ) -> None:

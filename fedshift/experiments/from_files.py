@@ -1,0 +1,91 @@
+"""What an experiment file adds by naming it: a source of data, a method, metrics.
+
+Making these runs the Python that the file names. Merely reading a configuration does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import is_number, members
+from fedshift.errors import InputError, nearest, shown
+from fedshift.experiments.config import Config, Method
+from fedshift.experiments.own import Own
+from fedshift.experiments.own_data import about, prepare_built
+from fedshift.experiments.own_source import task_of
+from fedshift.experiments.prepared import Prepared
+from fedshift.experiments.python_names import digest_of, is_python, load_python
+from fedshift.record.folder import FIT
+
+
+def own_of(config: Config) -> Own:
+    """The method and the metrics that a file names; nothing where it names none.
+
+    Raises InputError for names without a function, and for options that it lacks.
+    """
+    metrics = {}
+    for name in config.metrics.extra:
+        named = load_python("metrics.extra", name)
+        metrics[name.rpartition(":")[2]] = partial(named.call, _is_number)
+    return Own(method=_method(config.method), metrics=metrics, sources=files_of(config))
+
+
+def _method(section: Method) -> recipes.Recipe | None:
+    if not is_python(section.name):
+        return None
+    named = load_python("method.name", section.name)
+    try:
+        recipe = recipes.made_by(named.value)
+    except InputError:
+        raise InputError(
+            f"{named.where} ({named.path}, line {named.line}): expected {named.expects}"
+        ) from None
+    for key in section.options:
+        if key not in recipe.options:
+            allowed = ["name", *recipe.options]
+            raise InputError(
+                f"method.{shown(key)}: {recipe.name} in {named.path} has no such keyword-only "
+                f"argument; allowed: {', '.join(allowed)}.{nearest(key, allowed)}"
+            )
+    return replace(recipe, make=partial(named.call, _is_algorithm))
+
+
+def _is_number(value: object) -> bool:
+    return is_number(value) or getattr(value, "ndim", None) == 0
+
+
+def _is_algorithm(value: object) -> bool:
+    return all(hasattr(value, name) for name in members(Algorithm))
+
+
+def prepare_source(config: Config, own: Own) -> Prepared:
+    """The experiment on the data that `data.source` names. Raises InputError or DataError."""
+    seeds = config.seeds.resolved()
+    task = task_of(config.data, seeds.split)
+    built = task.build()
+    own = replace(own, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
+    return prepare_built(config, built, own=own)
+
+
+def files_of(config: Config) -> dict[str, str]:
+    """SHA-256 of every file that the configuration names, and of Python beside it, by path."""
+    files: dict[str, str] = {}
+    for key, name in _names(config):
+        if is_python(name):
+            files |= load_python(key, name).files
+    for path in (config.data.source, config.data.index, config.data.target):
+        if isinstance(path, str) and (digest := digest_of(Path(path))) is not None:
+            files[path] = digest
+    return dict(sorted(files.items()))
+
+
+def _names(config: Config) -> Iterator[tuple[str, str]]:
+    yield "data.source", config.data.source or ""
+    yield "model.name", config.model.name
+    yield "method.name", config.method.name
+    yield from (("metrics.extra", name) for name in config.metrics.extra)

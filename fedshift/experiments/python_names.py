@@ -1,0 +1,236 @@
+"""Python that an experiment file names, as "net.py:Net": loaded and called, its mistakes placed.
+
+Loading runs the file. Only commands whose user names the experiment do so, never a message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from fedshift.errors import DataError, FedshiftError, InputError, nearest, shown
+from fedshift.files import is_file, read_object
+from fedshift.record.folder import LOCK
+
+# The source of data, and the name of a network or method, that a program gave.
+PYTHON = "python"
+# The source of the library's tables with natural clients.
+NATURAL = "natural"
+# What the keys that may name Python have to name.
+EXPECTS = {
+    "data.source": "a function without arguments that gives a fedshift.Task",
+    "model.name": "a class or function of the task (or of its input shape and number of outputs) "
+    "that gives a torch.nn.Module",
+    "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",
+    "metrics.extra": "a function of (probabilities [n, K], labels [n]) that gives a number",
+}
+_NAMED = (("data", "source"), ("model", "name"), ("method", "name"))
+# How names of tables end.
+TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
+_NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
+
+
+def is_python(text: str) -> bool:
+    """Whether a text is of the form FILE.py:NAME."""
+    return _NAME.fullmatch(text) is not None
+
+
+def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
+    """In place: paths of the user's files are relative to the folder of the experiment's file."""
+
+    def place(text: str) -> str:
+        return os.path.abspath(folder / os.path.expanduser(text))
+
+    for section, key in (*_NAMED, ("data", "index"), ("data", "target")):
+        table = tables.get(section)
+        value = table.get(key) if isinstance(table, dict) else None
+        if isinstance(value, str) and _is_path(key, value):
+            tables[section][key] = place(value)
+    metrics = tables.get("metrics")
+    if isinstance(metrics, dict) and isinstance(extra := metrics.get("extra"), list):
+        names = [place(v) if isinstance(v, str) and is_python(v) else v for v in extra]
+        tables["metrics"] = metrics | {"extra": names}
+
+
+def _is_path(key: str, value: str) -> bool:
+    if key == "index":
+        return True
+    if key == "target":
+        return value.lower().endswith(TABLES)
+    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL))
+
+
+@dataclass(frozen=True)
+class PythonName:
+    """What an experiment file calls FILE.py:NAME.
+
+    where    the key and its value, for messages: 'model.name = "net.py:Net"'
+    expects  what that key has to name
+    files    SHA-256 of the file, and of those in its folder that it imports, by path
+    """
+
+    where: str
+    value: Callable[..., Any]
+    path: Path
+    expects: str
+    files: Mapping[str, str]
+
+    def call(self, fits: Callable[[Any], bool], *given: Any, **options: Any) -> Any:
+        """What it returns. Raises InputError, with file and line, where that does not fit."""
+        try:
+            value = self.value(*given, **options)
+        except (Exception, SystemExit) as e:
+            raise InputError(
+                f"{self.where}: {_raised(e, self.path)}; expected {self.expects}"
+            ) from e
+        if not fits(value):
+            raise InputError(
+                f"{self.where} ({self.path}, line {self.line}) returned {_described(value)}; "
+                f"expected {self.expects}"
+            )
+        return value
+
+    @property
+    def line(self) -> int:
+        """Where it is defined in its file; 1 for what is not written there."""
+        try:
+            return max(1, inspect.getsourcelines(inspect.unwrap(self.value))[1])
+        except (OSError, TypeError):
+            return 1
+
+    @property
+    def needs(self) -> int:
+        """How many positional arguments have no default."""
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return sum(p.kind in positional and p.default is p.empty for p in self.parameters)
+
+    @property
+    def options(self) -> dict[str, inspect.Parameter]:
+        """Its arguments that may be given by name, but for the first."""
+        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        first = 0 if self.parameters and self.parameters[0].kind not in by_name[1:] else 1
+        return {p.name: p for p in self.parameters[first:] if p.kind in by_name}
+
+    @property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """Its arguments. Raises InputError where Python does not say."""
+        try:
+            return tuple(inspect.signature(self.value).parameters.values())
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{self.where}: its arguments are unclear; expected {self.expects}"
+            ) from None
+
+
+def load_python(key: str, text: str) -> PythonName:
+    """The function or class that `key = "FILE.py:NAME"` names, after running FILE.py.
+
+    A file is run once in a process, and again after a change. Files beside it can be imported.
+    Raises InputError for a file that is missing or raises, and a name that it lacks or that cannot
+    be called, with file and line.
+    """
+    expects = EXPECTS[key]
+    where, match = f'{key} = "{shown(text, 200)}"', _NAME.fullmatch(text)
+    if match is None:
+        raise InputError(f"{where}: write it as FILE.py:NAME, as in net.py:Net")
+    path, name = Path(match["file"]), match["name"]
+    module, files = _module(path, where, _digest(path, where))
+    names = [
+        one for one, v in vars(module).items()
+        if callable(v) and getattr(v, "__module__", None) == module.__name__
+    ]  # fmt: skip
+    if not hasattr(module, name):
+        has = f"it defines {', '.join(names)}" if names else "it defines no function or class"
+        raise InputError(
+            f'{where}: there is no "{name}", {has}; expected {expects}.{nearest(name, names)}'
+        )
+    value = getattr(module, name)
+    if not callable(value):
+        raise InputError(f"{where} is {_described(value)}; expected {expects}")
+    return PythonName(where, value, path, expects, files)
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of a file; None for one that cannot be read, or is a folder."""
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def check_files(folder: Path, ending: str = "") -> None:
+    """Raise DataError for a file of the user's that is not as it was when a run began, by name.
+
+    folder: the run's; ending: of the names of those to look at. Comes before they are run again.
+    """
+    files = read_object(folder / LOCK).get("files") if is_file(folder / LOCK) else None
+    for path, digest in files.items() if isinstance(files, dict) else ():
+        now = digest_of(Path(path))
+        if path.endswith(ending) and now != digest:
+            what = "is not there, and was" if now is None else "is not what it was"
+            raise DataError(
+                f"{folder}: {path} {what} when the run began; put it back, or start a new run"
+            )
+
+
+def _digest(path: Path, where: str) -> str:
+    digest = digest_of(path)
+    if digest is None:
+        how = "cannot be read" if path.exists() else "there is no such file"
+        raise InputError(f"{where}: {path}: {how}")
+    return digest
+
+
+@cache
+def _module(path: Path, where: str, digest: str) -> tuple[ModuleType, Mapping[str, str]]:
+    """The module of a file with this content, and the SHA-256 of what it loads from its folder."""
+    # With the digest, so that random.py replaces no module of Python's, and net.py no other net.py.
+    name = f"{path.stem}_{digest[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # for a path that ends in .py
+    assert spec.loader is not None
+    module, before = importlib.util.module_from_spec(spec), set(sys.modules)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last, for the same reason
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as e:
+        del sys.modules[name]
+        raise InputError(f"{where}: {_raised(e, path)}") from e
+    beside = {
+        file for one in set(sys.modules) - before
+        if (file := getattr(sys.modules[one], "__file__", None))
+        and Path(file).parent == path.parent
+    }  # fmt: skip
+    files = {file: digest_of(Path(file)) or "" for file in sorted(beside | {str(path)})}
+    return module, MappingProxyType(files)
+
+
+def _raised(error: BaseException, path: Path) -> str:
+    """ "net.py, line 3: NameError: ...": the last line that is the user's, and the error."""
+    what = str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        what = f"{type(error).__name__}: {error.msg}"
+        return f"{error.filename}, line {error.lineno}: {shown(what, 300)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if Path(f.filename).parent == path.parent]
+    where = f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
+    return where + shown(what, 300)
+
+
+def _described(value: object) -> str:
+    return "nothing (None)" if value is None else f"{type(value).__name__} {shown(repr(value))}"

@@ -1,0 +1,147 @@
+"""Progress of rounds: bars on a terminal, and in a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from fedshift.errors import visible
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A fraction as percent; a dash for None and NaN."""
+    # value != value is true of NaN alone, of which JSON files make None.
+    return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
+
+
+@contextlib.contextmanager
+def ignore_write_errors(stream: TextIO) -> Iterator[None]:
+    """Go on silently if the reader is gone (`| tee`, a closed connection) or the disk is full."""
+    try:
+        yield
+    except OSError:
+        # Everything that is written later goes nowhere, without another error.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+class _Stderr:
+    """stderr for rich's drawings, which come from rounds and from a thread of rich.
+
+    It keeps the present stream: while bars are drawn, rich replaces sys.stderr.
+    """
+
+    def __init__(self) -> None:
+        self.stream = sys.stderr
+
+    def write(self, text: str) -> int:
+        with ignore_write_errors(self.stream):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with ignore_write_errors(self.stream):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def for_bars() -> Console:
+    """The console for progress bars; a closed terminal does not end the run."""
+    return Console(file=cast(TextIO, _Stderr()))
+
+
+class LiveProgress:
+    """One bar per run on a terminal, with loss and accuracies as they come."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        target = console or for_bars()
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<16}", markup=False),
+            # 72 columns are taken by the run's name, its rounds, the time and the scores.
+            BarColumn(bar_width=max(6, min(24, target.width - 72))),
+            TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[scores]}", markup=False),
+            console=target,
+        )
+        self.tasks: dict[str, Any] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        run = event["run"]
+        if event["event"] == "start":
+            self.tasks[run] = self.bars.add_task(visible(run), total=event["rounds"], scores="")
+        elif event["event"] == "round":
+            self.bars.update(self.tasks[run], completed=event["round"])
+        elif event["event"] == "evaluation":
+            self.bars.update(self.tasks[run], scores=scores_in(event))
+
+    def __enter__(self) -> LiveProgress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.bars.stop()
+
+
+class NotebookProgress:
+    """One line per run in a notebook's output, drawn anew after each round."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display  # type: ignore[import-not-found]
+
+        self.html = HTML
+        self.handle = display(HTML(""), display_id=True)
+        self.lines: dict[str, tuple[int, int, str]] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        run = event["run"]
+        done, rounds, text = self.lines.get(run, (0, event.get("rounds", 0), ""))
+        if event["event"] == "round":
+            done = event["round"]
+        elif event["event"] == "evaluation":
+            text = scores_in(event)
+        self.lines[run] = (done, rounds, text)
+        self.handle.update(self.html("<br>".join(map(self._line, self.lines))))
+
+    def _line(self, run: str) -> str:
+        done, rounds, text = self.lines[run]
+        bar = f'<progress value="{done}" max="{rounds}"></progress>'
+        return f"{escape(visible(run))} {bar} {done}/{rounds} {escape(text)}"
+
+
+@contextlib.contextmanager
+def shown_progress(wanted: bool | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A listener that draws; None: on a terminal and in a notebook, else nothing."""
+    if in_notebook() and wanted is not False:
+        yield NotebookProgress()
+    elif wanted or (wanted is None and sys.stderr.isatty()):
+        with LiveProgress() as live:
+            yield live
+    else:
+        yield lambda event: None
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def scores_in(event: dict[str, Any]) -> str:
+    """The main numbers of an evaluation, in few words."""
+    names = {"target": "target_accuracy", "est.": "estimated_accuracy"}
+    if "system_accuracy" in event:
+        names = {"system": "system_accuracy", "own": "average_accuracy"}
+    scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
+    return " ".join([f"loss {event['train_loss']:.3f}", *scores])

@@ -1,0 +1,84 @@
+"""A trained network as a file for other programs: its weights, TorchScript or ONNX."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.errors import InputError
+from fedshift.files import write
+
+SUFFIXES = (".pt", ".ts", ".onnx")
+
+
+class Logits(nn.Module):
+    """The logits alone of a network that gives more."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """[n, K]"""
+        out: Any = self.net(*x)
+        logits: Tensor = out["logits"] if isinstance(out, dict) else out
+        return logits
+
+
+def export(net: nn.Module, example: Any, path: Path) -> Path:
+    """Write the network, in evaluation mode, as the path's ending says.
+
+    .pt    its state_dict, for `torch.load` and `load_state_dict`
+    .ts    TorchScript, traced on `example`, for `torch.jit.load`
+    .onnx  ONNX with any number of rows, for which `pip install "fedshift[onnx]"` is needed
+
+    Raises InputError for another ending, and for a network that cannot be written so.
+    """
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path}: give a name that ends in {', '.join(SUFFIXES)}")
+    given = example if isinstance(example, tuple) else (example,)
+    file = io.BytesIO()
+    if path.suffix == ".pt":
+        torch.save(net.state_dict(), file)
+    elif path.suffix == ".ts":
+        script: Any = torch.jit
+        script.save(_tried(path, lambda: script.trace(Logits(net), given)), file)
+    else:
+        _write_onnx(net, given, file, path)
+    write(path, file.getvalue())
+    return path
+
+
+def _write_onnx(net: nn.Module, given: tuple[Any, ...], file: io.BytesIO, path: Path) -> None:
+    if importlib.util.find_spec("onnx") is None:
+        raise InputError(f'{path}: needs onnx; pip install "fedshift[onnx]"')
+    names = [f"x{i}" if i else "x" for i in range(len(given))]
+    rows = {name: {0: "rows"} for name in [*names, "logits"]}
+    writer: Any = torch.onnx.export  # which takes a file, too
+    _tried(
+        path,
+        lambda: writer(
+            Logits(net), given, file, input_names=names, output_names=["logits"],
+            dynamic_axes=rows, dynamo=False,
+        ),
+    )  # fmt: skip
+
+
+def _tried(path: Path, work: Any) -> Any:
+    """What the exporter gives. It raises what it likes; all is about the user's network."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return work()
+    except Exception as e:
+        first = str(e).strip().split("\n")[0]
+        raise InputError(
+            f"{path}: this network cannot be written so: {first}; export a .pt and load it into "
+            "the network's class"
+        ) from e

@@ -1,0 +1,202 @@
+"""`fedshift.fit` and `fedshift.load`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.errors import DataError, InputError
+from fedshift.experiments.config import PYTHON
+from fedshift.experiments.engines import Engine, backend_of, default_engine
+from fedshift.experiments.experiment import record
+from fedshift.experiments.folder import kept_in, reserved
+from fedshift.experiments.own import Metric
+from fedshift.experiments.progress import Keeper
+from fedshift.experiments.resume import reopened
+from fedshift.experiments.run_models import (
+    complete_config,
+    encoding_in,
+    load_models,
+    network_of,
+)
+from fedshift.experiments.training import listeners
+from fedshift.files import is_file
+from fedshift.fitting.bars import shown_progress
+from fedshift.fitting.following import Callback, Logger, following
+from fedshift.fitting.methods import Method
+from fedshift.fitting.naming import by_name
+from fedshift.fitting.networks import Remembered, first_model, referred
+from fedshift.fitting.planning import Loss, Plan, Weights, plan
+from fedshift.fitting.result import Result, about_in
+from fedshift.model import Model
+from fedshift.record.folder import CONFIG, FIT, read_run
+from fedshift.tasks.encoding import Encoding
+from fedshift.tasks.task import Task
+
+
+def fit(
+    task: Task,
+    net: Any = None,
+    *,
+    method: str | Callable[..., Algorithm] | Algorithm | Method = "fedavg",
+    seed: int = 0,
+    name: str | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    loss: Loss | None = None,
+    class_weights: Weights | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    backend: str | None = None,
+    workers: int | None = None,
+    progress: bool | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    **keys: Any,
+) -> Result:
+    """Train a network on a task's clients by a method, and measure it where it will be used.
+
+    net            a module, of which a copy is trained; a function of the task (input_shape,
+                   classes) that makes one; or a name: "mlp", "linear", "lenet", ...
+    method         a recipe's name, `method(name, option=...)`, a function of `Setting`, an
+                   `Algorithm`
+    keys           the recipe's options (ess="auto"), and the keys of [training], [model] and
+                   [selection] in docs/configuration.md: rounds, lr, epochs, batch, cohort,
+                   schedule, patience, keep, hidden, ...
+    seed           of first weights, batches and cohorts; the task's own seed cuts the data
+    metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows
+    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]
+    class_weights  "balanced", weights by class name, or one per class
+    callbacks      each called after every round with a dict of its numbers
+    loggers        `TensorBoard`, `MLflow`, `WandB`
+    backend        as --backend of `fedshift run`; left out: one process or all cores, whichever
+                   is faster, with the same numbers bit for bit. workers: how many processes
+    progress       a bar on stderr; left out: on a terminal and in notebooks
+    folder         where the run folder goes; left out: to a temporary one, until `save`
+    resume         go on with the run in `folder`
+
+    Raises InputError for what does not go together, with the cure, before anything is trained.
+    """
+    planned = plan(
+        task, net, method, seed=seed, name=name, metrics=metrics, loss=loss,
+        class_weights=class_weights, **keys,
+    )  # fmt: skip
+    engine = _engine(backend, workers)
+    with (
+        by_name(task.clients),
+        _one_thread(),
+        _place(planned, folder, resume, engine) as (place, keeper),
+        shown_progress(progress) as bar,
+        following(planned.config, callbacks, loggers) as follow,
+    ):
+        record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
+        result = _result(place, planned.prepared.model)
+    if folder is None:
+        weakref.finalize(result, _remove, place, os.getpid())
+    return result
+
+
+def load(folder: str | Path, *, net: Any = None) -> Result:
+    """The result of `fit` that is saved in a folder.
+
+    net: the network that was trained, or the function that made it, where the folder does not say:
+    one from a notebook, a script or with arguments. Raises InputError where it is needed and left
+    out, and for a folder that is none of a complete run.
+    """
+    place = Path(folder)
+    config = complete_config(place)
+    about = about_in((place / FIT).read_text("utf-8")) if is_file(place / FIT) else {}
+    run, encoding = read_run(place), encoding_in(place)
+    shape = tuple(about["x"]) if "x" in about else None
+    if config.model.name != PYTHON:
+        model = network_of(config, place, len(run.clients), shape)
+    else:
+        model = _network(place, net, about, run.summary.classes, encoding)
+    try:
+        models = load_models(place, model=model)
+    except DataError as e:
+        if config.model.name != PYTHON:
+            raise
+        what = str(e).partition(";")[0].replace(" of config.resolved.toml", "")
+        raise InputError(f"{what}; give net= the network that was trained") from e
+    return Result(run, models, encoding, about)
+
+
+def _network(
+    place: Path, net: Any, about: Mapping[str, Any], classes: tuple[str, ...],
+    encoding: Encoding | None,
+) -> Model:  # fmt: skip
+    layout = None if encoding is None else encoding.layout
+    shape = tuple(about.get("input_shape", ()))
+    task = Remembered(str(place), "classification", (), classes, shape)
+    if net is not None:
+        return first_model(net, task, 0, layout)
+    reference = about.get("net")
+    model = referred(reference, task, layout) if reference else None
+    if model is None:
+        raise InputError(
+            f"{place}: the folder has the network's weights, and not how to make it"
+            f"{f' ({reference} is gone)' if reference else ''}; give fs.load(folder, net=...), the "
+            "network or the function that was trained"
+        )
+    return model
+
+
+def _result(place: Path, model: Model) -> Result:
+    about = about_in((place / FIT).read_text("utf-8"))
+    return Result(read_run(place), load_models(place, model=model), encoding_in(place), about)
+
+
+def _remove(place: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a process that was forked meanwhile
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """A run sets torch's threads; the user's program gets its own number back."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _engine(backend: str | None, workers: int | None) -> Engine:
+    if backend is None and workers is None:
+        return default_engine()
+    return backend_of(backend or "workers", workers)
+
+
+@contextlib.contextmanager
+def _place(
+    planned: Plan, folder: str | Path | None, resume: bool, engine: Engine
+) -> Iterator[tuple[Path, Keeper | None]]:
+    """(run folder, keeper of checkpoints); a temporary folder keeps none, and goes on failure."""
+    config, prepared = planned.config, planned.prepared
+    if folder is None:
+        if resume:
+            raise InputError("resume=True needs folder=, where the run to go on with is")
+        temporary = Path(mkdtemp(prefix="fedshift-"))
+        try:
+            yield temporary, None
+        except BaseException:
+            _remove(temporary, os.getpid())
+            raise
+        return
+    place = Path(folder)
+    goes_on = resume and is_file(place / CONFIG)
+    with contextlib.ExitStack() as stack:
+        if goes_on:
+            path, _ = stack.enter_context(reopened(place, config, prepared, engine.backend))
+        else:
+            path = stack.enter_context(reserved(place, config.name))
+        yield path, kept_in(path, config, prepared)

@@ -1,0 +1,94 @@
+"""The keywords of `fit`, sorted: the method's options, and keys of the configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fedshift import recipes
+from fedshift.errors import InputError, nearest, shown
+from fedshift.experiments.config import Network, Selection, Training
+from fedshift.fitting.methods import Method, foreign_option
+
+SECTIONS = {
+    "training": set(Training.model_fields),
+    "model": set(Network.model_fields) - {"name"},
+    "selection": set(Selection.model_fields),
+}
+# What `fit` takes itself.
+ARGUMENTS = (
+    "method", "seed", "name", "metrics", "loss", "class_weights", "callbacks", "loggers",
+    "backend", "workers", "progress", "folder", "resume",
+)  # fmt: skip
+ELSEWHERE = {
+    "validation": "Task.from_...(validation=0.2): the task is cut there",
+    "test": "Task.from_...(test=0.2): the task is cut there",
+    "target": "Task.from_...(target=...)",
+    "client": "Task.from_...(client=...)",
+    "clients": "Task.from_...(client=...)",
+    "label": "Task.from_...(label=...)",
+    "seeds": "fs.compare(..., seeds=5); fit has one seed=0",
+    "learning_rate": "lr=0.1",
+    "batch_size": "batch=32",
+    "weight_decay": "decay=1e-4",
+    "early_stopping": "patience=10",
+}
+
+
+def sorted_keys(
+    chosen: Method, keys: Mapping[str, Any], *, by_name: bool
+) -> dict[str, dict[str, Any]]:
+    """{"method": ..., "training": ..., ...}: where each keyword belongs.
+
+    by_name: the method was given by its name, so that its options may be among the keywords.
+    Raises InputError for an unknown keyword, with the nearest match and where it belongs, and for
+    one that the method and training both have.
+    """
+    options = set(chosen.recipe.options) if by_name else set[str]()
+    tables: dict[str, dict[str, Any]] = {"method": dict(chosen.options)}
+    tables |= {section: {} for section in SECTIONS}
+    for key, value in keys.items():
+        homes = [s for s, names in {"method": options, **SECTIONS}.items() if key in names]
+        if not homes:
+            raise InputError(_unknown(key, chosen))
+        if len(homes) > 1:
+            raise InputError(_ambiguous(key, chosen))
+        tables[homes[0]][key] = value
+    return tables
+
+
+def _ambiguous(key: str, chosen: Method) -> str:
+    name = chosen.recipe.name
+    return (
+        f'{key}: an option of {name} and of local training as well; write fs.method("{name}", '
+        f'{key}=...) for the option, or method=fs.method("{name}"), {key}=... for training'
+    )
+
+
+def _unknown(key: str, chosen: Method) -> str:
+    if key in ELSEWHERE:
+        return f'fit has no "{key}": write {ELSEWHERE[key]}'
+    if any(key in one.options for one in recipes.recipes()):
+        return foreign_option(key, chosen.recipe)
+    known = [*ARGUMENTS, *chosen.recipe.options, *(k for names in SECTIONS.values() for k in names)]
+    hint = nearest(key, known)
+    options = ", ".join(chosen.recipe.options) or "none"
+    more = "" if hint else f" Training keys: {', '.join(sorted(SECTIONS['training']))}."
+    return (
+        f'fit has no keyword "{shown(key)}".{hint} Options of {chosen.recipe.name}: {options}.'
+        f"{more}"
+    )
+
+
+@contextmanager
+def in_python_words() -> Iterator[None]:
+    """InputErrors about keys of a file are told as keywords: `training.lr = 0: ...` is lr=0."""
+    try:
+        yield
+    except InputError as e:
+        text = re.sub(r"^(?:fit|config): ", "", str(e), flags=re.M)
+        text = re.sub(r"\b(?:training|method|model|selection|data)\.(\w+) = ", r"\1=", text)
+        e.args = (re.sub(r"\b(?:training|method|model|selection)\.(?=[a-z])", "", text),)
+        raise

@@ -1,0 +1,90 @@
+"""Methods as `fit` takes them: a recipe by name, a function of `Setting`, an `Algorithm`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedshift import recipes
+from fedshift.algorithms.base import Algorithm, check_method
+from fedshift.arguments import called
+from fedshift.errors import InputError, nearest
+from fedshift.recipes import Recipe, Traits
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A recipe, or a method of one's own, with its options; `fedshift.method` makes it.
+
+    own        whether it is none of the library's recipes
+    algorithm  an object that brings its network; None where the method is made of a `Setting`
+    """
+
+    recipe: Recipe
+    options: Mapping[str, Any] = field(default_factory=dict)
+    own: bool = False
+    algorithm: Algorithm | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name with its options, as in "fedprox(mu=0.1)"."""
+        options = ", ".join(f"{k}={v!r}" for k, v in self.options.items())
+        return f"{self.recipe.name}({options})" if options else self.recipe.name
+
+    def __repr__(self) -> str:
+        return f"method: {self.label}"
+
+
+def method(given: str | Callable[..., Algorithm] | Algorithm, **options: Any) -> Method:
+    """A method with its options, for `fit` and `compare`.
+
+    given: a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
+    arguments are its options; or an `Algorithm`, which has none. Raises InputError for an unknown
+    name or option, with the nearest match.
+
+    >>> method("fedprox", mu=0.1).label
+    'fedprox(mu=0.1)'
+    """
+    if isinstance(given, str):
+        made = Method(recipes.recipe(given), options)
+    elif hasattr(given, "client_update"):
+        check_method(given)
+        made = Method(_recipe_of(given), options, own=True, algorithm=given)  # type: ignore[arg-type]
+    elif callable(given):
+        made = Method(recipes.made_by(given), options, own=True)
+    else:
+        raise InputError(
+            f"method is {called(given)}; give a name, fs.method(name, ...), a function of Setting "
+            "or an Algorithm"
+        )
+    for name in options:
+        if name not in made.recipe.options and not _takes_any(made):
+            raise InputError(foreign_option(name, made.recipe))
+    return made
+
+
+def as_method(given: str | Callable[..., Algorithm] | Algorithm | Method) -> Method:
+    """The same, for what may be one already."""
+    return given if isinstance(given, Method) else method(given)
+
+
+def foreign_option(name: str, recipe: Recipe) -> str:
+    """Why a recipe has no such option: what it has, and which others have it."""
+    others = [one.name for one in recipes.recipes() if name in one.options]
+    whose = f" It is one of {', '.join(others[:6])}." if others else ""
+    allowed = ", ".join(recipe.options) or "none"
+    hint = "" if others else nearest(name, recipe.options)
+    return f'{recipe.name} has no option "{name}"; its options: {allowed}.{hint}{whose}'
+
+
+def _recipe_of(algorithm: Algorithm) -> Recipe:
+    name = type(algorithm).__name__
+    return Recipe(name, lambda setting: algorithm, "", "", "", {}, Traits())
+
+
+def _takes_any(made: Method) -> bool:
+    """Whether a user's function has **options, which say nothing of their names."""
+    kinds = (p.kind for p in inspect.signature(made.recipe.make).parameters.values())
+    return made.own and inspect.Parameter.VAR_KEYWORD in kinds

@@ -1,0 +1,121 @@
+"""Networks as `fit` takes them: a name, a module, or a function that makes one of the task."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch import nn
+
+from fedshift.arguments import called
+from fedshift.errors import InputError
+from fedshift.experiments.own_network import Unpacking, packed
+from fedshift.model import Model, build
+from fedshift.tasks.layout import Layout
+
+ALIKE = (
+    "Every seed starts from the weights that the given network had; give a function of the task "
+    "to start each from weights of its own."
+)
+
+
+class Shape(Protocol):
+    """What a function that makes a network may ask of a task."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a run folder remembers of its task, for the function that makes its network."""
+
+    name: str
+    kind: str
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+
+def first_model(
+    net: Any, task: Shape, seed: int, layout: Layout | None, *, freeze_norm: bool = False
+) -> Model:
+    """The network with its first weights: a copy of a module, or what a function makes under seed.
+
+    Raises InputError for what is neither, and for a function that makes no module.
+    """
+    if isinstance(net, Model):
+        net = net.net
+    if isinstance(net, nn.Module):
+        return Model(packed(copy.deepcopy(net), layout), freeze_norm)
+    if not callable(net):
+        raise InputError(
+            f"net is {called(net)}; give a torch.nn.Module, a function of the task that makes one, "
+            'or a name such as "mlp"'
+        )
+    return build(lambda: packed(_made(net, task), layout), seed, freeze_norm=freeze_norm)
+
+
+def inner(net: nn.Module) -> nn.Module:
+    """The user's network."""
+    return net.net if isinstance(net, Unpacking) else net
+
+
+def _made(net: Callable[..., Any], task: Shape) -> nn.Module:
+    name = getattr(net, "__name__", type(net).__name__)
+    count = _needs(net)
+    if count > 1:
+        raise InputError(
+            f"net: {name} needs {count} arguments; give a function of the task alone, such as "
+            f"lambda task: {name}(task.input_shape[0], len(task.classes))"
+        )
+    made = net(*[task][:count])
+    if not isinstance(made, nn.Module):
+        raise InputError(f"net: {name} returned {called(made)}; it must return a torch.nn.Module")
+    return made
+
+
+def _needs(net: Callable[..., Any]) -> int:
+    """How many arguments it must be given; 1 where Python does not say."""
+    try:
+        parameters = inspect.signature(net).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is p.empty and p.kind in positional for p in parameters)
+
+
+def reference_of(net: Any) -> str | None:
+    """ "module:Name" of what makes the network, where another process can import and call it.
+
+    None for others: what is defined in a notebook, a script or a function, and a module whose class
+    needs arguments.
+    """
+    made = type(net) if isinstance(net, nn.Module) else net
+    module, name = getattr(made, "__module__", None), getattr(made, "__qualname__", "")
+    if isinstance(net, str) or module in (None, "__main__") or not name or "<" in name:
+        return None
+    if isinstance(net, nn.Module) and (_needs(made) or module.startswith("torch.")):
+        return None
+    return f"{module}:{name}"
+
+
+def referred(reference: str, task: Shape, layout: Layout | None) -> Model | None:
+    """The network of a reference; None where it cannot be made any more."""
+    module, _, name = reference.partition(":")
+    try:
+        target: Any = import_module(module)
+        for part in name.split("."):
+            target = getattr(target, part)
+        return first_model(target, task, 0, layout)
+    except Exception:  # whatever another version of the user's module raises
+        return None

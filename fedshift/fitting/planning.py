@@ -1,0 +1,191 @@
+"""From a task, a network and a method to an ordinary experiment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import called, check_whole
+from fedshift.client.objectives import Term
+from fedshift.errors import InputError, nearest, shown
+from fedshift.experiments.config import PYTHON, Config
+from fedshift.experiments.load import validate
+from fedshift.experiments.own import Metric, Own
+from fedshift.experiments.own_data import about, prepare_built
+from fedshift.experiments.own_loss import loss_term
+from fedshift.experiments.own_metrics import check_metrics
+from fedshift.experiments.task import Prepared
+from fedshift.fitting.keys import in_python_words, sorted_keys
+from fedshift.fitting.methods import Method, as_method
+from fedshift.fitting.networks import ALIKE, first_model, reference_of
+from fedshift.model import Model
+from fedshift.record.folder import FIT
+from fedshift.tasks.building import Built
+from fedshift.tasks.task import Task
+
+Loss = Term | Callable[[Tensor, Tensor], Tensor]
+Weights = str | Mapping[str, float] | Tensor | np.ndarray | tuple[float, ...] | list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """An experiment that is ready to run; notes: what its user should know."""
+
+    config: Config
+    prepared: Prepared
+    notes: tuple[str, ...]
+
+
+def plan(
+    task: Task,
+    net: Any,
+    method: str | Callable[..., Algorithm] | Algorithm | Method,
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    loss: Loss | None = None,
+    class_weights: Weights | None = None,
+    built: Built | None = None,
+    **keys: Any,
+) -> Plan:
+    """What `fit` runs. built: the task as it is cut, `task.build()` if left out.
+
+    Raises InputError for what does not go together, before anything is trained.
+    """
+    check_task(task)
+    check_whole("seed", seed, 0)
+    chosen = as_method(method)
+    with in_python_words():
+        tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
+        config = _config(task, net, chosen, tables, seed, name)
+    made = task.build() if built is None else built
+    own = Own(
+        method=_own_recipe(chosen),
+        loss=None if loss is None else loss_term(loss),
+        metrics=dict(metrics or {}),
+        class_weights=weights_of(class_weights, made),
+    )
+    check_metrics(own.metrics)
+    model = _model(task, net, chosen, config, made)
+    notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
+    reference = None if model is None else reference_of(net)
+    own = replace(own, texts={FIT: about(made, notes, reference)})
+    return Plan(config, prepare_built(config, made, model, own), notes)
+
+
+def check_task(task: object) -> None:
+    """Raise InputError for what is no task, and for one without classes."""
+    if not isinstance(task, Task):
+        raise InputError(f"task is {called(task)}; give an fs.Task, such as fs.Task.from_csv(...)")
+    if task.kind != "classification":
+        raise InputError(f'fit trains tasks of kind "classification"; this one is "{task.kind}"')
+
+
+def _config(
+    task: Task, net: Any, chosen: Method, tables: dict[str, dict[str, Any]], seed: int,
+    name: str | None,
+) -> Config:  # fmt: skip
+    tables["method"] = _method_table(chosen, tables["method"])
+    tables["model"]["name"] = net if isinstance(net, str) else PYTHON
+    if isinstance(net, str) and net == PYTHON:
+        raise InputError('net="python" is no network; give a module, or a name such as "mlp"')
+    tested_on = "clients" if task.target.kind == "clients" else "drawn"
+    return validate(
+        {
+            "name": file_name(task.name) if name is None else name,
+            "data": {"source": PYTHON, "name": task.name},
+            "shift": {"kind": "natural", "clients": len(task.clients), "target": tested_on},
+            "seeds": {"run": seed, "split": task.seed},
+            **tables,
+        },
+        origin="fit",
+    )
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a run: letters, digits and . _ + = - alone."""
+    return re.sub(r"[^\w.+= -]+", "-", text).strip("-. ")[:60] or "run"
+
+
+def _method_table(chosen: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    """[method]; options of a user's method that no file can hold stay with the method."""
+    if not chosen.own:
+        return {"name": chosen.recipe.name, **options}
+    return {"name": PYTHON, **{k: v for k, v in options.items() if _plain(v)}}
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    return isinstance(value, bool | int | float | str)
+
+
+def _own_recipe(chosen: Method) -> Any:
+    if not chosen.own:
+        return None
+    others = {k: v for k, v in chosen.options.items() if not _plain(v)}
+    return replace(chosen.recipe, make=partial(chosen.recipe.make, **others))
+
+
+def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -> Model | None:
+    """The first model; None for a network by name."""
+    if chosen.algorithm is not None:
+        model = chosen.algorithm.model
+        if net is not None and net is not model and net is not model.net:
+            raise InputError(
+                f"{chosen.recipe.name} brings its own network; leave net out, or give a function "
+                "of Setting in place of the Algorithm, which then trains net"
+            )
+        return model
+    if net is None:
+        raise InputError('fit needs a network: a torch.nn.Module, a function, or a name as "mlp"')
+    if isinstance(net, str):
+        return None
+    seeds, freeze = config.seeds.resolved(), config.model.freeze_norm
+    return first_model(net, task, seeds.init, built.encoding.layout, freeze_norm=freeze)
+
+
+def _alike(net: Any, chosen: Method) -> bool:
+    return chosen.algorithm is not None or isinstance(net, torch.nn.Module | Model)
+
+
+def weights_of(given: Weights | None, built: Built) -> Tensor | None:
+    """Class weights [K]: "balanced" is n / (K n_y) over all clients; else by name or in order.
+
+    Raises InputError for other lengths, unknown classes and weights that are not positive.
+    """
+    if given is None:
+        return None
+    classes, counts = built.task.classes, built.task.table()["labels"].sum(0)
+    if isinstance(given, str):
+        if given != "balanced":
+            raise InputError(
+                f'class_weights="{shown(given)}": give "balanced", a dict by class, or one weight '
+                "per class"
+            )
+        present = counts > 0
+        balanced = counts.sum() / (present.sum() * counts.clamp(min=1))
+        return torch.where(present, balanced, 1.0)
+    if isinstance(given, Mapping):
+        for one in given:
+            if str(one) not in classes:
+                near = nearest(str(one), classes)
+                raise InputError(f'class_weights: there is no class "{shown(str(one))}".{near}')
+        named = {str(k): v for k, v in given.items()}
+        given = [named.get(name, 1.0) for name in classes]
+    weights = torch.as_tensor(given, dtype=torch.float64)
+    if weights.shape != (len(classes),) or not bool(((weights > 0) & weights.isfinite()).all()):
+        raise InputError(
+            f"class_weights must be {len(classes)} numbers above 0, one per class, got "
+            f"{shown(str(weights.tolist()))}"
+        )
+    return weights

@@ -1,0 +1,201 @@
+"""What came of `fit`: a run folder, with the network that it belongs to."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedshift.errors import InputError, unknown
+from fedshift.experiments.folder import check_unused
+from fedshift.experiments.own_metrics import probabilities
+from fedshift.experiments.run_models import Pair, RunModels
+from fedshift.files import check_page, write
+from fedshift.fitting.export import export
+from fedshift.fitting.networks import inner
+from fedshift.fitting.predicting import Prediction, prediction
+from fedshift.fitting.showing import facts_of, html_of, text_of
+from fedshift.record.folder import RunResult
+from fedshift.record.rounds import own_columns
+from fedshift.record.summary import Summary
+from fedshift.report.page import page
+from fedshift.report.splits import client_names
+from fedshift.tasks.encoding import Encoding
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """A trained model, all that was measured, and how raw rows become its inputs.
+
+    `print(result)` shows the main numbers. summary has all of them, by the names of summary.json.
+    notes say what a reader of the numbers should know.
+    """
+
+    run: RunResult
+    models: RunModels
+    encoding: Encoding | None
+    about: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the run are."""
+        return self.run.folder
+
+    @property
+    def summary(self) -> Summary:
+        """All numbers of the run."""
+        return self.run.summary
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on the data and the network."""
+        return tuple(self.about.get("notes", ()))
+
+    @property
+    def target(self) -> str:
+        """What the model is for, in words."""
+        return str(self.about.get("target", "the target"))
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return client_names(self.run)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes' names."""
+        return self.summary.classes
+
+    @property
+    def accuracy(self) -> float:
+        """On the target's test rows."""
+        return _number(self.summary.final.target_accuracy)
+
+    @property
+    def estimate(self) -> tuple[float, float]:
+        """Target accuracy as estimated from the clients' validation counts, and its error."""
+        final = self.summary.final
+        return _number(final.estimated_accuracy), _number(final.estimated_se)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The user's own metrics on the target's test rows."""
+        final = self.summary.final
+        return {k: _number(final.others.get(k)) for k in own_columns(self.run.rounds)}
+
+    @property
+    def accuracies(self) -> dict[str, float]:
+        """Each client's accuracy, by name: of its own model where clients serve such.
+
+        On its own test rows where it has some, else on its validation rows.
+        """
+        serving = self.summary.serving
+        own = serving.client_accuracy if serving and serving.client_accuracy else None
+        values = own or self.summary.final.client_accuracy
+        return {c: _number(v) for c, v in zip(self.clients, values, strict=True)}
+
+    @property
+    def rounds(self) -> list[dict[str, float]]:
+        """The numbers of every evaluated round, as in metrics.csv."""
+        return [
+            {"round": r.round} | {k: _number(v) for k, v in r.values.items()}
+            for r in self.run.rounds
+        ]
+
+    def module(self, client: str | None = None) -> nn.Module:
+        """The trained network in evaluation mode, a copy of its own; a client's, by name.
+
+        Raises InputError for an unknown client, and where there is no one model for all.
+        """
+        return inner(self.models.model.loaded(*self._pair(client)))
+
+    def predict(self, rows: Any, *, client: str | None = None) -> Prediction:
+        """Names and probabilities for raw rows, in the form that the task was made of.
+
+        client: by the model of this client. Without an encoding, rows are x [n, ...] as in
+        training.
+
+        Raises InputError for rows that lack a column, or are not of the task's form.
+        """
+        x = torch.as_tensor(rows) if self.encoding is None else self.encoding.apply(rows)
+        given = probabilities(self.models.model, *self._pair(client), x)
+        return prediction(given.numpy(), self.classes)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report, one HTML page without scripts."""
+        place = Path(path)
+        check_page(place)
+        write(place, page([self.run]))
+        return place
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the run folder to a place that is empty or new; `fedshift.load` reads it.
+
+        Raises InputError for a folder with something in it.
+        """
+        place = Path(folder)
+        check_unused(place)
+        try:
+            shutil.copytree(self.folder, place, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as e:
+            raise InputError(f"{place}: cannot be written: {e}") from None
+        return place
+
+    def export(self, path: str | Path, *, client: str | None = None) -> Path:
+        """Write the network for other programs: .pt (state_dict), .ts (TorchScript) or .onnx.
+
+        Raises InputError for another ending, and where the network cannot be written so.
+        """
+        layout = None if self.encoding is None else self.encoding.layout
+        x = torch.zeros(2, *self.about.get("x", ()))
+        example = x if layout is None else layout.unpack(x)
+        return export(self.module(client), example, Path(path))
+
+    def _pair(self, client: str | None) -> Pair:
+        models = self.models
+        if client is None:
+            if models.shared[0].keys() != models.model.init()[0].keys():
+                raise InputError(
+                    f"{self.summary.method} leaves no model for all; give client= one of "
+                    f"{', '.join(self.clients)}"
+                )
+            return models.shared
+        if client not in self.clients:
+            raise unknown("client", client, self.clients)
+        if not models.served:
+            raise InputError(
+                f'client="{client}": this run kept the model for all alone, since its target is '
+                f'{self.target}; with target="clients" each client\'s model is kept'
+            )
+        return models.served[self.clients.index(client)]
+
+    def __str__(self) -> str:
+        return text_of(facts_of(self.summary, self.target, self.metrics, self.notes))
+
+    def __repr__(self) -> str:
+        final = self.summary.final
+        return (
+            f"Result({self.summary.method} on {self.summary.dataset}, round {final.round}: target "
+            f"accuracy {self.accuracy:.1%}, estimated {self.estimate[0]:.1%})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_of(facts_of(self.summary, self.target, self.metrics, self.notes))
+
+
+def _number(value: Any) -> float:
+    """A number of a file; NaN where there is none."""
+    return math.nan if value is None else float(value)
+
+
+def about_in(text: str) -> dict[str, Any]:
+    """The content of fit.json."""
+    read: dict[str, Any] = json.loads(text)
+    return read

@@ -1,0 +1,68 @@
+"""The main numbers of a result in a few lines, as text and as HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import NamedTuple
+
+from fedshift.errors import visible
+from fedshift.record.summary import Summary
+
+
+class Facts(NamedTuple):
+    """What a result shows: numbers by name in order, and sentences."""
+
+    title: str
+    numbers: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def facts_of(
+    summary: Summary, target: str, metrics: Mapping[str, float], notes: tuple[str, ...]
+) -> Facts:
+    """The facts of a run; target in words, metrics the user's own."""
+    final, many = summary.final, len(summary.weights)
+    numbers = {"target": target, "target accuracy": percent(final.target_accuracy)}
+    if final.estimated_accuracy is not None:
+        error = percent(None if final.estimated_se == "inf" else final.estimated_se)
+        estimate = f"{percent(final.estimated_accuracy)} ± {error}"
+        numbers["estimated"] = f"{estimate}, from the clients' validation counts"
+    if summary.ess is not None and summary.ess_fraction is not None:
+        of_all = percent(summary.ess_fraction, 0)
+        numbers["ESS"] = f"{float(summary.ess):.0f} examples, {of_all} of all"
+    if summary.distance is not None:
+        numbers["gap to the target"] = f"{summary.distance:.3f}"
+    if chosen := summary.selection:
+        numbers["chosen"] = f"{chosen.chosen} of {len(chosen.candidates)} by {chosen.rule}"
+    if serving := summary.serving:
+        own = [v for v in serving.client_accuracy or () if v is not None]
+        numbers["worst client"] = percent(min(own, default=None))
+    numbers |= {name: f"{value:.4g}" for name, value in metrics.items()}
+    title = f"{summary.method} on {summary.dataset}: {many} clients, after round {final.round}"
+    return Facts(title, numbers, (*summary.why, *notes))
+
+
+def text_of(facts: Facts) -> str:
+    """One number per line, then the sentences."""
+    wide = max(map(len, facts.numbers))
+    rows = (f"  {name:<{wide}}  {value}" for name, value in facts.numbers.items())
+    return visible("\n".join([facts.title, *rows, *(f"  {n}" for n in facts.notes)]), keep="\n")
+
+
+def html_of(facts: Facts) -> str:
+    """The same as a table and a list."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in facts.numbers.items()
+    )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in facts.notes)
+    return f"<table><caption>{escape(facts.title)}</caption>{rows}</table><ul>{notes}</ul>"
+
+
+def percent(share: float | str | None, digits: int = 1) -> str:
+    """A fraction as percent; a dash for none."""
+    if not isinstance(share, float | int) or math.isnan(share):
+        return "–"
+    return f"{100 * share:.{digits}f} %"

@@ -1,0 +1,150 @@
+"""The default backend: the loop or workers, by time alone; the numbers are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fedshift import FedAvg, Local, Model
+from fedshift.data import client_data, register
+from fedshift.engine import quicker
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.federation import Federation
+from fedshift.engine.quicker import Quicker, forks_safely
+from fedshift.engine.run import run
+from fedshift.engine.ways import QUICKER
+from fedshift.errors import InputError
+from fedshift.experiments.config import Training
+from fedshift.experiments.engines import InProcess, Way, default_engine
+from fedshift.models.dense import Mlp
+from fedshift.seeds import Seeds
+
+CLIENTS = 4
+
+
+def federation() -> tuple[FedAvg, Federation]:
+    draws = torch.Generator().manual_seed(0)
+    clients = [
+        client_data(torch.randn(20, 3, generator=draws), torch.arange(20) % 2, i)
+        for i in range(CLIENTS)
+    ]
+    model = Model(Mlp((3,), (4,), 2))
+    method = FedAvg(model, local=Local(lr=0.1, epochs=1, batch=10))
+    return method, Federation(clients, *model.init(), register(clients, 2), Seeds.of(0))
+
+
+def slow(seconds: float, name: str, played: list[str]) -> Backend:
+    """The loop, which takes so long for each client more."""
+
+    def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        played.append(name)
+        for job in jobs:
+            time.sleep(seconds)
+            yield from loop(update, [job])
+
+    return backend
+
+
+def rounds_by(
+    monkeypatch: pytest.MonkeyPatch, here: float, there: float, rounds: int = 8
+) -> tuple[list[str], bool]:
+    """(who played each round, whether workers are still there at the end)."""
+    played, there_still = list[str](), [False]
+
+    @contextlib.contextmanager
+    def hire() -> Iterator[Backend]:
+        there_still[0] = True
+        yield slow(there, "workers", played)
+        there_still[0] = False
+
+    monkeypatch.setattr(quicker, "loop", slow(here, "loop", played))
+    monkeypatch.setattr(quicker, "WORTH", 0.0)
+    method, clients = federation()
+    with Quicker(hire, 2, rounds) as backend:
+        *_, last = run(method, clients, rounds, backend=backend)
+        still = there_still[0]
+    *_, due = run(method, clients, rounds)
+    assert all(torch.equal(v, due.server["params"][k]) for k, v in last.server["params"].items())
+    return played, still
+
+
+def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds by each, since a first call is slow; and the numbers of the loop either way."""
+    played, there = rounds_by(monkeypatch, 0.01, 0.0)
+    assert played == ["loop"] * 2 + ["workers"] * 6
+    assert there
+    played, there = rounds_by(monkeypatch, 0.0, 0.01)
+    assert played == ["loop"] * 2 + ["workers"] * 2 + ["loop"] * 4
+    assert not there
+
+
+def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quicker, "LONG", 0.03)
+    assert rounds_by(monkeypatch, 0.02, 0.01, 4)[0] == ["loop"] + ["workers"] * 3
+
+
+def test_what_is_not_worth_it_or_cannot_be_sent_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short runs, functions of a function, and systems that cannot fork."""
+
+    def fails() -> Any:
+        raise InputError("no processes")
+
+    for worth, sends in ((1e9, True), (0.0, False), (0.0, True)):
+        monkeypatch.setattr(quicker, "WORTH", worth)
+        monkeypatch.setattr(quicker, "sendable", lambda thing, sends=sends: sends)
+        method, clients = federation()
+        with Quicker(fails, 2, 5) as backend:
+            *_, last = run(method, clients, 5, backend=backend)
+        assert backend.chosen == "loop"
+        assert last.t == 5
+
+
+@pytest.mark.parametrize(
+    ("training", "safe", "name"),
+    [
+        ({}, True, QUICKER),
+        ({}, False, "loop"),
+        ({"threads": 2}, True, "loop"),
+        ({"retries": 1}, True, "workers"),
+        ({"deadline": 9.0, "on_bad_reply": "drop"}, False, "workers"),
+    ],
+)
+def test_what_the_default_is(
+    monkeypatch: pytest.MonkeyPatch, training: dict[str, Any], safe: bool, name: str
+) -> None:
+    monkeypatch.setattr("fedshift.experiments.engines.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("fedshift.experiments.engines.forks_safely", lambda: safe)
+    engine = default_engine()
+    assert isinstance(engine, InProcess)
+    method, clients = federation()
+    *_, last = engine.rounds(
+        method, clients, Training(rounds=2, **training), {}, after=None, meter=None
+    )
+    assert engine.way.name == name
+    assert engine.backend == "loop"
+    *_, due = run(method, clients, 2)
+    assert torch.equal(
+        torch.cat([v.flatten() for v in last.server["params"].values()]),
+        torch.cat([v.flatten() for v in due.server["params"].values()]),
+    )
+
+
+def test_one_core_is_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedshift.experiments.engines.os.cpu_count", lambda: 1)
+    engine = default_engine()
+    assert isinstance(engine, InProcess)
+    method, clients = federation()
+    list(engine.rounds(method, clients, Training(rounds=1), {}, after=None, meter=None))
+    assert engine.way == Way("loop")
+
+
+def test_forking_is_not_safe_in_a_daemonic_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forks_safely() == ("fork" in multiprocessing.get_all_start_methods())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not forks_safely()

@@ -1,0 +1,243 @@
+"""`fit`: what it takes, what it refuses, and that it is an ordinary experiment."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedshift as fs
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.client.objectives import CrossEntropy, Proximal
+from fedshift.engine.run import Federation, run
+from fedshift.experiments.experiment import run_experiment
+from fedshift.fitting.planning import plan
+from fedshift.fitting.result import Result
+from fedshift.recipes import Setting
+from support.own_tasks import Net, hospitals, rows
+
+QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def task() -> fs.Task:
+    return hospitals()
+
+
+def weights(result: Result) -> dict[str, torch.Tensor]:
+    return result.module().state_dict()
+
+
+def same(a: Result, b: Result) -> bool:
+    return all(torch.equal(v, weights(b)[k]) for k, v in weights(a).items())
+
+
+def test_the_issue_in_ten_lines(task: fs.Task, tmp_path: Path) -> None:
+    result = fs.fit(task, Net, method="fedpals", ess="auto", **QUICK)
+    assert "target accuracy" in str(result)
+    assert "± " in str(result)
+    assert len(repr(result)) < 160
+    assert "<table>" in result._repr_html_()
+    page = result.report(tmp_path / "report.html").read_text()
+    for name in ("east", "south", "west", "ill", "well"):
+        assert name in page
+    assert result.clients == ("east", "south", "west")
+    assert result.summary.selection is not None
+
+
+def test_it_is_the_experiment_that_its_parts_make(task: fs.Task) -> None:
+    """Bit for bit what `run` gives for the same federation, and `run_experiment` for its plan."""
+    result = fs.fit(task, Net, lr=0.05, **QUICK)
+    keys = {k: v for k, v in QUICK.items() if k != "progress"}
+    planned = plan(task, Net, "fedavg", lr=0.05, **keys)
+    experiment = run_experiment(planned.config, prepared=planned.prepared)
+    for name, v in experiment.outcome.params.items():
+        assert torch.equal(weights(result)[name], v)
+    faster = plan(task, Net, "fedavg", lr=0.06, **keys)
+    other = run_experiment(faster.config, prepared=faster.prepared)
+    assert not torch.equal(weights(result)["head.bias"], other.outcome.params["head.bias"])
+    prepared = planned.prepared
+    federation: Federation = prepared.federation()
+    local = fs.Local(lr=0.05, steps=2, epochs=None, batch=32)
+    *_, last = run(FedAvg(prepared.model, local=local), federation, 3)
+    for name, v in last.server["params"].items():
+        assert torch.equal(weights(result)[name], v)
+
+
+def test_networks_of_all_kinds(task: fs.Task) -> None:
+    """A module is copied and never changed; a function is called per seed, under that seed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    before = copy.deepcopy(net.state_dict())
+    result = fs.fit(task, net, **QUICK)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert not net.training
+    assert any("Every seed starts from the weights" in note for note in result.notes)
+    made = fs.fit(task, Net, **QUICK)
+    assert not any("Every seed" in note for note in made.notes)
+    assert same(made, fs.fit(task, Net, **QUICK))
+    assert not same(made, fs.fit(task, Net, seed=1, **QUICK))
+    fs.fit(task, "linear", **QUICK)
+    small = fs.fit(task, "mlp", hidden=(5,), **QUICK)
+    assert weights(small)["head.weight"].shape == (2, 5)
+    with pytest.raises(fs.InputError, match="square images"):
+        fs.fit(task, "lenet", **QUICK)
+
+
+def test_frozen_layers_stay(task: fs.Task) -> None:
+    net = Net(task)
+    net.body.requires_grad_(False)
+    after = weights(fs.fit(task, net, **QUICK))
+    assert torch.equal(after["body.weight"], net.body.weight)
+    assert not torch.equal(after["head.weight"], net.head.weight)
+
+
+def mine(setting: Setting, *, mu: float = 0.5) -> FedAvg:
+    """FedProx by hand."""
+    return FedAvg(setting.model, CrossEntropy() + Proximal(mu), local=setting.local)
+
+
+def test_methods_of_all_kinds(task: fs.Task) -> None:
+    """A recipe, the same as a function of Setting, and as an Algorithm; names in the summary."""
+    by_name = fs.fit(task, Net, method=fs.method("fedprox", mu=0.5), **QUICK)
+    also = fs.fit(task, Net, method="fedprox", mu=0.5, **QUICK)
+    function = fs.fit(task, Net, method=mine, **QUICK)
+    assert same(by_name, also)
+    assert same(by_name, function)
+    assert function.summary.method == "mine"
+    assert not same(by_name, fs.fit(task, Net, method=fs.method(mine, mu=0.1), **QUICK))
+    net = by_name.module()
+    algorithm = FedAvg(fs.Model(net), local=fs.Local(lr=0.1, steps=2, epochs=None))
+    result = fs.fit(task, method=algorithm, **QUICK)
+    assert result.summary.method == "FedAvg"
+    with pytest.raises(fs.InputError, match="brings its own network"):
+        fs.fit(task, Net, method=algorithm, **QUICK)
+
+
+def accuracy(p: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+    return float((p.argmax(1) == y).mean())
+
+
+def test_own_metrics(task: fs.Task, tmp_path: Path) -> None:
+    """On the target's test rows: in the result, every evaluated round, the summary, the report."""
+    result = fs.fit(task, Net, metrics={"hits": accuracy}, **QUICK)
+    assert result.metrics == {"hits": pytest.approx(result.accuracy)}
+    assert [r["hits"] for r in result.rounds] == [r["target_accuracy"] for r in result.rounds]
+    assert result.summary.final.others["hits"] == pytest.approx(result.accuracy)
+    assert "hits" in result.report(tmp_path / "r.html").read_text()
+    for odd, match in (
+        ({"target_loss": accuracy}, "another number"),
+        ({"hits": lambda p, y: "many"}, "must return one number"),
+        ({"hits": lambda p, y: p.nothing}, "metric hits fails"),
+        ({"hits": 3}, "give a function"),
+    ):
+        with pytest.raises(fs.InputError, match=match):
+            fs.fit(task, Net, metrics=odd, **QUICK)
+
+
+def test_own_loss(task: fs.Task) -> None:
+    """Cross-entropy by hand is the library's; another one is not; FedProx's term stays."""
+    usual = fs.fit(task, Net, **QUICK)
+
+    def cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits, y, reduction="none")
+
+    hand = fs.fit(task, Net, loss=cross_entropy, **QUICK)
+    assert torch.allclose(weights(usual)["head.bias"], weights(hand)["head.bias"], atol=1e-6)
+    focal = fs.fit(task, Net, loss=lambda z, y: cross_entropy(z, y) ** 2, **QUICK)
+    assert not torch.allclose(weights(usual)["head.bias"], weights(focal)["head.bias"], atol=1e-3)
+    with_term = fs.fit(task, Net, method="fedprox", mu=0.5, loss=CrossEntropy(), **QUICK)
+    assert same(with_term, fs.fit(task, Net, method="fedprox", mu=0.5, **QUICK))
+    with pytest.raises(fs.InputError, match='reduction="none"'):
+        fs.fit(task, Net, loss=F.cross_entropy, **QUICK)
+    with pytest.raises(fs.InputError, match="a local loss of its own"):
+        fs.fit(task, Net, method="fedrs", loss=cross_entropy, **QUICK)
+
+
+def test_class_weights(task: fs.Task) -> None:
+    """Those of 1 change nothing; by name, in order and "balanced" are the same where they agree."""
+    usual = fs.fit(task, Net, **QUICK)
+    assert same(usual, fs.fit(task, Net, class_weights=[1.0, 1.0], **QUICK))
+    by_name = fs.fit(task, Net, class_weights={"ill": 3.0}, **QUICK)
+    assert same(by_name, fs.fit(task, Net, class_weights=[3.0, 1.0], **QUICK))
+    assert not same(usual, by_name)
+    counts = np.array(by_name.summary.label_counts).sum(0)
+    balanced = list(counts.sum() / (2 * counts))
+    assert same(
+        fs.fit(task, Net, class_weights="balanced", **QUICK),
+        fs.fit(task, Net, class_weights=balanced, **QUICK),
+    )
+    with pytest.raises(fs.InputError, match='Did you mean "ill"'):
+        fs.fit(task, Net, class_weights={"ills": 3.0}, **QUICK)
+    with pytest.raises(fs.InputError, match="2 numbers above 0"):
+        fs.fit(task, Net, class_weights=[1.0], **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"rouns": 5}, 'no keyword "rouns". Did you mean "rounds"'),
+        ({"mu": 0.1}, r'fedavg has no option "mu".*fedprox'),
+        ({"method": "fedadam", "lr": 0.1}, r'fs.method\("fedadam"\), lr='),
+        ({"validation": 0.1}, "the task is cut there"),
+        ({"rounds": 0}, "^rounds=0: must be at least 1"),
+        ({"lr": "high"}, '^lr="high": must be a number'),
+        ({"method": "fedprx"}, 'Did you mean "fedprox"'),
+        ({"method": 3}, "method is 3; give a name"),
+        ({"resume": True}, "resume=True needs folder="),
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"callbacks": [3]}, "callbacks has 3"),
+        ({"loggers": ["x"]}, "fs.TensorBoard"),
+        ({"patience": 0}, "^patience=0: must be at least 1"),
+    ],
+)
+def test_what_is_refused(task: fs.Task, given: dict[str, Any], match: str) -> None:
+    with pytest.raises(fs.InputError, match=match):
+        fs.fit(task, Net, **{"progress": False, **given})
+
+
+def test_networks_that_are_refused(task: fs.Task) -> None:
+    for net, match in (
+        (None, "fit needs a network"),
+        (3, "net is 3"),
+        ("mpl", 'Did you mean "mlp"'),
+        (lambda task: 3, "returned 3"),
+        (nn.Linear, "needs 2 arguments"),
+        (nn.Linear(4, 5), "5 outputs|2 classes"),
+    ):
+        with pytest.raises(fs.InputError, match=match):
+            fs.fit(task, net, **QUICK)
+    with pytest.raises(fs.InputError, match="task is the text"):
+        fs.fit("patients.csv", Net)  # type: ignore[arg-type]
+
+
+def test_the_targets_rows_change_nothing_in_the_model() -> None:
+    """Other rows of the held-out hospital, equal counts: the same model, other scores."""
+    x, y, site = rows()
+    north = np.array(site) == "north"
+    changed = x.copy()
+    changed[north] = -changed[north]
+    a, b = (
+        fs.fit(
+            fs.Task.from_arrays(v, y, client=site, target="north"), Net,
+            method="fedpals", ess="auto", patience=1, keep="best", **QUICK,
+        )
+        for v in (x, changed)
+    )  # fmt: skip
+    assert same(a, b)
+    assert a.estimate == b.estimate
+    assert a.accuracy != b.accuracy
+
+
+def test_errors_name_clients(task: fs.Task) -> None:
+    def fails(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return logits[:, 0] * float("nan")
+
+    with pytest.raises(fs.TrainingError, match='client "east"'):
+        fs.fit(task, Net, loss=fails, **QUICK)

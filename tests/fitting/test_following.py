@@ -1,0 +1,154 @@
+"""Callbacks, trackers, early stopping and the best round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedshift as fs
+from fedshift.experiments import progress
+from support.own_tasks import Net, hospitals, rows
+
+QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 2, "progress": False}
+
+
+class Noting:
+    """A logger that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def start(self, run: str, config: Mapping[str, Any]) -> None:
+        self.told.append((run, dict(config)))
+
+    def log(self, run: str, numbers: Mapping[str, float], t: int) -> None:
+        self.told.append((run, t, set(numbers)))
+
+    def finish(self) -> None:
+        self.told.append("finished")
+
+
+def test_every_round_is_told_once() -> None:
+    """With its measures where it is evaluated."""
+    rounds: list[Mapping[str, Any]] = []
+    logger = Noting()
+    result = fs.fit(hospitals(), Net, callbacks=[rounds.append], loggers=[logger], **QUICK)
+    assert [r["round"] for r in rounds] == [1, 2, 3]
+    assert ["target_accuracy" in r for r in rounds] == [False, True, True]
+    assert rounds[-1]["target_accuracy"] == result.accuracy
+    start, *logs, end = logger.told
+    assert start[1]["training.rounds"] == 3
+    assert [log[1] for log in logs] == [1, 2, 3]
+    assert "target_accuracy" in logs[1][2]
+    assert end == "finished"
+
+
+def test_loggers_finish_after_a_failure() -> None:
+    logger = Noting()
+
+    def fail(numbers: Any) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError):
+        fs.fit(hospitals(), Net, callbacks=[fail], loggers=[logger], **QUICK)
+    assert logger.told[-1] == "finished"
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = fs.fit(hospitals(), Net, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
+    events = EventAccumulator(str(tmp_path / "yours"))
+    events.Reload()
+    scalars = events.Scalars("target_accuracy")
+    assert [s.step for s in scalars] == [2, 3]
+    assert scalars[-1].value == pytest.approx(result.accuracy)
+    assert len(events.Scalars("train_loss")) == 3
+
+
+def test_mlflow(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path / 'm.db'}"
+    try:
+        logger = fs.MLflow(uri, "hospitals")
+    except Exception:
+        logger = fs.MLflow(tmp_path.as_uri(), "hospitals")
+        uri = tmp_path.as_uri()
+    result = fs.fit(hospitals(), Net, loggers=[logger], **QUICK)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    known = client.get_experiment_by_name("hospitals")
+    (run,) = client.search_runs([known.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["training.rounds"] == "3"
+    assert run.data.metrics["target_accuracy"] == pytest.approx(result.accuracy)
+    assert len(client.get_metric_history(run.info.run_id, "train_loss")) == 3
+
+
+def test_wandb(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    logger = fs.WandB("hospitals", mode="offline", dir=str(tmp_path))
+    fs.fit(hospitals(), Net, loggers=[logger], **QUICK)
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_trackers_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gone(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("fedshift.fitting.loggers.importlib.import_module", gone)
+    for make in (lambda: fs.TensorBoard(tmp_path), fs.MLflow, fs.WandB):
+        with pytest.raises(fs.InputError, match=r"pip install \"fedshift\[trackers\]\""):
+            make()
+
+
+def test_early_stopping_and_the_best_round() -> None:
+    """By the estimate: the kept model is that of a shorter run; target rows play no part."""
+    keys: dict[str, Any] = {"steps": 3, "lr": 1.5, "evaluate_every": 1, "progress": False}
+    whole = fs.fit(hospitals(), Net, rounds=12, **keys)
+    estimates = [r["estimated_accuracy"] for r in whole.rounds]
+    best = estimates.index(max(estimates)) + 1
+    assert best < 12  # else there is nothing to show
+    kept = fs.fit(hospitals(), Net, rounds=12, keep="best", **keys)
+    assert kept.summary.final.round == best
+    assert kept.accuracy == whole.rounds[best - 1]["target_accuracy"]
+    short = fs.fit(hospitals(), Net, rounds=best, **keys)
+    a, b = kept.module().state_dict(), short.module().state_dict()
+    assert all(torch.equal(v, b[k]) for k, v in a.items())
+    assert len(kept.rounds) == 12
+    stopped = fs.fit(hospitals(), Net, rounds=12, patience=2, **keys)
+    ends = next(t for t in range(2, 13) if t - 1 - estimates.index(max(estimates[:t])) >= 2)
+    assert len(stopped.rounds) == ends < 12
+    assert stopped.summary.final.round == ends
+
+
+def test_stopping_needs_validation_examples() -> None:
+    x, y, site = rows()
+    task = fs.Task.from_arrays(x, y, client=site, target="north", validation=0.0)
+    with pytest.raises(fs.InputError, match="^patience compares rounds"):
+        fs.fit(task, Net, patience=2, **QUICK)
+
+
+def test_the_best_round_survives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: dict[str, Any] = {
+        "steps": 3, "lr": 1.5, "evaluate_every": 1, "progress": False, "rounds": 12, "keep": "best",
+    }  # fmt: skip
+    whole = fs.fit(hospitals(), Net, **keys)
+    best = int(whole.summary.final.round)
+
+    def stop(numbers: Any) -> None:
+        if numbers["round"] == best + 2:
+            raise KeyboardInterrupt
+
+    place = tmp_path / "a"
+    monkeypatch.setattr(progress, "SECONDS", 0.0)  # a checkpoint after every round
+    with pytest.raises(KeyboardInterrupt):
+        fs.fit(hospitals(), Net, folder=place, callbacks=[stop], **keys)
+    again = fs.fit(hospitals(), Net, folder=place, resume=True, **keys)
+    assert again.summary.final.round == best
+    a, b = whole.module().state_dict(), again.module().state_dict()
+    assert all(torch.equal(v, b[k]) for k, v in a.items())

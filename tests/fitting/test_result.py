@@ -1,0 +1,181 @@
+"""What came of `fit`: predictions, files, exports and personal models."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedshift as fs
+from fedshift.fitting.result import Result
+from fedshift.record.folder import read_run
+from support.own_tasks import RATES, Net, hospitals, rows
+
+QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "evaluate_every": 1, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return fs.fit(hospitals(), Net, **QUICK)
+
+
+def test_predictions_are_the_modules(result: Result) -> None:
+    x, y, site = rows()
+    given = result.predict(x)
+    with torch.no_grad():
+        due = result.module()(torch.from_numpy(x)).softmax(1)
+    assert np.allclose(given.probabilities, due, atol=1e-6)
+    assert set(given.names) == {"ill", "well"}
+    assert (given.names == np.array(result.classes)[due.argmax(1)]).all()
+    north = np.array(site) == "north"
+    assert (given.names == y)[north].mean() == pytest.approx(result.accuracy)
+    assert repr(given).startswith("Prediction of 400 rows: ")
+    assert list(given.frame().columns) == ["prediction", "ill", "well"]
+    assert "<table" in given._repr_html_()
+    with pytest.raises(fs.InputError, match=r"\(3,\)"):
+        result.predict(x[:, :3])
+
+
+def test_the_module_is_a_copy(result: Result) -> None:
+    net = result.module()
+    assert not net.training
+    with torch.no_grad():
+        next(net.parameters()).zero_()
+    assert next(result.module().parameters()).abs().sum() > 0
+
+
+def test_what_is_saved_is_loaded(result: Result, tmp_path: Path) -> None:
+    """By the class's own name, where a module has it: the same numbers bit for bit."""
+    x, _, _ = rows()
+    folder = result.save(tmp_path / "north")
+    assert {"encoding.json", "fit.json", "model.safetensors", "events.jsonl"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert read_run(folder).summary == result.summary
+    again = fs.load(folder)
+    assert str(again) == str(result)
+    assert np.array_equal(again.predict(x).probabilities, result.predict(x).probabilities)
+    assert again.clients == ("east", "south", "west")
+    with pytest.raises(fs.InputError, match="not an empty folder"):
+        result.save(folder)
+
+
+def test_a_network_that_cannot_be_found_again_is_asked_for(tmp_path: Path) -> None:
+    def net(task: fs.Task) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+    x, _, _ = rows()
+    result = fs.fit(hospitals(), net, **QUICK)
+    folder = result.save(tmp_path / "a")
+    with pytest.raises(fs.InputError, match="not how to make it; give fs.load"):
+        fs.load(folder)
+    for one in (net, net(hospitals())):
+        again = fs.load(folder, net=one)
+        assert np.array_equal(again.predict(x).probabilities, result.predict(x).probabilities)
+    with pytest.raises(fs.InputError, match="give net= the network that was trained"):
+        fs.load(folder, net=nn.Linear(4, 2))
+    with pytest.raises(fs.InputError, match="not a run folder"):
+        fs.load(tmp_path)
+
+
+def test_named_networks_and_tables_load(tmp_path: Path) -> None:
+    """Raw rows of a table: numbers, a category, one that training never saw, and a missing one."""
+    x, y, site = rows()
+    draws = np.random.default_rng(1)
+    table = pd.DataFrame(x, columns=list("abcd"))
+    table["ward"] = draws.choice(["blue", "red"], len(table))
+    table.loc[::9, "b"] = np.nan
+    task = fs.Task.from_arrays(table, y, client=site, target="north")
+    result = fs.fit(task, "mlp", hidden=(6,), **QUICK)
+    again = fs.load(result.save(tmp_path / "t"))
+    new = table.head(5).assign(ward=["blue", "green", "red", None, "red"])
+    assert np.array_equal(again.predict(new).probabilities, result.predict(new).probabilities)
+    with pytest.raises(fs.InputError, match='"ward"'):
+        again.predict(new.drop(columns="ward"))
+
+
+def test_personal_models() -> None:
+    """Where clients are the target, each serves its own model, by name."""
+    x, _, _ = rows()
+    result = fs.fit(hospitals("clients"), Net, method="ditto", **QUICK)
+    assert result.clients == tuple(sorted(RATES))
+    assert set(result.accuracies) == set(RATES)
+    assert "worst client" in str(result)
+    north, south = (result.predict(x, client=c).probabilities for c in ("north", "south"))
+    assert not np.array_equal(north, south)
+    with pytest.raises(fs.InputError, match='Did you mean "north"'):
+        result.module(client="norht")
+    with pytest.raises(fs.InputError, match="leaves no model for all"):
+        fs.fit(hospitals("clients"), Net, method="local_only", **QUICK).module()
+
+
+def test_one_model_for_all_has_no_clients_models(result: Result) -> None:
+    with pytest.raises(fs.InputError, match='target="clients"'):
+        result.module(client="east")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_exports(result: Result, tmp_path: Path) -> None:
+    x, _, _ = rows(20)
+    due = result.module()(torch.from_numpy(x))
+    weights = torch.load(result.export(tmp_path / "m.pt"), weights_only=True)
+    net = Net(hospitals())
+    net.load_state_dict(weights)
+    assert torch.equal(net(torch.from_numpy(x)), due)
+    script = torch.jit.load(str(result.export(tmp_path / "m.ts")))  # type: ignore[no-untyped-call]
+    assert torch.allclose(script(torch.from_numpy(x)), due)
+    with pytest.raises(fs.InputError, match="ends in .pt, .ts, .onnx"):
+        result.export(tmp_path / "m.h5")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="onnx is not installed")
+def test_onnx(result: Result, tmp_path: Path) -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    x, _, _ = rows(20)
+    due = result.module()(torch.from_numpy(x)).detach().numpy()
+    session = ReferenceEvaluator(str(result.export(tmp_path / "m.onnx")))
+    assert np.allclose(session.run(["logits"], {"x": x})[0], due, atol=1e-5)
+
+
+def test_onnx_is_asked_for(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedshift.fitting.export.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(fs.InputError, match=r"fedshift\[onnx\]"):
+        result.export(tmp_path / "m.onnx")
+
+
+def test_a_temporary_folder_goes_with_the_result() -> None:
+    one = fs.fit(hospitals(), Net, **QUICK)
+    place = one.folder
+    assert place.is_dir()
+    del one
+    assert not place.exists()
+
+
+def test_a_run_folder_of_its_own_and_going_on(tmp_path: Path) -> None:
+    """A run that was stopped goes on to the same model; a complete one is refused."""
+    whole = fs.fit(hospitals(), Net, folder=tmp_path / "whole", **QUICK)
+    assert whole.folder == tmp_path / "whole"
+
+    def stop(numbers: Any) -> None:
+        if numbers["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", callbacks=[stop], **QUICK)
+    again = fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **QUICK)
+    a, b = whole.module().state_dict(), again.module().state_dict()
+    assert all(torch.equal(v, b[k]) for k, v in a.items())
+    with pytest.raises(fs.InputError, match="complete"):
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **QUICK)
+    with pytest.raises(fs.InputError, match="not an empty folder"):
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", **QUICK)
+    events = (tmp_path / "b" / "events.jsonl").read_text().splitlines()
+    assert json.loads(events[0])["event"] == "start"
