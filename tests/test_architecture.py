@@ -67,9 +67,9 @@ MAY |= {
     "sweeps": {"errors", "files", "seeds", "recipes", "record", "report"}
     | {"engine.ways", "server.pals"}
     | {"experiments"},
-    "fitting": LIBRARY | {"experiments"},
+    "fitting": LIBRARY | {"experiments", "sweeps"},
     "cli": LIBRARY
-    | {"fedshift", "experiments", "fitting", "sweeps", "deploy", "diagnose", "diagnosis"}
+    | {"fedshift", "experiments", "sweeps", "fitting", "deploy", "diagnose", "diagnosis"}
     | {"plugins"},
     "papers": LIBRARY | {"experiments", "sweeps", "cli", "__version__"},
     "__main__": {"cli"},

@@ -70,7 +70,8 @@ def fit(
                    `Algorithm`
     keys           the recipe's options (ess="auto"), and the keys of [training], [model] and
                    [selection] in docs/configuration.md: rounds, lr, epochs, batch, cohort,
-                   schedule, patience, keep, hidden, ...
+                   patience, keep, hidden, ...; schedule="cosine", or a function of the round that
+                   gives the learning rate
     seed           of first weights, batches and cohorts; the task's own seed cuts the data
     metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]
