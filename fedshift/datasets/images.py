@@ -232,6 +232,11 @@ def _pixels(pillow: ModuleType, store: Store, name: str, size: int) -> Bytes:
     return np.asarray(colour).transpose(2, 0, 1)
 
 
+def open_image(store: Store, name: str) -> Image:
+    """An image upright and in colour. Raises DataError where it cannot be decoded."""
+    return _open(_pillow(store.place), store, name)
+
+
 def _open(pillow: ModuleType, store: Store, name: str) -> Image:
     """Decode an image. Raises DataError for one that cannot be decoded."""
     raw = store.read(name)

@@ -35,8 +35,8 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    name = config.model.name
-    if recipe.traits.router and not (name in (PYTHON, *ROUTED) or is_python(name)):
+    named = config.model.name in (PYTHON, *ROUTED) or is_python(config.model.name)
+    if recipe.traits.router and not named:
         return [(("model", "name"), unrouted(config.model.name))]
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     stand_in = Model(_StandIn(has_body(config.model)))

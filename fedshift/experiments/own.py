@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +25,23 @@ class Own:
     clients        names of the training clients [M], in order
     method         in place of the configured recipe
     loss           in place of the cross-entropy, in the local objective
+    schedule       the local learning rate of round t, in place of the configured one
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
-    files          SHA-256 of the files that the configuration names, by path
+    about          what a run folder says of data and network beside, in fit.json
     texts          to leave in the run folder, by name of the file
+    files          SHA-256 of the files that the configuration names, by path
     """
 
     clients: tuple[str, ...] = ()
     method: recipes.Recipe | None = None
     loss: Term | None = None
+    schedule: Callable[[int], float] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

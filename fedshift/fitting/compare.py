@@ -248,7 +248,8 @@ def _mark(planned: Fit) -> str:
         for name, tensor in sorted(parts.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().numpy().tobytes())
-    texts = [mark_of(planned.prepared.model.net), mark_of(own.loss), str(own.class_weights)]
+    texts = [mark_of(planned.prepared.model.net), mark_of(own.loss), mark_of(own.schedule)]
+    texts += [str(own.class_weights)]
     texts += [mark_of(own.method.make) if own.method else ""]
     texts += [f"{name}: {mark_of(f)}" for name, f in sorted(own.metrics.items())]
     digest.update("\n".join(texts).encode())

@@ -20,7 +20,10 @@ from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.own import Metric
+from fedshift.experiments.own_layout import packed
+from fedshift.experiments.own_network import own_network
 from fedshift.experiments.progress import Keeper
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import complete_config, load_models, network_of
 from fedshift.experiments.training import listeners
@@ -34,6 +37,7 @@ from fedshift.fitting.planning import Loss, Plan, Weights, plan
 from fedshift.fitting.result import Result, about_in
 from fedshift.model import Model
 from fedshift.record.folder import CONFIG, ENCODING, FIT, read_run
+from fedshift.report.splits import client_names
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
@@ -65,7 +69,8 @@ def fit(
                    `Algorithm`
     keys           the recipe's options (ess="auto"), and the keys of [training], [model] and
                    [selection] in docs/configuration.md: rounds, lr, epochs, batch, cohort,
-                   schedule, patience, keep, hidden, ...
+                   patience, keep, hidden, ...; schedule="cosine", or a function of the round that
+                   gives the learning rate
     seed           of first weights, batches and cohorts; the task's own seed cuts the data
     metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]
@@ -110,13 +115,18 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     config = complete_config(place)
     about = about_in((place / FIT).read_text("utf-8")) if is_file(place / FIT) else {}
     run, encoding = read_run(place), _encoding(place)
-    shape = tuple(about["x"]) if "x" in about else None
-    if config.model.name != PYTHON:
-        model = network_of(config, place, len(run.clients), shape)
+    task = Remembered(
+        str(place), encoding.kind if encoding else "classification", client_names(run),
+        run.summary.classes, (), tuple(about.get("input_shape", ())),
+    )  # fmt: skip
+    if is_python(config.model.name):
+        model = own_network(config.model.name, task, 0)
+    elif config.model.name == PYTHON:
+        model = _network(place, net, about, task)
     else:
-        model = _network(place, net, about, run.summary.classes, encoding)
+        model = network_of(config, place, len(run.clients), task.input_shape or None)
     try:
-        models = load_models(place, model=model)
+        models = load_models(place, model=packed(model, encoding.layout if encoding else None))
     except DataError as e:
         if config.model.name != PYTHON:
             raise
@@ -125,17 +135,11 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     return Result(run, models, encoding, about)
 
 
-def _network(
-    place: Path, net: Any, about: Mapping[str, Any], classes: tuple[str, ...],
-    encoding: Encoding | None,
-) -> Model:  # fmt: skip
-    layout = None if encoding is None else encoding.layout
-    shape = tuple(about.get("input_shape", ()))
-    task = Remembered(str(place), "classification", (), classes, shape)
+def _network(place: Path, net: Any, about: Mapping[str, Any], task: Remembered) -> Model:
     if net is not None:
-        return first_model(net, task, 0, layout)
+        return first_model(net, task, 0)
     reference = about.get("net")
-    model = referred(reference, task, layout) if reference else None
+    model = referred(reference, task) if reference else None
     if model is None:
         raise InputError(
             f"{place}: the folder has the network's weights, and not how to make it"

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
 from fedshift.model import Model, build
-from fedshift.tasks.layout import Layout
 
 ALIKE = (
     "Every seed starts from the weights that the given network had; give a function of the task "
@@ -42,25 +41,11 @@ class Remembered:
     kind: str
     clients: tuple[str, ...]
     classes: tuple[str, ...]
+    outputs: tuple[str, ...]
     input_shape: tuple[int, ...]
 
 
-class Unpacking(nn.Module):
-    """A network of several inputs, which gets x [n, D] as the task's layout packs them."""
-
-    def __init__(self, net: nn.Module, layout: Layout) -> None:
-        super().__init__()
-        self.net, self.layout = net, layout
-
-    def forward(self, x: Tensor) -> Any:
-        """The network's outputs for the inputs that x holds."""
-        given = self.layout.unpack(x)
-        return self.net(*given) if isinstance(given, tuple) else self.net(given)
-
-
-def first_model(
-    net: Any, task: Shape, seed: int, layout: Layout | None, *, freeze_norm: bool = False
-) -> Model:
+def first_model(net: Any, task: Shape, seed: int, *, freeze_norm: bool = False) -> Model:
     """The network with its first weights: a copy of a module, or what a function makes under seed.
 
     Raises InputError for what is neither, and for a function that makes no module.
@@ -68,22 +53,13 @@ def first_model(
     if isinstance(net, Model):
         net = net.net
     if isinstance(net, nn.Module):
-        return Model(_packed(copy.deepcopy(net), layout), freeze_norm)
+        return Model(copy.deepcopy(net), freeze_norm)
     if not callable(net):
         raise InputError(
             f"net is {called(net)}; give a torch.nn.Module, a function of the task that makes one, "
             'or a name such as "mlp"'
         )
-    return build(lambda: _packed(_made(net, task), layout), seed, freeze_norm=freeze_norm)
-
-
-def _packed(net: nn.Module, layout: Layout | None) -> nn.Module:
-    return net if layout is None else Unpacking(net, layout)
-
-
-def inner(net: nn.Module) -> nn.Module:
-    """The user's network."""
-    return net.net if isinstance(net, Unpacking) else net
+    return build(lambda: _made(net, task), seed, freeze_norm=freeze_norm)
 
 
 def _made(net: Callable[..., Any], task: Shape) -> nn.Module:
@@ -125,13 +101,13 @@ def reference_of(net: Any) -> str | None:
     return f"{module}:{name}"
 
 
-def referred(reference: str, task: Shape, layout: Layout | None) -> Model | None:
+def referred(reference: str, task: Shape) -> Model | None:
     """The network of a reference; None where it cannot be made any more."""
     module, _, name = reference.partition(":")
     try:
         target: Any = import_module(module)
         for part in name.split("."):
             target = getattr(target, part)
-        return first_model(target, task, 0, layout)
+        return first_model(target, task, 0)
     except Exception:  # whatever another version of the user's module raises
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method
 from fedshift.fitting.networks import ALIKE, first_model, reference_of
 from fedshift.model import Model
-from fedshift.record.folder import FIT
 from fedshift.tasks.building import Built
 from fedshift.tasks.task import Task
 
@@ -65,6 +63,9 @@ def plan(
     check_task(task)
     check_whole("seed", seed, 0)
     chosen = as_method(method)
+    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
+    if schedule is not None and "lr" in keys:
+        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
     with in_python_words():
         tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
         config = _config(task, net, chosen, tables, seed, name)
@@ -72,21 +73,16 @@ def plan(
     own = Own(
         method=_own_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
+        schedule=schedule,
         metrics=dict(metrics or {}),
         class_weights=weights_of(class_weights, made),
     )
     check_metrics(own.metrics)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
-    about = {
-        "notes": notes,
-        "target": made.target,
-        "net": reference_of(net) if model is not None else None,
-        "x": list(made.task.clients[0].x.shape[1:]),
-        "input_shape": list(task.input_shape),
-    }
-    own = replace(own, texts={FIT: json.dumps(about, indent=1) + "\n"})
-    return Plan(config, prepare_built(config, made, model, own), notes)
+    about = {"notes": notes, "net": reference_of(net) if model is not None else None}
+    prepared = prepare_built(config, made, model, replace(own, about=about))
+    return Plan(config, prepared, notes)
 
 
 def check_task(task: object) -> None:
@@ -152,13 +148,18 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
                 f"{chosen.recipe.name} brings its own network; leave net out, or give a function "
                 "of Setting in place of the Algorithm, which then trains net"
             )
+        if built.encoding.layout is not None:
+            raise InputError(
+                f"{chosen.recipe.name} brings its own network, and this task has several inputs; "
+                "give net, and a function of Setting in place of the Algorithm"
+            )
         return model
     if net is None:
         raise InputError('fit needs a network: a torch.nn.Module, a function, or a name as "mlp"')
     if isinstance(net, str):
         return None
     seeds, freeze = config.seeds.resolved(), config.model.freeze_norm
-    return first_model(net, task, seeds.init, built.encoding.layout, freeze_norm=freeze)
+    return first_model(net, task, seeds.init, freeze_norm=freeze)
 
 
 def _alike(net: Any, chosen: Method) -> bool:

@@ -16,7 +16,7 @@ from fedshift.tasks.rows import Columns, Numbers
 # A column of text with more different values than MANY is taken for free text, or for names; so is
 # one of more than FEW where most rows have one of their own.
 MANY, FEW = 100, 20
-IDS = ("", "id", "index", "row", "unnamed: 0")
+IDS = ("", "id", "index", "row", "unnamed: 0")  # as a spreadsheet or pandas names row numbers
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,13 @@ def fit_columns(
 ) -> tuple[tuple[Column, ...], list[str]]:
     """(how each column is encoded, notes on those left out), of each client's training rows.
 
-    Mean and deviation are those of n, sum x and sum x^2 in float64, pooled in the order of the
-    clients. A column that does not vary is left out, and so are free text and row numbers.
+    Mean and deviation come of n and sum x, and then of sum (x - mean)^2: in float64, added in the
+    order of the clients. (With sum x^2 years or dates would lose their digits.) A column that does
+    not vary is left out, and so are free text and row numbers.
     Raises InputError where no column is left.
     """
     rows = np.concatenate(trains)
-    client = np.repeat(np.arange(len(trains)), [len(part) for part in trains])
+    starts = np.cumsum([0, *map(len, trains)])[:-1]
     made, notes = [], []
     for name, values in table.of.items():
         if name in rules.categories and not isinstance(values, Coded):
@@ -45,7 +46,7 @@ def fit_columns(
         if isinstance(values, Coded):
             column = _categories(name, values, rows, name in rules.categories)
         else:
-            column = _numbers(name, values[rows], client, len(trains))
+            column = _numbers(name, values[rows], starts)
         if isinstance(column, Column):
             made.append(column)
             if rules.missing == "refuse" and column.indicator:
@@ -57,31 +58,35 @@ def fit_columns(
     return tuple(made), notes
 
 
-def _numbers(name: str, values: Numbers, client: Ints, clients: int) -> Column | str:
+def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
+    """values [n] of all clients' training rows, each client's from its start on."""
     v = values.astype(np.float64)
     absent = np.isnan(v)
-    n = np.bincount(client[~absent], minlength=clients)
-    v[absent] = 0.0
-    count = int(n.sum())
+    count = len(v) - int(absent.sum())
     if not count:
         return f'Column "{shown(name)}" is empty in training; it was left out.'
-    total, squares = (_pooled(np.bincount(client, w, clients)) for w in (v, v * v))
-    mean = total / count
-    variance = squares / count - mean * mean
-    # The sums of a constant leave some 1e-16 mean^2; what varies less than a millionth of its
-    # size is not to be told from that.
-    if variance <= 1e-12 * mean * mean:
-        if not absent.any():
+    some = count < len(v)
+    if some:
+        v[absent] = 0.0
+    mean = _pooled(v, starts) / count
+    v -= mean
+    if some:
+        v[absent] = 0.0
+    v *= v
+    variance = _pooled(v, starts) / count
+    if _counts_rows(name, values):
+        return f'Column "{shown(name)}" numbers the rows; it was left out.'
+    if variance <= 1e-24 * mean * mean:  # what rounding the mean leaves of a constant
+        if not some:
             return f'Column "{shown(name)}" is constant in training; it was left out.'
         variance = 1.0
-    if _counts_rows(name, v):
-        return f'Column "{shown(name)}" numbers the rows; it was left out.'
-    return Column(name, mean, float(np.sqrt(variance)), indicator=bool(absent.any()))
+    wide = values.dtype == np.float64
+    return Column(name, mean, float(np.sqrt(variance)), None, some, wide)
 
 
-def _pooled(sums: np.ndarray[Any, np.dtype[Any]]) -> float:
-    """One client's sum after the other's, as a server adds them."""
-    return float(sum(sums.tolist()))
+def _pooled(v: Numbers, starts: Ints) -> float:
+    """Each client's sum, one added after the other, as a server adds them."""
+    return float(sum(np.add.reduceat(v, starts).tolist()))
 
 
 def _counts_rows(name: str, v: Numbers) -> bool:

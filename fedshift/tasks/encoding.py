@@ -27,6 +27,7 @@ class Column:
 
     Numbers are (v - mean) / sd; where they are missing 0, the pooled mean. Categories are one-hot,
     with one place more for all others. `indicator`: one place more says that a value is missing.
+    `wide` numbers need 64 bits until they are standardised; others are float32 first, as a task's.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Column:
     sd: float = 1.0
     categories: tuple[str, ...] | None = None
     indicator: bool = False
+    wide: bool = False
 
     @property
     def width(self) -> int:
@@ -97,25 +99,23 @@ class Encoding:
         at = 0
         for column in self.columns:
             check_column(column.name, list(table.of), "these rows")
-            self._fill(out[:, at : at + column.width], column, table.of[column.name], rows)
+            values = self._values(column, table.of[column.name], rows)
+            _fill(out[:, at : at + column.width], column, values)
             at += column.width
         return out
 
-    def _fill(self, out: Floats, column: Column, values: Numbers | Coded, rows: Ints) -> None:
+    def _values(self, column: Column, given: Numbers | Coded, rows: Ints) -> NDArray[Any]:
+        """A column's numbers at `rows`, or which category each of them is."""
         if column.categories is None:
-            v = _as_numbers(column.name, values)[rows].astype(np.float64)
-            absent = np.isnan(v)
-            out[:, 0] = np.where(absent, 0.0, (v - column.mean) / column.sd)
-            if column.indicator:
-                out[:, 1] = absent
+            values: NDArray[Any] = _as_numbers(column.name, given)[rows]
+            values = values if column.wide else values.astype(np.float32, copy=False)
+            absent = np.isnan(values)
         else:
-            codes, known = codes_in(values, column.categories)[rows], len(column.categories)
-            absent = codes < 0
-            # A missing value has a place of its own where training knew such; else it is "other".
-            places = np.where(absent, known + column.indicator, codes)
-            out[np.arange(len(rows)), places] = 1.0
+            values = codes_in(given, column.categories)[rows]
+            absent = values < 0
         if self.missing == "refuse" and absent.any():
             raise refused(column.name, int(absent.sum()))
+        return values
 
     def to_json(self) -> str:
         """The encoding as JSON text."""
@@ -139,6 +139,24 @@ class Encoding:
 def scaled(x: Tensor) -> Tensor:
     """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32; floats as they are."""
     return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
+
+
+def _fill(places: Floats, column: Column, values: NDArray[Any]) -> None:
+    """Write numbers, or categories by their codes, to the places [rows, width] of their column."""
+    if column.categories is None:
+        v = values.astype(np.float64)
+        v -= column.mean
+        v /= column.sd
+        absent = np.isnan(v)
+        if absent.any():
+            v[absent] = 0.0
+        places[:, 0] = v
+        if column.indicator:
+            places[:, 1] = absent
+    else:
+        # A missing value has a place of its own where training knew such; else it is "other".
+        missing = len(column.categories) + column.indicator
+        places[np.arange(len(values)), np.where(values < 0, missing, values)] = 1.0
 
 
 def codes_in(values: Numbers | Coded, categories: Sequence[str]) -> Ints:

@@ -73,9 +73,8 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     check_rules(inputs, missing, categories)
     y, notes = rows.y, [*rows.notes]
     if is_test_set(target):
-        x_test, y_test = pair_of(target)
-        outside = len(y_test)
-        inputs = _with_test_set(inputs, inputs_of(x_test), outside)
+        x_test, y_test = target if isinstance(target, tuple) else (target.x, target.y)
+        inputs, outside = _with_test_set(inputs, inputs_of(x_test), y_test)
         y = _joined(y, y_test)
     places = coded(_per_row("client", rows.client, len(inputs) - outside))
     places = Coded(np.concatenate([places.codes, np.full(outside, -1)]), places.names)
@@ -129,12 +128,6 @@ def labels_of(
     return labels, None, ()
 
 
-def pair_of(target: Any) -> tuple[Any, Any]:
-    """(x, y) of a test set. Raises InputError for other numbers of labels."""
-    x, y = target if isinstance(target, tuple) else (target.x, target.y)
-    return x, y
-
-
 def check_rules(inputs: Inputs, missing: str, categories: Sequence[str]) -> None:
     """Raise InputError for another way with missing values, and for columns that are not there."""
     if missing not in ("mean", "refuse"):
@@ -168,12 +161,14 @@ def _clients_with_labels(
     return clients, empty
 
 
-def _with_test_set(inputs: Inputs, test: Inputs, labels: int) -> Inputs:
+def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
+    """(the clients' examples and then the target's, how many these are)."""
     if type(inputs) is not type(test):
         raise InputError("the target's examples and the clients' must both be tables, or arrays")
+    labels = len(y.codes if isinstance(y, Coded) else y)
     if len(test) != labels or not labels:
         raise InputError(f"the target has {len(test)} examples and {labels} labels; give as many")
-    return inputs.joined(test)  # type: ignore[arg-type]
+    return inputs.joined(test), labels  # type: ignore[arg-type]
 
 
 def _per_row(name: str, values: Any, n: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from fedshift.errors import InputError, nearest, shown
 
 Ints = NDArray[np.int64]
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Coded(NamedTuple):
@@ -72,11 +75,8 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def as_number(text: str) -> float:
-    """The number that a text is, NaN for other texts."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    """The number that a text is, NaN for other texts, such as "nan", "inf" and "1_000"."""
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:

@@ -118,9 +118,21 @@ def _numbers(values: Any) -> Numbers:
         numeric = getattr(values.dtype, "na_value", None) is not None and values.hasnans
         values = values.to_numpy(np.float64, na_value=np.nan) if numeric else values.to_numpy()
     array = np.asarray(values)
-    whole = array.dtype.kind in "iu"
-    large = whole and len(array) and max(abs(int(array.min())), abs(int(array.max()))) > EXACT
-    return array.astype(np.float64 if large else np.float32, copy=False)
+    return array.astype(np.float32 if _is_exact_enough(array) else np.float64, copy=False)
+
+
+def _is_exact_enough(array: NDArray[Any]) -> bool:
+    """Whether float32 keeps whole numbers as they are, and what others differ by.
+
+    It does not where numbers are large and differ by little, as dates and row numbers do.
+    """
+    kind = array.dtype.kind
+    numbers = array[~np.isnan(array)] if kind == "f" else array
+    if kind == "b" or array.dtype == np.float32 or not len(numbers):
+        return True
+    low, high = float(numbers.min()), float(numbers.max())
+    most = max(abs(low), abs(high))
+    return most <= EXACT and (kind != "f" or high - low >= 1e-4 * most)
 
 
 def take_columns(table: Columns, keep: Sequence[str] | None, drop: Sequence[str]) -> Columns:

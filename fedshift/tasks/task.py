@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_number, check_whole
+from fedshift.arguments import check_number, check_path, check_whole
+from fedshift.datasets import load_table
 from fedshift.errors import InputError, unknown
+from fedshift.seeds import numpy_generator
+from fedshift.shifts import Shift
 from fedshift.tasks.building import Built, built, client_rows
 from fedshift.tasks.columns import Rules
+from fedshift.tasks.folders import rows_of_folder
 from fedshift.tasks.making import Options, Rows, task_fields
-from fedshift.tasks.names import Coded, listed
-from fedshift.tasks.rows import Inputs
+from fedshift.tasks.names import Coded, coded, listed
+from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.showing import html_of
+from fedshift.tasks.sources import rows_of_datasets, rows_of_partition
+from fedshift.tasks.tables import labelled, read_parquet, read_table, rows_of
 from fedshift.tasks.target import Target
 
 if TYPE_CHECKING:
@@ -88,6 +96,194 @@ class Task:
         (('a', 'b'), ('no', 'yes'))
         """
         return cls(**task_fields(Rows(x, y, client), target, options))
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        label: str | Sequence[str],
+        target: Any,
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
+        table = inputs_of(frame)
+        if not isinstance(table, Columns):
+            raise InputError("frame holds no named columns; give a DataFrame, or use from_arrays")
+        rows = rows_of(table, client, label, columns, drop)
+        return cls(**task_fields(rows, labelled(target, label), options))
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        *,
+        client: str,
+        label: str | Sequence[str],
+        target: Any,
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        separator: str | None = None,
+        decimal: str | None = None,
+        encoding: str | None = None,
+        header: Sequence[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows of a CSV file, one per example, with columns that name its client and its label.
+
+        Numbers are standardised by the clients' pooled sums, text is one-hot; columns that do not
+        vary, free text, and row numbers are left out, and `build().notes` says so.
+
+        label    a column; several columns of 0 and 1 for kind="multilabel"
+        target   as in `from_arrays`; a test set is a DataFrame or the name of a CSV file
+        columns  those to learn from, or all but those to `drop`
+        separator, decimal, encoding, header (names of the columns)  are looked up in the file
+                 where they are not given
+
+        Raises DataError for a file that is no such table, InputError for columns that it lacks.
+        """
+        check_path("path", path)
+        labels = [label] if isinstance(label, str) else list(label)
+        names = (client, *options.get("categories", ()))
+        given = {"separator": separator, "decimal": decimal, "encoding": encoding, "header": header}
+
+        def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
+            return read_table(path, wanted, leave=drop, names=names, **given)
+
+        wanted = (client, *labels, *(columns or ()), *drop)
+        table, notes = read(Path(path), wanted)
+        rows = rows_of(table, client, label, columns, (), notes)
+        tested = labelled(target, label, lambda path: read(path, labels)[0])
+        options = {"name": Path(path).stem, **options}
+        return cls(**task_fields(rows, tested, options))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path,
+        *,
+        client: str,
+        label: str | Sequence[str],
+        target: Any,
+        columns: Sequence[str] | None = None,
+        drop: Sequence[str] = (),
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows of a Parquet file (extra `parquet`), as those of `from_csv`."""
+        check_path("path", path)
+        rows = rows_of(read_parquet(Path(path)), client, label, columns, drop)
+        options = {"name": Path(path).stem, **options}
+        return cls(**task_fields(rows, labelled(target, label), options))
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        target: Any,
+        size: int | tuple[int, int] | None = None,
+        index: str | Path | None = None,
+        **options: Unpack[Options],
+    ) -> Task:
+        """Images (JPEG, PNG; extra `vision`) in colour, that lie in folders client/label/.
+
+        size   pixels a side, or (height, width), that all are brought to; without it all must be
+               of one size
+        index  a CSV file with columns path (from the folder), client and label, for other folders
+
+        Raises DataError for a folder without such images, and for the first image of another size.
+        """
+        check_path("path", path)
+        rows = rows_of_folder(Path(path), size, index)
+        options = {"name": Path(path).name, **options}
+        return cls(**task_fields(rows, target, options))
+
+    @classmethod
+    def from_datasets(
+        cls,
+        datasets: Mapping[str, Any],
+        *,
+        target: Any,
+        x: str | Sequence[str] | None = None,
+        y: str | None = None,
+        **options: Unpack[Options],
+    ) -> Task:
+        """One data set per client, by its name: of torch, HuggingFace or Flower, or a pair (x, y).
+
+        Rows are pairs (x, y), or dicts, of which x and y name the input (or inputs) and the label
+        where that is not clear. All rows are read once. Names of labels are the data set's own.
+
+        >>> import torch
+        >>> pair = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+        >>> Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
+        ('a', 'b')
+        """
+        return cls(**task_fields(rows_of_datasets(datasets, x, y), target, options))
+
+    @classmethod
+    def from_partition(
+        cls,
+        dataset: Any,
+        indices: Any,
+        *,
+        target: Any,
+        x: str | Sequence[str] | None = None,
+        y: str | None = None,
+        **options: Unpack[Options],
+    ) -> Task:
+        """One data set (see `from_datasets`) and the row numbers of each client.
+
+        indices  lists of row numbers by client's name, or in order: clients are then "0", "1", ...
+
+        Raises InputError for a row that is not there or that two clients have.
+        """
+        return cls(**task_fields(rows_of_partition(dataset, indices, x, y), target, options))
+
+    @classmethod
+    def from_split(
+        cls,
+        x: Any,
+        y: Any,
+        shift: Shift,
+        *,
+        clients: int,
+        target: Any,
+        **options: Unpack[Options],
+    ) -> Task:
+        """Rows that a shift of `fedshift.shifts` deals to clients "0", "1", ... by their labels.
+
+        A target that is drawn as clients are is one of them: clients=11, target="10".
+
+        >>> from fedshift.shifts import Sparsity
+        >>> y = [0, 1, 2, 3] * 30
+        >>> task = Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
+        >>> task.clients
+        ('0', '1', '2')
+        """
+        labels = coded(y)
+        if (labels.codes < 0).any():
+            raise InputError("some rows have no label, by which a shift deals; leave them out")
+        rng = numpy_generator(options.get("seed", 0), "split")
+        parts = shift(labels.codes, len(labels.names), clients, rng)
+        places = np.full(len(labels.codes), -1)
+        for i, part in enumerate(parts):
+            places[part] = i
+        client = Coded(places, tuple(map(str, range(clients))))
+        return cls(**task_fields(Rows(x, labels, client), target, options))
+
+    @classmethod
+    def from_name(cls, name: str, /, *, target: Any, **options: Unpack[Options]) -> Task:
+        """A table of the library's with natural clients (`fedshift datasets` lists them).
+
+        Raises InputError for an unknown name, DataError for one that is not on this machine.
+        """
+        table = load_table(name)
+        named: Options = {"name": name, "classes": table.classes}
+        rows = Rows(table.inputs, table.y, table.client)
+        return cls(**task_fields(rows, target, named | options))
 
     def build(self, seed: int | None = None) -> Built:
         """Clients, validation, T and test rows, cut by `seed` (default: the task's own).

@@ -53,7 +53,7 @@ CASES = (
         "unknown section",
         "[training]",
         "[trainig]",
-        'f.toml:9: unknown key "trainig"; allowed: data, method, model, name, seeds, selection, server, shift, training. Did you mean "training"?',
+        'f.toml:9: unknown key "trainig"; allowed: data, method, metrics, model, name, seeds, selection, server, shift, training. Did you mean "training"?',
     ),
     config(
         "key of another network",

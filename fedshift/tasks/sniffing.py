@@ -1,0 +1,182 @@
+"""How a CSV file is written: encoding, separator, header and decimal sign, by its first lines."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.errors import DataError, InputError, nearest, shown
+from fedshift.tasks.names import listed
+
+# Bytes that are looked at, and lines of them.
+SAMPLE, LINES = 1 << 18, 200
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
+_POINT = re.compile(r"[+-]?\d+\.\d+", re.ASCII)
+_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
+_GROUPS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a CSV file is written; header: the names of its columns, first: lines before the data."""
+
+    separator: str
+    decimal: str
+    thousands: str | None
+    encoding: str
+    header: tuple[str, ...]
+    first: int
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence where the file is not as most are."""
+        odd = [f"{SEPARATORS.get(self.separator, self.separator)} between columns"]
+        odd = odd if self.separator != "," else []
+        odd += ["a decimal comma"] if self.decimal == "," else []
+        odd += [f"encoding {self.encoding}"] if not self.encoding.startswith("utf-8") else []
+        return [f"Read with {', '.join(odd)}."] if odd else []
+
+
+def sniffed(
+    path: Path,
+    wanted: Sequence[str] = (),
+    *,
+    separator: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    header: Sequence[str] | None = None,
+) -> Format:
+    """The format of a file; what is given is taken as it is. wanted: columns that must be there.
+
+    Raises DataError for a file that cannot be read, is empty, has no such columns, has two of one
+    name, or has lines of different lengths.
+    """
+    text, encoding = _decoded(path, encoding)
+    for name, value, allowed in (("separator", separator, None), ("decimal", decimal, (".", ","))):
+        if value is not None and (len(value) != 1 or (allowed and value not in allowed)):
+            raise InputError(f'{name}="{shown(value)}": give one sign, as "," or None to find it')
+    separator = separator or _separator(text, wanted)
+    rows = _rows(text, separator)
+    if not rows:
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    given = [str(cell).strip() for cell in (rows[0] if header is None else header)]
+    names = tuple(name or f"unnamed: {i}" for i, name in enumerate(given))
+    cells = rows if header is not None else rows[1:]
+    _check_names(path, names, wanted, rows[0] if header is None else None)
+    if not cells:
+        raise DataError(f"{path} names columns and has no rows")
+    for number, row in enumerate(cells, 1 if header is not None else 2):
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}, line {number}: {len(row)} cells; the first line names {len(names)} "
+                f"columns, {SEPARATORS.get(separator, separator)} between them. If it is another "
+                'sign, give separator="..."'
+            )
+    decimal, thousands = _decimal(cells, separator, decimal)
+    return Format(separator, decimal, thousands, encoding, names, 0 if header is not None else 1)
+
+
+def _decoded(path: Path, encoding: str | None) -> tuple[str, str]:
+    """(the file's first lines, its encoding)."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            sample = file.read(SAMPLE)
+    except FileNotFoundError:
+        folder = path.parent
+        beside = os.listdir(folder) if folder.is_dir() else []
+        near = nearest(path.name, beside)
+        raise DataError(f"there is no file {path}.{near}") from None
+    except OSError as e:
+        raise DataError(f"cannot read {path}: {e.strerror or e}") from None
+    if sample.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"PAR1")):
+        cure = "read it with Task.from_parquet" if sample[:3] == b"PAR" else "save it as CSV"
+        raise DataError(f"{path} is no CSV file but a packed table; {cure}")
+    if not sample.strip():
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    whole = len(sample) < SAMPLE
+    if not whole:  # the last line may be cut
+        sample = sample[: sample.rfind(b"\n") + 1] or sample
+    if encoding is None and sample.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16"
+    for name in (encoding,) if encoding else ("utf-8-sig", "cp1252"):
+        try:
+            text = sample.decode(name, errors="ignore" if name == "utf-16" else "strict")
+        except (UnicodeDecodeError, LookupError):
+            continue
+        if "\0" not in text:
+            return text, name
+    raise DataError(
+        f"{path} is not {encoding or 'text in UTF-8 or Windows-1252'}; give its "
+        'encoding="...", or save it as UTF-8'
+    )
+
+
+def _rows(text: str, separator: str) -> list[list[str]]:
+    """The cells of the first lines that are not empty; the last may end within quotes."""
+    rows: list[list[str]] = []
+    try:
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
+            if row:
+                rows.append([cell.strip() for cell in row])
+            if len(rows) > LINES:
+                break
+    except csv.Error as e:
+        raise DataError(f"no table: {shown(str(e), 100)}") from None
+    return rows
+
+
+def _separator(text: str, wanted: Sequence[str]) -> str:
+    """The one that gives the columns wanted; else the one that gives most lines most cells."""
+
+    def quality(sign: str) -> tuple[int, float, int]:
+        rows = _rows(text, sign)
+        if not rows:
+            return (0, 0.0, 0)
+        cells, lines = Counter(map(len, rows)).most_common(1)[0]
+        named = sum(name in rows[0] for name in wanted)
+        return (named, 0.0 if cells == 1 else lines / len(rows), cells)
+
+    return max(SEPARATORS, key=quality)  # of equal ones the first
+
+
+def _check_names(
+    path: Path, names: tuple[str, ...], wanted: Sequence[str], first: Sequence[str] | None
+) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(
+            f'{path}: {names.count(twice[0])} columns are named "{shown(twice[0])}"; give each its '
+            "own name, or all of them in header=[...]"
+        )
+    for name in wanted:
+        if name not in names:
+            data = first is not None and any(map(_is_number, first))
+            cure = " Its first line looks like data: give header=[names of the columns]."
+            raise DataError(
+                f'{path} has no column "{shown(str(name))}"; it has {listed(names, 12)}.'
+                f"{cure if data else nearest(str(name), names)}"
+            )
+
+
+def _is_number(cell: str) -> bool:
+    return bool(re.fullmatch(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?", cell.strip(), re.ASCII))
+
+
+def _decimal(
+    rows: Sequence[Sequence[str]], separator: str, decimal: str | None
+) -> tuple[str, str | None]:
+    """(the decimal sign, the sign between thousands or None)."""
+    cells = [cell for row in rows for cell in row]
+    commas = any(map(_COMMA.fullmatch, cells))
+    # 1.234 is a number with a point, unless others have decimal commas.
+    points = any(_POINT.fullmatch(cell) and not _GROUPS.fullmatch(cell) for cell in cells)
+    if decimal is None:
+        decimal = "," if commas and not points and separator != "," else "."
+    grouped = decimal == "," and any(map(_GROUPS.fullmatch, cells))
+    return decimal, "." if grouped else None

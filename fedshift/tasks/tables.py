@@ -1,0 +1,225 @@
+"""Read tables, column by column: CSV in pieces, so that no wide copy of it is ever made."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedshift.errors import DataError, InputError, shown
+from fedshift.tasks.making import Rows
+from fedshift.tasks.names import Coded, as_number, coded, ordered
+from fedshift.tasks.rows import (
+    Columns,
+    Numbers,
+    check_column,
+    column_of,
+    inputs_of,
+    take_columns,
+)
+from fedshift.tasks.sniffing import Format, sniffed
+
+# Rows of a piece, and different texts that are collected of one column.
+PIECE, TEXTS = 1 << 16, 20_000
+FILES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
+# What stands for a missing number, beside empty cells and what pandas knows (NA, null, ...).
+MARKS = {"?", "-", "--", ".", "*", "missing", "unknown", "n.a.", "none", "nil"}
+
+
+def rows_of(
+    table: Columns,
+    client: str,
+    label: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Rows:
+    """Examples, labels and clients of a table; label: a column, or several of 0 and 1.
+
+    Raises InputError, with the nearest name, for a column that is not there.
+    """
+    labels = [label] if isinstance(label, str) else list(label)
+    for name in (client, *labels):
+        check_column(name, list(table.of))
+    if client in labels:
+        raise InputError(f'client and label are both "{shown(client)}"; give two columns')
+    rest = Columns({n: v for n, v in table.of.items() if n not in (client, *labels)})
+    y = [table.of[name] for name in labels]
+    x = take_columns(rest, columns, drop)
+    return Rows(x, y[0] if isinstance(label, str) else _stacked(y), table.of[client], tuple(notes))
+
+
+def labelled(target: Any, label: str | Sequence[str], read: Any = None) -> Any:
+    """A target that is a table, or the name of its file, as the pair (x, y); others as they are."""
+    if isinstance(target, str | os.PathLike) and str(target).lower().endswith(FILES):
+        target = read(Path(target)) if read else read_table(Path(target), [])[0]
+    elif hasattr(target, "iloc") and getattr(target, "ndim", 1) == 2:
+        target = inputs_of(target)
+    if not isinstance(target, Columns):
+        return target
+    labels = [label] if isinstance(label, str) else list(label)
+    for name in labels:
+        check_column(name, list(target.of), "the target's table")
+    y = [target.of[name] for name in labels]
+    return target, y[0] if isinstance(label, str) else _stacked(y)
+
+
+def _stacked(columns: Sequence[Numbers | Coded]) -> Any:
+    if odd := [c for c in columns if isinstance(c, Coded)]:
+        raise InputError(f'a label column holds "{shown(odd[0].names[0])}"; give 0 or 1 in each')
+    return np.stack([np.asarray(c) for c in columns], axis=1)
+
+
+def read_table(
+    path: Path,
+    wanted: Sequence[str],
+    *,
+    leave: Sequence[str] = (),
+    names: Sequence[str] = (),
+    **given: Any,
+) -> tuple[Columns, list[str]]:
+    """(the columns of a CSV or Parquet file but those to leave, notes for the user).
+
+    wanted must be there; names are columns that are categories or names, however many they have.
+    Raises DataError for a file that is no such table.
+    """
+    if path.suffix == ".parquet":
+        return read_parquet(path), []
+    form = sniffed(path, wanted, **given)
+    use = [name for name in form.header if name not in leave]
+    form, pieces = _read(path, form, use, names)
+    notes = form.notes
+    made: dict[str, Numbers | Coded] = {}
+    for name in use:
+        parts = pieces.pop(name)
+        if parts is None:
+            notes.append(
+                f'Column "{shown(name)}" holds more than {TEXTS:,} different texts, as free text '
+                "or names do; it was left out."
+            )
+        else:
+            made[name] = _settled(name, parts, name in names, notes)
+    return Columns(made), notes
+
+
+def read_parquet(path: Path) -> Columns:
+    """The columns of a Parquet file. Raises InputError where pyarrow is not installed."""
+    import pandas as pd
+
+    try:
+        return inputs_of(pd.read_parquet(path))  # type: ignore[return-value]
+    except ImportError:
+        raise InputError(
+            f'{path}: Parquet is read by pyarrow; run `pip install "fedshift[parquet]"`'
+        ) from None
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot read {path}: {shown(str(e), 200)}") from None
+
+
+def _read(
+    path: Path, form: Format, use: Sequence[str], names: Sequence[str]
+) -> tuple[Format, dict[str, list[Numbers | Coded] | None]]:
+    """(the format as it proved to be, the pieces of each column; None for free text)."""
+    import pandas as pd
+
+    typed = True
+    for _ in range(3):
+        try:
+            return form, _collected(_pieces(path, form, use, names, typed), use, names)
+        except UnicodeDecodeError:
+            form = replace(form, encoding="cp1252")  # the first lines alone were UTF-8
+        except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
+            raise DataError(f"{path}: {shown(' '.join(str(e).split()), 200)}") from None
+        except ValueError:
+            typed = False  # a column of numbers holds text further down
+    raise DataError(f'{path} cannot be read as a table; give its encoding="..."')
+
+
+def _pieces(
+    path: Path, form: Format, use: Sequence[str], names: Sequence[str], typed: bool
+) -> Iterator[Any]:
+    """DataFrames of PIECE rows; typed: numbers and categories as the first rows have them."""
+    import pandas as pd
+
+    options: dict[str, Any] = {
+        "sep": form.separator,
+        "decimal": form.decimal,
+        "thousands": form.thousands,
+        "encoding": form.encoding,
+        "names": form.header,
+        "header": None,
+        "skiprows": form.first,
+        "usecols": list(use),
+        "skipinitialspace": True,
+        "index_col": False,
+    }
+    # Names are read as text: numbers of 17 digits would run together.
+    kinds: dict[str, Any] = {name: "category" for name in names if name in use}
+    if typed:
+        sample = pd.read_csv(path, nrows=1000, **options)
+        numeric = {name for name in sample if sample[name].dtype.kind in "iuf"}
+        kinds = {n: np.float64 if n in numeric else "category" for n in sample} | kinds
+    with pd.read_csv(path, chunksize=PIECE, dtype=kinds, **options) as pieces:
+        yield from pieces
+
+
+def _collected(
+    pieces: Iterator[Any], use: Sequence[str], names: Sequence[str]
+) -> dict[str, list[Numbers | Coded] | None]:
+    parts: dict[str, list[Numbers | Coded] | None] = {name: [] for name in use}
+    texts: dict[str, set[str]] = {name: set() for name in use}
+    for piece in pieces:
+        for name, before in parts.items():
+            if before is None:
+                continue
+            values = piece[name]
+            if values.dtype.kind in "iuf":
+                before.append(column_of(name, values))
+                continue
+            part = coded(values)
+            before.append(Coded(part.codes.astype(np.int32), part.names))
+            texts[name].update(part.names)
+            if len(texts[name]) > TEXTS and name not in names:
+                parts[name] = None
+    return parts
+
+
+def _settled(
+    name: str, parts: list[Numbers | Coded], is_name: bool, notes: list[str]
+) -> Numbers | Coded:
+    """One column of its pieces, which it lets go: numbers where it holds them, else names."""
+    if not any(isinstance(part, Coded) for part in parts):
+        return np.concatenate([np.asarray(part) for part in parts])
+    each = [coded(part) for part in parts]
+    names = ordered({text for part in each for text in part.names})
+    place = {text: i for i, text in enumerate(names)}
+    codes = [
+        np.array([*(place[t] for t in part.names), -1], dtype=np.int64)[part.codes] for part in each
+    ]
+    whole = Coded(np.concatenate(codes), names)
+    return whole if is_name else _numbers_in(name, whole, notes)
+
+
+def _numbers_in(name: str, column: Coded, notes: list[str]) -> Numbers | Coded:
+    """Numbers where most entries are; InputError for others that are no mark of a missing one."""
+    numbers = np.array([*map(as_number, column.names), math.nan])
+    counts = column.counts()
+    is_number = np.isfinite(numbers[:-1])
+    if 2 * counts[is_number].sum() <= counts.sum():
+        return column
+    odd = [text for text, ok in zip(column.names, is_number, strict=True) if not ok]
+    if others := [text for text in odd if text.lower() not in MARKS]:
+        raise InputError(
+            f'column "{shown(name)}" holds numbers and "{shown(others[0])}"; empty that cell, or '
+            f'give categories=["{shown(name)}"] or drop=["{shown(name)}"]'
+        )
+    if odd:
+        count = int(counts[~is_number].sum())
+        marks = " and ".join(f'"{shown(text)}"' for text in odd)
+        notes.append(f'Column "{shown(name)}": {marks} stands for a missing number, {count} times.')
+    return column_of(name, numbers[column.codes])

@@ -1,0 +1,292 @@
+"""`fedshift.Task.from_csv`: files as people have them are read rightly, or refused with a cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedshift as fs
+from fedshift.errors import InputError
+from fedshift.tasks.encoding import Encoding
+
+CLIENTS = ("east", "north", "south", "west")
+
+
+def patients(n: int = 200) -> pd.DataFrame:
+    """Hospitals with an age, a dose with decimals, a ward and an outcome."""
+    rng = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "hospital": np.array(CLIENTS)[np.arange(n) % 4],
+            "age": rng.integers(20, 90, n),
+            "dose": rng.normal(2.0, 0.5, n).round(3),
+            "ward": np.array(["A", "B", "Kinderklinik Köln"])[rng.integers(0, 3, n)],
+            "outcome": np.array(["good", "poor"])[rng.integers(0, 2, n)],
+        }
+    )
+
+
+def written(folder: Path, frame: pd.DataFrame, **options: Any) -> Path:
+    path = folder / "patients.csv"
+    frame.to_csv(path, index=False, **options)
+    return path
+
+
+def read(path: Path, **options: Any) -> fs.Task:
+    given: dict[str, Any] = {"client": "hospital", "label": "outcome", "target": "north"}
+    return fs.Task.from_csv(path, **given | options)
+
+
+def test_columns_are_standardised_by_the_clients_pooled_sums(tmp_path: Path) -> None:
+    frame = patients()
+    task = read(written(tmp_path, frame))
+    built = task.build()
+    x = torch.cat([c.x for c in built.task.clients])
+    assert task.input_shape == (2 + 3 + 1,)
+    assert x[:, :2].mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert x[:, :2].std(0, correction=0).tolist() == pytest.approx([1, 1], abs=1e-5)
+    assert torch.equal(x[:, 2:].sum(1), torch.ones(len(x)))
+    assert [c.name for c in built.encoding.columns] == ["age", "dose", "ward"]
+    assert built.encoding.columns[2].categories == ("A", "B", "Kinderklinik Köln")
+    assert task.name == "patients"
+
+
+def test_raw_rows_are_encoded_as_the_tasks_were(tmp_path: Path) -> None:
+    frame = patients()
+    built = read(written(tmp_path, frame)).build()
+    north = frame[frame.hospital == "north"]
+    again = Encoding.from_json(built.encoding.to_json())
+    assert again == built.encoding
+    rows = north.to_dict("records")
+    for raw in (north, {name: north[name].to_numpy() for name in north}, rows):
+        assert torch.equal(again.apply(raw), built.task.test.x)
+    assert torch.equal(again.apply(rows[0]), built.task.test.x[:1])
+    with pytest.raises(InputError, match='no column "dose"'):
+        again.apply(north.drop(columns="dose"))
+    with pytest.raises(InputError, match='column "age" holds "old"'):
+        again.apply(rows[0] | {"age": "old"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sep": ";"},
+        {"sep": "\t"},
+        {"sep": "|"},
+        {"sep": ";", "decimal": ","},
+        {"encoding": "utf-8-sig"},
+        {"encoding": "cp1252"},
+        {"encoding": "utf-16"},
+        {"quoting": 1},
+    ],
+    ids=str,
+)
+def test_another_way_of_writing_is_the_same_task(tmp_path: Path, options: Any) -> None:
+    frame = patients()
+    plain = read(written(tmp_path, frame)).build()
+    other = read(written(tmp_path, frame, **options)).build()
+    assert other.digest == plain.digest
+    assert other.encoding == plain.encoding
+
+
+def test_a_frame_is_the_same_task(tmp_path: Path) -> None:
+    frame = patients()
+    frame["dose"] = frame["dose"].astype(np.float32)
+    names = {"client": "hospital", "label": "outcome", "target": "north"}
+    built = fs.Task.from_frame(frame, name="patients", **names).build()
+    assert built.digest == read(written(tmp_path, frame)).build().digest
+
+
+def test_thousands_in_files_with_decimal_commas(tmp_path: Path) -> None:
+    frame = patients()
+    frame["cost"] = [f"{i % 7 + 1}.{i + 100},5" for i in range(len(frame))]
+    built = read(written(tmp_path, frame, sep=";", decimal=",")).build()
+    costs = built.encoding.columns[3]
+    expected = [(i % 7 + 1) * 1000 + i + 100.5 for i in range(200) if i % 4 != 1]
+    assert costs.name == "cost"
+    assert costs.mean == pytest.approx(np.mean(expected), rel=0.05)
+
+
+def test_missing_values_get_the_mean_and_a_column_of_their_own(tmp_path: Path) -> None:
+    frame = patients().astype({"age": object})
+    frame.loc[frame.index[:40], "age"] = None
+    frame.loc[frame.index[10:30], "ward"] = None
+    path = written(tmp_path, frame)
+    built = read(path).build()
+    age, dose, ward = built.encoding.columns
+    assert (age.indicator, dose.indicator, ward.indicator) == (True, False, True)
+    x = built.encoding.apply([{"age": None, "dose": dose.mean, "ward": None}])
+    assert x[0].tolist() == pytest.approx([0, 1, 0, 0, 0, 0, 0, 1], abs=1e-6)
+    with pytest.raises(InputError, match=r'column "age" has no value in \d+ rows; fill them in'):
+        read(path, missing="refuse").build()
+
+
+def test_marks_of_missing_numbers_are_named(tmp_path: Path) -> None:
+    frame = patients().astype({"age": object})
+    frame.loc[[3, 8], "age"] = "?"
+    built = read(written(tmp_path, frame)).build()
+    assert 'Column "age": "?" stands for a missing number, 2 times.' in built.notes
+    frame.loc[8, "age"] = "old"
+    with pytest.raises(InputError, match='column "age" holds numbers and "old"; empty that cell'):
+        read(written(tmp_path, frame))
+
+
+def test_text_far_down_a_column_of_numbers(tmp_path: Path) -> None:
+    frame = patients(3000).astype({"age": object})
+    frame.loc[2500, "age"] = "old"
+    with pytest.raises(InputError, match='column "age" holds numbers and "old"'):
+        read(written(tmp_path, frame))
+    task = read(written(tmp_path, frame), categories=["age"])
+    assert "old" in (task.build().encoding.columns[0].categories or ())
+
+
+def test_columns_that_teach_nothing_are_left_out_and_named(tmp_path: Path) -> None:
+    frame = patients()
+    frame.insert(0, "", range(len(frame)))
+    frame["constant"] = 7.0
+    frame["same"] = "yes"
+    frame["empty"] = np.nan
+    frame["patient_id"] = np.arange(len(frame)) * 7 + 10**9
+    frame["name"] = [f"Person {i}" for i in range(len(frame))]
+    built = read(written(tmp_path, frame)).build()
+    assert [c.name for c in built.encoding.columns] == ["age", "dose", "ward"]
+    notes = " ".join(built.notes)
+    for sentence in (
+        'Column "unnamed: 0" numbers the rows',
+        'Column "constant" is constant',
+        'Column "same" is constant',
+        'Column "empty" is empty',
+        'Column "patient_id" numbers the rows',
+        'Column "name" holds 12',
+    ):
+        assert sentence in notes
+    assert 'categories=["name"] encodes it' in notes
+
+
+def test_columns_are_chosen_and_dropped(tmp_path: Path) -> None:
+    path = written(tmp_path, patients())
+    only = read(path, columns=["age"]).build()
+    assert [c.name for c in only.encoding.columns] == ["age"]
+    rest = read(path, drop=["age"]).build()
+    assert [c.name for c in rest.encoding.columns] == ["dose", "ward"]
+
+
+def test_an_unknown_category_at_the_target_is_other(tmp_path: Path) -> None:
+    frame = patients()
+    north = frame.index[frame.hospital == "north"]
+    frame.loc[north[:5], "ward"] = "C"
+    built = read(written(tmp_path, frame)).build()
+    assert 'Column "ward": 5 values outside training are none of its' in " ".join(built.notes)
+    assert built.task.test.x[:5, -1].tolist() == [1] * 5
+
+
+def test_a_test_set_in_a_file_of_its_own(tmp_path: Path) -> None:
+    frame = patients()
+    there = frame.hospital == "north"
+    path = written(tmp_path, frame[~there])
+    frame[there].drop(columns="hospital").to_csv(tmp_path / "test.csv", index=False)
+    built = read(path, target=str(tmp_path / "test.csv")).build()
+    held_out = read(written(tmp_path, frame)).build()
+    assert torch.equal(built.task.test.x, held_out.task.test.x)
+    assert built.encoding == held_out.encoding
+
+
+def test_labels_of_one_client_alone_and_a_client_of_one_row(tmp_path: Path) -> None:
+    frame = patients()
+    frame.loc[frame.index[frame.hospital == "west"][:9], "outcome"] = "odd"
+    frame.loc[0, "hospital"] = "lone"
+    notes = " ".join(read(written(tmp_path, frame)).build().notes)
+    assert "Labels of one client alone: odd" in notes
+    assert "less than 2 rows: lone" in notes
+
+
+def spoilt(folder: Path, text: str | bytes) -> Path:
+    path = folder / "patients.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+ROWS = "hospital,age,outcome\na,1,x\nb,2,y\na,3,y\nb,4,x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", {}, "patients.csv is empty; its first line must name the columns"),
+        ("hospital,age,outcome\n", {}, "names columns and has no rows"),
+        (ROWS, {"client": "hospitl"}, 'no column "hospitl"; .* Did you mean "hospital"?'),
+        (ROWS, {"label": "outcom"}, 'no column "outcom"; .* Did you mean "outcome"?'),
+        (ROWS, {"drop": ["agee"]}, 'no column "agee"; .* Did you mean "age"?'),
+        (ROWS, {"label": "hospital"}, 'client and label are both "hospital"'),
+        (ROWS, {"drop": ["age"]}, "no column is left to learn from"),
+        (ROWS.partition("\n")[2], {}, "first line looks like data: give header="),
+        ("age,age,hospital,outcome\n1,2,a,x\n", {}, '2 columns are named "age"; give each its'),
+        (ROWS + "a,5\n", {}, "line 6: 2 cells; the first line names 3 columns, a comma between"),
+        (b"PK\x03\x04......", {}, "no CSV file but a packed table; save it as CSV"),
+        (ROWS, {"encoding": "utf-99"}, 'not utf-99; give its encoding="..."'),
+        (ROWS, {"separator": ";;"}, 'separator=";;": give one sign'),
+        (ROWS, {"target": "c"}, 'target="c" is no client; there are a, b'),
+        (ROWS.replace(",x", ",").replace(",y", ","), {"target": "a"}, "y has 0 classes"),
+    ],
+)
+def test_refused_in_one_sentence(
+    tmp_path: Path, text: str | bytes, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        read(spoilt(tmp_path, text), **{"target": "b"} | options)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    written(tmp_path, patients())
+    with pytest.raises(InputError, match='there is no file .* Did you mean "patients.csv"?'):
+        read(tmp_path / "patient.csv")
+    with pytest.raises(InputError, match="cannot read"):
+        read(tmp_path)
+
+
+def test_a_file_without_header_and_one_that_is_packed(tmp_path: Path) -> None:
+    frame = patients()
+    plain = read(written(tmp_path, frame)).build()
+    other = read(written(tmp_path, frame, header=False), header=list(frame.columns)).build()
+    assert other.digest == plain.digest
+    frame.to_csv(tmp_path / "patients.csv.gz", index=False)
+    assert read(tmp_path / "patients.csv.gz").build().encoding == plain.encoding
+
+
+def test_long_numbers_of_clients_stay_apart(tmp_path: Path) -> None:
+    frame = patients()
+    frame["hospital"] = frame["hospital"].map(
+        dict(zip(CLIENTS, [f"1234567890123456{i}" for i in range(4)], strict=True))
+    )
+    task = read(written(tmp_path, frame), target="12345678901234561")
+    assert task.clients == tuple(f"1234567890123456{i}" for i in (0, 2, 3))
+
+
+def test_what_parquet_needs_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        with pytest.raises(InputError, match=r'pip install "fedshift\[parquet\]"'):
+            fs.Task.from_parquet(tmp_path / "a.parquet", client="a", label="b", target="c")
+        return
+    frame = patients()
+    frame.to_parquet(tmp_path / "patients.parquet")
+    names = {"client": "hospital", "label": "outcome", "target": "north"}
+    built = fs.Task.from_parquet(tmp_path / "patients.parquet", **names).build()
+    assert built.encoding == fs.Task.from_frame(frame, **names).build().encoding
+
+
+def test_large_numbers_that_differ_by_little_keep_their_digits(tmp_path: Path) -> None:
+    frame = patients()
+    frame["second"] = 1.7e9 + np.arange(200) % 7 + 0.25
+    built = read(written(tmp_path, frame)).build()
+    x = built.encoding.apply(frame)[:, -1]
+    assert len(x.unique()) == 7
+    assert built.encoding.columns[-1].sd == pytest.approx(2.0, abs=0.1)
+    assert torch.equal(built.encoding.apply(frame.iloc[:1]), built.encoding.apply(frame)[:1])
