@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,14 +148,17 @@ def table_of(
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
 
 
-def _choice(plan: Plan, rows: Iterable[Row]) -> str:
+def _choice(plan: Plan, rows: Sequence[Row]) -> str:
     served = any("average_accuracy" in m.facts for row in rows for m in row.runs)
     by = "on the clients' validation examples"
     if not served and plan.rule == "estimate":
         by = "at the target, as estimated from the clients' validation examples,"
     elif not served:
         by = "on validation examples that follow the target"
-    return f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+    chosen = f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+    first = [r.label for r in rows if r.validation and not any(r.validation.values())]
+    why = f" Without any, the first setting stands for {', '.join(first)}." if first else ""
+    return chosen + why
 
 
 def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, float]:

@@ -125,7 +125,8 @@ def check_vary(vary: str) -> None:
 
 def check_choosing(config: Config) -> None:
     """Raise InputError where an experiment file leaves nothing to choose a setting by."""
-    drawn = config.shift.target == "drawn" or config.server.validation > 0
+    drawn = config.data.source is None and config.shift.target == "drawn"
+    drawn = drawn or config.server.validation > 0
     check_choice(config.selection.rule, config.data.validation > 0, drawn)
 
 
