@@ -60,7 +60,8 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
-    names = list(dict.fromkeys(name for run in runs for name in own_columns(run.rounds)))
+    columns = (own_columns(run.rounds, run.summary.final.others) for run in runs)
+    names = list(dict.fromkeys(name for row in columns for name in row))
     if not names:
         return ""
     rows = tuple(
@@ -149,6 +150,8 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
         # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
+        # A method without a global model has no target accuracy; its line would be a name without
+        # points.
         if any(v is not None for v in target):
             series.append(Series(label, x, target, place + 1, points=few))
         if any(v is not None for v in estimate):
