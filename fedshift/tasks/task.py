@@ -61,7 +61,7 @@ class Task:
     rules: Rules = Rules()
     notes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    transform: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    transform: Callable[[Any, torch.Generator], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
