@@ -45,6 +45,21 @@ class Own:
     notes: tuple[str, ...] = ()
     task: Task | None = None
 
+    def marks(self) -> tuple[str, ...]:
+        """What tells a run with these from others, as far as names can; () where there are none."""
+        given = {
+            "method": self.method and self.method.name,
+            "loss": self.loss and repr(self.loss),
+            "schedule": "" if self.schedule is None else _name(self.schedule),
+            "metrics": ", ".join(sorted(self.metrics)),
+            "class_weights": "" if self.class_weights is None else str(self.class_weights.tolist()),
+        }
+        return tuple(f"{name} {value}" for name, value in given.items() if value)
+
+
+def _name(of: object) -> str:
+    return str(getattr(of, "__qualname__", type(of).__name__))
+
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:
     """The method of an experiment: the user's, else the configured one."""
