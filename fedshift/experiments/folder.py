@@ -151,10 +151,8 @@ def kept_in(
     # Of the data as well: the same file may be run after the data set was replaced.
     sums = (prepared.data.sha256, prepared.split_sha256, *prepared.own.marks())
     if config.model.name == PYTHON:  # no key says which network that is
-        first = (
-            v.detach().contiguous().flatten() for v in prepared.model.net.state_dict().values()
-        )
-        sums += (_digest(first),)
+        params, buffers = prepared.model.init()
+        sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
     identity, former = (_hash(of, *sums) for of in (config.identity, _all_keys(config)))
     return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
 
