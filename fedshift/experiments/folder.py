@@ -149,7 +149,8 @@ def kept_in(
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
     # Of the data as well: the same file may be run after the data set was replaced.
-    sums = (prepared.data.sha256, prepared.split_sha256, *prepared.own.marks())
+    mark = prepared.own.mark
+    sums = (prepared.data.sha256, prepared.split_sha256, *([mark] if mark else []))
     if config.model.name == PYTHON:  # no key says which network that is
         params, buffers = prepared.model.init()
         sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)

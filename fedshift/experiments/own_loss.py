@@ -21,9 +21,6 @@ class PerExample(Term):
 
     loss: Callable[[Tensor, Tensor], Tensor]
 
-    def __repr__(self) -> str:
-        return f"PerExample({getattr(self.loss, '__qualname__', type(self.loss).__name__)})"
-
     def __call__(self, view: View) -> Tensor:
         return batch_mean(self.loss(view.out["logits"], view.batch.y), view.batch)
 

@@ -72,8 +72,12 @@ def _unknown(key: str, chosen: Method) -> str:
         return f'fit has no "{key}": write {ELSEWHERE[key]}'
     if any(key in one.options for one in recipes.recipes()):
         return foreign_option(key, chosen.recipe)
-    known = [*ARGUMENTS, *chosen.recipe.options, *(k for names in SECTIONS.values() for k in names)]
-    hint = nearest(key, known)
+    allowed = [
+        *ARGUMENTS,
+        *chosen.recipe.options,
+        *(k for names in SECTIONS.values() for k in names),
+    ]
+    hint = nearest(key, allowed)
     options = ", ".join(chosen.recipe.options) or "none"
     more = "" if hint else f" Training keys: {', '.join(sorted(SECTIONS['training']))}."
     return (

@@ -176,7 +176,14 @@ def test_a_run_folder_of_its_own_and_going_on(
 
     with pytest.raises(KeyboardInterrupt):
         fs.fit(hospitals(), Net, folder=tmp_path / "b", callbacks=[stop], **keys)
-    for other in ({"loss": CrossEntropy()}, {"class_weights": "balanced"}, {"seed": 1}):
+    changes: tuple[dict[str, Any], ...] = (
+        {"loss": CrossEntropy()},
+        {"class_weights": "balanced"},
+        {"metrics": {"first": lambda p, y: p[0, 0]}},
+        {"schedule": lambda t: 0.1},
+        {"seed": 1},
+    )
+    for other in changes:
         with pytest.raises(fs.InputError, match="another configuration"):
             fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **other, **keys)
     with pytest.raises(fs.InputError, match="another configuration"):
