@@ -93,7 +93,7 @@ def fit(
     engine = _engine(backend, workers)
     with (
         by_name(task.clients),
-        _one_thread(),
+        keep_threads(),
         _place(planned, folder, resume, engine) as (place, keeper),
         shown_progress(progress) as bar,
         following(planned.config, callbacks, loggers) as follow,
@@ -101,7 +101,7 @@ def fit(
         record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)
     if folder is None:
-        weakref.finalize(result, _remove, place, os.getpid())
+        weakref.finalize(result, remove, place, os.getpid())
     return result
 
 
@@ -156,13 +156,14 @@ def _result(place: Path, model: Model) -> Result:
     return Result(read_run(place), load_models(place, model=model), encoding_in(place), about)
 
 
-def _remove(place: Path, owner: int) -> None:
+def remove(place: Path, owner: int) -> None:
+    """Delete a temporary folder, in the process that made it."""
     if os.getpid() == owner:  # and not a process that was forked meanwhile
         shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def keep_threads() -> Iterator[None]:
     """A run sets torch's threads; the user's program gets its own number back."""
     threads = torch.get_num_threads()
     try:
@@ -190,7 +191,7 @@ def _place(
         try:
             yield temporary, None
         except BaseException:
-            _remove(temporary, os.getpid())
+            remove(temporary, os.getpid())
             raise
         return
     place = Path(folder)
