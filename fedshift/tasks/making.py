@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     bins: int
     missing: str
     categories: Sequence[str]
-    transform: Callable[[Tensor, torch.Generator], Tensor] | None
+    transform: Callable[[Any, torch.Generator], Any] | None
     name: str
 
 

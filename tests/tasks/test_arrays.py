@@ -210,4 +210,12 @@ def test_short_in_print_and_notebooks() -> None:
     assert "target: the client north, held out" in str(task)
     assert "<td>" in task._repr_html_()
     assert "the client north" in task._repr_html_()
-    assert len(repr(task)) < 300
+    assert repr(task) == (
+        "Task(yours: 120 rows of 3 clients, classification; target: the client north, held out)"
+    )
+
+
+def test_a_task_that_cannot_be_built_says_so_in_print() -> None:
+    task = drawn_task({"ill": 1, "well": 0}, test=0.001)
+    assert 'target: no row with the label "ill"' in str(task)
+    assert repr(task).startswith("Task(yours: 120 rows")
