@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -78,7 +78,7 @@ def _show(done: Compared, as_json: bool) -> None:
     if as_json:
         console.show_json(table.document())
         return
-    console.show_report_table(replace(table.shown(), caption=table.title))
+    console.show_report_table(table.shown())
     for sentence in table.notes:
         console.say(sentence, indent=0)
     console.put(f"Report: {table.folder / PAGE}")
