@@ -126,7 +126,7 @@ def of_importance(clients: Sequence[ClientData]) -> Sequence[ClientData]:
 
 @runtime_checkable
 class Surveyed(Protocol):
-    """Clients that were checked when they were put together, and are not gone through one by one.
+    """Clients that were checked as a whole when they were made, and are not checked one by one.
 
     See `fedshift.pooled.Pooled`, which makes clients on demand.
     """

@@ -11,12 +11,13 @@ from fedshift.errors import InputError
 def first_not_finite(x: Tensor) -> int | None:
     """The first row of x [n, ...] that holds NaN or infinity; None where all is finite.
 
-    Whole numbers are not looked at: bytes may be mapped from disk, and stay there.
+    Whole numbers are not read at all: bytes may be mapped from disk, and need not be loaded.
     """
     # NaN and infinity survive a sum, which is several times faster than a look at each entry; a
     # sum of finite entries that overflows is settled by the look.
     if not (x.is_floating_point() or x.is_complex()) or bool(torch.isfinite(x.sum())):
         return None
+    # Only now row by row, since the mask is as large as x.
     bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     return int(bad.nonzero()[0]) if bool(bad.any()) else None
 

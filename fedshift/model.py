@@ -127,8 +127,8 @@ class Model:
             raise misfit(self._places, given)
 
     def check_unchanged(self) -> None:
-        """Raise InputError where the network has other layers, ties or `requires_grad` than when it
-        was looked at last, as a run began.
+        """Raise InputError where the network's layers, ties or `requires_grad` have changed since
+        it was last inspected, as a run began.
         """
         with one_at_a_time():
             fixed = fixed_in(self.net)
@@ -159,7 +159,7 @@ class Model:
         object.__setattr__(self, "_generators", generators)
 
     def _renew(self) -> None:
-        """Look at the network again if anything is where it was not, or fixed that was not."""
+        """Look at the network again if its layers, the places of its tensors or `fixed` changed."""
         moved = changed(self._modules) or not alike(self._places, places(self.net))
         if moved or self.fixed != fixed_in(self.net):
             self.__post_init__()
@@ -202,7 +202,7 @@ class Model:
         """The outputs in evaluation mode; buffers are read only, and so is x.
 
         A network that draws random numbers in this mode, too, draws the same ones at each call.
-        Raises InputError for names that the network does not have, and for such that are missing.
+        Raises InputError for names that the network does not have, and for missing ones.
         """
         return repeatable(partial(self._evaluate, params, buffers, x))
 

@@ -1,4 +1,4 @@
-"""What a network answers to a few inputs, looked at before any training."""
+"""A network's outputs for a few inputs, checked before any training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dry_pass(model: Model, params: Params, buffers: Params, x: Tensor) -> Params
     try:
         with torch.no_grad():
             return model(params, copies, x)
-    except Exception as e:
+    except Exception as e:  # a network may raise anything
         kind = next(iter(params.values())).dtype
         hint = f" (its parameters are {kind}: give it x.to({kind}))" if x.dtype != kind else ""
         raise InputError(f"the model fails on inputs {x.dtype} {tuple(x.shape)}: {e}{hint}") from e
@@ -44,6 +44,7 @@ def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tens
             f"the model's logits are a {type(logits).__name__}; its forward must return a tensor "
             '[n, K], or a dictionary {"logits": ...}'
         )
+    # Such as one logit per example, or logits per pixel: losses might broadcast them silently.
     if logits.ndim != 2 or len(logits) != len(x):
         raise InputError(
             f"the model gives logits {tuple(logits.shape)} for {len(x)} inputs; they must be "

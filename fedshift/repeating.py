@@ -43,7 +43,7 @@ class Block:
     before      states of the process's generators before it and before all concurrent computations
     start       their states when it began
     generators  those of the networks that it used, with their states at first use
-    met         models whose network was looked at
+    met         models whose network was inspected
     quiet       those of them whose training passes draw nothing, so that they need no seed
     beside      whether another thread computes at the same time
     """

@@ -86,7 +86,7 @@ def stack(many: Sequence[Parts]) -> Parts:
     Strict on purpose: padding a ragged leaf with zeros would change results without a sign.
     """
     first = many[0]
-    # The quick comparison for all; the slow one, which says what is wrong, where it fails.
+    # The quick comparison for all; where it fails, a slow one writes the message.
     for i, one in enumerate(many):
         if not same_parts(one, first):
             _check_stackable(first, one, i)

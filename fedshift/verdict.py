@@ -115,6 +115,7 @@ def _fedavg(d: Diagnosis) -> str:
         )
     under = [x for x in d.labels if x.target - x.fedavg > NOTICEABLE]
     over = [x for x in d.labels if x.fedavg - x.target > NOTICEABLE]
+    # The largest differences first: only the first few are named.
     under.sort(key=lambda x: x.fedavg - x.target)
     over.sort(key=lambda x: x.target - x.fedavg)
     parts = []
@@ -248,6 +249,7 @@ def _list(names: Sequence[str], limit: int = 4) -> str:
 
 def _distance(d: Diagnosis) -> str:
     """The hull distance; 0 if it is zero within rounding."""
+    # A distance of 1e-17 is rounding, and would look like a finding.
     return "0" if d.covered else f"{d.distance:.3g}"
 
 

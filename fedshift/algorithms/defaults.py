@@ -21,7 +21,10 @@ from fedshift.tree import Params, Parts
 
 
 class SharedModel(ABC):
-    """Defaults of a method whose clients are all sent the server's whole model and train it."""
+    """Defaults of a method whose clients are all sent the server's whole model and train it.
+
+    `FedAvg` does not inherit them: it is the method to read first, and reads alone.
+    """
 
     objective: Term
     local: Local | tuple[Local, ...]
@@ -103,7 +106,7 @@ class Around(ABC):
             return stage  # in this round `inner` trains no model that could be wrapped
         return self if stage is self.inner else replace(self, inner=stage)
 
-    # `is_elementwise` is not passed on: it describes the wrapper's own `client_update`.
+    # `is_elementwise` is not passed on: it describes the `client_update` of the wrapper.
 
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Those of `inner`."""

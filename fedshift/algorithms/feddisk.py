@@ -53,7 +53,7 @@ class FedDisk(Around):
     ratio     how log p - log q_i is estimated, `fedshift.client.importance`
     local     one phase of training for p, and the same one for q_i
     most      a_i is in [n_i / N, most], of mean 1 on each client: `importance.bounded`
-    least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is let through
+    least_ess the smallest effective share (sum a)^2 / (n_i sum a^2) that is accepted
     span      (low, high) of the density's inputs; values outside are clipped. None: not checked
 
     A client that is not drawn in a weighing round keeps a_i = 1, that is `inner`: give as many
@@ -230,7 +230,7 @@ class WeighExamples:
         pair = message["params"], state["density"]
         # Padded to whole blocks: a row's weight must not depend on how many rows follow it.
         whole = filled(data)
-        log_ratio, loss = self.ratio(self.density, *pair, whole, plans)
+        log_ratio, loss = self.ratio(self.density, pair, whole, plans)
         # `least` is n_i / N: p contains q_i with that share, so p / q_i is never below it.
         a = bounded(log_ratio, live(whole), message["share"]["least"], self.most)
         report = {"id": data.id, "loss": loss, "ess": effective_size(a)}
@@ -260,7 +260,7 @@ class WeighExamples:
 
 @dataclass(frozen=True)
 class Before(Around):
-    """A round before the inner method's first: `step` says what is done in it.
+    """A round before the inner method's first, in which `step` is done.
 
     `inner` is the whole `FedDisk`. The model stays as it is; only the density is sent.
     """

@@ -183,6 +183,7 @@ class LabelSets(Around):
 
     def reveals(self) -> Mapping[str, str]:
         parts = dict(self.inner.reveals())
+        # Even in public mode: the server needs the sets to say which labels are absent.
         parts["register"] += "; which labels it holds, once, to the server alone"
         if self.mode == "private":
             parts["delta"] = (
@@ -232,6 +233,7 @@ class LabelSets(Around):
         if "control" not in updates:
             return {}
         ids, everyone = updates["cohort"]["id"], server["population"]["weight"]
+        # Over the population, so that a client that is not drawn keeps its part in c.
         shares = holder_shares(everyone, server["sets"]["held"])[ids]
         new = self._by_label(server, ids, updates["control"])
         moved = row_mean(everyone[ids], shares, new, self._rows(new))

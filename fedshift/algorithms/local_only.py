@@ -35,9 +35,11 @@ class LocalOnly:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # A client's model never meets the other clients, so a router in it could learn nothing.
         check_personal(self.objective)
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
+        # Empty parts, because readers of a state look them up by name.
         return {"params": {}, "buffers": {}, "table": {"n": table["n"]}}
 
     def init_client(self, params: Params, buffers: Params, data: ClientData) -> Parts:

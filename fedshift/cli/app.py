@@ -42,6 +42,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results 
 Resume = Annotated[Path | None, typer.Option("--resume", help="Go on with this interrupted run.")]
 
 
+# Eager: --version works without a command, and before any other option is checked.
 def _version(wanted: bool) -> None:
     if wanted:
         console.put(f"fedshift {fedshift.__version__}")
@@ -74,6 +75,7 @@ def demo(out: Out = None, config: Overrides = [], format: FormatOption = Format.
     check_unused(out)
     done = []
     with source.placing():
+        # Once for all three methods, which differ in nothing but the method.
         prepared = prepare(loaded)
         with reserved(out, "demo") as folder, console.progress() as listen, asked_to_stop() as stop:
             for one in method_configs(loaded):
@@ -131,6 +133,29 @@ def run(
         state_memory, profile,
     )  # fmt: skip
     run_asked(asked, as_json=format is Format.json)
+
+
+@app.command()
+def init(
+    source: Annotated[Path, typer.Argument(metavar="TABLE")],
+    client: Annotated[
+        str | None, typer.Option(help="The column that says whose row it is.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A client, pooled or clients. Default: pooled.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(),
+    format: FormatOption = Format.table,
+) -> None:
+    """Look at a table of yours, and write an experiment on it that runs.
+
+    TABLE: a CSV or Parquet file with one row per example.
+    """
+    with loading():
+        from fedshift.cli.init import Asked, init
+
+    init(Asked(source, client, label, target, folder), as_json=format is Format.json)
 
 
 @app.command()

@@ -45,6 +45,7 @@ def marginals(
     if not 0 < level < 0.5:
         raise InputError(f"--level {level:g}: allowed: more than 0, less than 0.5")
     config, source, model = configured(place)
+    # Errors of the data name the line of the file that asked for them.
     with source.placing():
         prepared = prepare(config)
     counts = None if claims is None else claimed(claims, prepared.task.classes)

@@ -15,6 +15,7 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or None."""
+        # The commands of `app.py` start without a look at installed packages.
         if cmd_name not in self.commands:
             self._add_plugins()
         return super().get_command(ctx, cmd_name)
@@ -26,7 +27,8 @@ class Commands(TyperGroup):
 
     def _add_plugins(self) -> None:
         """Put the plugins in front of `methods` and the other listings; none replaces a command."""
-        plugins = {name: get_command(app) for name, app in registered(COMMANDS).items()}
+        apps = registered(COMMANDS).items()
+        plugins = {name: get_command(app) for name, app in apps if name not in self.commands}
         core = list(self.commands.items())
         at = list(self.commands).index("methods")
         self.commands = dict([*core[:at], *plugins.items(), *core[at:]])

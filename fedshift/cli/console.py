@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -39,6 +40,7 @@ def say(text: str, indent: int = 2) -> None:
     """A paragraph on stdout, wrapped; all lines but the first are indented."""
     print(
         textwrap.fill(
+            # Hyphens and long words stay whole: they are often names and paths to be copied.
             visible(text), width(), subsequent_indent=" " * indent,
             break_long_words=False, break_on_hyphens=False,
         )
@@ -70,6 +72,7 @@ def show_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
         table.add_column(_cell(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
+    # Captured and printed, so that a closed pipe is met by `print` as everywhere else.
     console = Console(width=width())
     with console.capture() as output:
         console.print(table)
@@ -97,6 +100,7 @@ def show_error(error: FedshiftError, as_json: bool) -> None:
     if as_json:
         tell(json.dumps({"error": str(error), "exit_code": error.exit_code}))
     else:
+        # Line by line: `tell` makes control characters visible, and would join the lines.
         for line in f"error: {error}".split("\n"):
             tell(line)
 
@@ -119,21 +123,21 @@ class PlainProgress:
             # The evaluation of the last round is a run's last event.
             if event["round"] == self.rounds[run]:
                 tell(f"{run}: done  {self.seen[run]}")
+        # The last round is followed at once by its evaluation, which has a line of its own.
         elif event["round"] < event["rounds"] and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             where = f"{run}: round {event['round']}/{event['rounds']}"
             tell("  ".join([where, *filter(None, [self.seen.get(run)])]))
 
-    def __enter__(self) -> PlainProgress:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-def progress() -> PlainProgress | LiveProgress:
+@contextlib.contextmanager
+def progress() -> Iterator[PlainProgress | LiveProgress]:
     """Bars on a terminal, plain lines elsewhere."""
-    return LiveProgress() if sys.stderr.isatty() else PlainProgress()
+    if not sys.stderr.isatty():
+        yield PlainProgress()
+        return
+    with LiveProgress() as live:
+        yield live
 
 
 def counted(number: int, thing: str) -> str:

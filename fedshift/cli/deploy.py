@@ -23,6 +23,7 @@ def init(file: Path, folder: Path, hosts: list[str], overrides: list[str]) -> No
     config, source = load_with_source(file, overrides)
     text, clients = dumps(config), config.shift.clients
     with source.placing():
+        # What only a simulation can do is refused now, not when all clients have joined.
         configured(text)
     # The server reaches itself under its own machine's names.
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
@@ -74,6 +75,7 @@ def _unfinished(place: Path, out: Path | None) -> Path:
 
     if out is not None:
         raise InputError("--resume goes on in its folder; leave out --out")
+    # For its errors: a complete run, or no run folder.
     configured(place)
     if not is_folder(place / CHECKPOINTS):
         raise InputError(
@@ -95,5 +97,6 @@ def client(place: Path, address: str, patience: float) -> None:
 
     node_command(place, address)  # refuses a wrong folder or address before anything is printed
     console.put(f"joining {address}; what happens is in {place / 'supernode.log'}; Ctrl-C leaves")
+    # The line must be there before the process waits for hours.
     sys.stdout.flush()
     join(place, address, patience=patience, say=lambda t: console.tell(t))

@@ -53,6 +53,7 @@ def diagnose_files(
             normalise_target=normalise,
             bootstrap=bootstrap,
         )
+    # On stderr: stdout may be read by a program that expects the document alone.
     if diagnosis.missing:
         labels = ", ".join(f'"{name}"' for name in diagnosis.missing)
         tell(f"warning: no client holds {labels}; no weights can cover the target")

@@ -92,10 +92,12 @@ def _check_empty(arguments: Sequence[str]) -> None:
 
 def _invoke(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run `app()` without its handling of exceptions."""
+    # The shell asks for completions: typer answers and exits.
     if "_FEDSHIFT_COMPLETE" in os.environ:
         app()
     command = typer.main.get_command(app)
     try:
+        # click's own main() would print errors and choose exit codes; here they are ours.
         with command.make_context("fedshift", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as e:
@@ -117,6 +119,7 @@ def _usage(error: Any, as_json: bool) -> int:
     # typer has added a suggestion already; recent clicks would add another.
     if "Did you mean" in getattr(error, "message", ""):
         error.possibilities = None
+    # Usage errors repeat what was typed, control characters included.
     error.message = visible(getattr(error, "message", ""))
     if as_json:
         return _error(InputError(error.format_message()), as_json)
@@ -125,6 +128,7 @@ def _usage(error: Any, as_json: bool) -> int:
 
 
 def _interrupted(error: KeyboardInterrupt, as_json: bool) -> int:
+    # Both signals arrive as KeyboardInterrupt; SIGTERM's handler adds its code.
     code = TERMINATED if TERMINATED in error.args else INTERRUPTED
     message = "; ".join(["interrupted", *getattr(error, "__notes__", ())])
     if as_json:
@@ -173,6 +177,7 @@ def _out_of_resources(error: Exception) -> FedshiftError | None:
             f"the system gives this process no more: {error.strerror}; ask for fewer --workers, or "
             "raise its limits (ulimit)"
         )
+    # torch raises RuntimeError with this text.
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         match = re.search(r"allocate (\d+) bytes", str(error))
         size = f" for {int(match[1]):,} bytes" if match else ""

@@ -79,6 +79,7 @@ def fetch_dataset(name: str, folder: Path | None, *, as_json: bool) -> None:
     from rich.progress import Progress
 
     with Progress(console=for_bars(), disable=not sys.stderr.isatty()) as bars:
+        # rich would read "[red]" in a name as a colour.
         task = bars.add_task(escape(visible(name)), total=None)
 
         def progress(done: int, total: int | None) -> None:

@@ -15,6 +15,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for `--format json`."""
+    # By hand: the answer is needed before typer is loaded, and where it fails.
     return "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
 
 

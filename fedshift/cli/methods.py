@@ -31,6 +31,7 @@ AXES = (
 
 def example(recipe: recipes.Recipe) -> Algorithm:
     """The recipe with its defaults on a stand-in model, in order to read its fields."""
+    # 1,000 rounds: methods that keep some rounds for tuning need more than they keep.
     setting = recipes.Setting(Model(Mlp((1,), (1,), 1)), (1.0,), PLAIN, rounds=1000, clients=1)
     return recipe.make(setting, **recipe.traits.example)
 
@@ -50,6 +51,7 @@ def _rule(algorithm: Algorithm) -> str:
 
 
 def _changed(algorithm: Algorithm) -> list[str]:
+    # Fields of other structures have no counterpart in FedAvg; their usual value is a plain phase.
     plain = vars(FedAvg(algorithm.model, local=PLAIN)) | {"personal": PLAIN, "tune": PLAIN}
     changes = []
     for field in fields(algorithm):  # type: ignore[arg-type]
@@ -69,7 +71,8 @@ def _in_words(value: object) -> str:
     if isinstance(value, tuple):
         return ", then ".join(map(_in_words, value))
     if isinstance(value, Local):
-        return f"{_length(value)}{_moving(value)}{_wrapped(value)}"
+        oracles = " and ".join(type(oracle).__name__ for oracle in value.oracles)
+        return f"{_length(value)}{_moving(value)}{f', with {oracles}' if oracles else ''}"
     if isinstance(value, Share):
         return f"{_names(value.private)} stays on the client"
     if isinstance(value, FedAvg):
@@ -100,11 +103,6 @@ def _moving(phase: Local) -> str:
     if phase.only:
         return f" on {_names(phase.only)}"
     return f" on all but {_names(phase.frozen)}" if phase.frozen else ""
-
-
-def _wrapped(phase: Local) -> str:
-    names = [type(oracle).__name__ for oracle in phase.oracles]
-    return f", with {' and '.join(names)}" if names else ""
 
 
 def _names(prefixes: Sequence[str]) -> str:
@@ -146,16 +144,12 @@ def methods_listed(name: str | None, *, as_json: bool) -> None:
 
 def _show(row: dict[str, Any]) -> None:
     options = ", ".join(f"{k} = {v}" for k, v in row["options"].items())
+    leaves = "; ".join(text for part, text in row["reveals"].items() if part != "register")
     say(f"{row['name']}: {row['summary']}")
     say(f"    reference  {row['reference']}", HANG)
     say(f"    options    {options or 'none'}", HANG)
     say(f"    axes       {'; '.join(row['axes'])}", HANG)
-    say(f"    leaves     registers {row['reveals']['register']}; each round {_leaves(row)}", HANG)
+    say(f"    leaves     registers {row['reveals']['register']}; each round {leaves}", HANG)
     if row["note"]:
         say(f"    note       {row['note']}", HANG)
     say(f"    page       {row['page']}", HANG)
-
-
-def _leaves(row: dict[str, Any]) -> str:
-    parts = row["reveals"]
-    return "; ".join(parts[k] for k in parts if k != "register")

@@ -13,7 +13,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.folder import summary_of
 from fedshift.experiments.outcome import Choice, Experiment
 from fedshift.files import check_page, clean, write
-from fedshift.recipes import recipe
+from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, read_run
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
@@ -41,23 +41,17 @@ def figure_files(folders: Sequence[Path], out: Path) -> tuple[Path, ...]:
 
 def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
-    rows = []
-    for folder in folders:
-        whole = summary_of(folder)
-        rows.append(
-            {
-                "method": whole["method"],
-                "target_accuracy": whole["final"]["target_accuracy"],
-                "estimated_accuracy": whole["final"]["estimated_accuracy"],
-                "estimated_se": whole["final"]["estimated_se"],
-                "ess": whole["ess"],
-                "ess_fraction": whole["ess_fraction"],
-                "distance": whole["distance"],
-                "hull_distance": whole["hull_distance"],
-                "folder": str(folder),
-            }
-        )
-    return rows
+    measured = ("target_accuracy", "estimated_accuracy", "estimated_se")
+    weights = ("ess", "ess_fraction", "distance", "hull_distance")
+    return [
+        {
+            "method": whole["method"],
+            **{key: whole["final"][key] for key in measured},
+            **{key: whole[key] for key in weights},
+            "folder": str(folder),
+        }
+        for folder, whole in zip(folders, map(summary_of, folders), strict=True)
+    ]
 
 
 def show_comparison(title: str, folders: Sequence[Path]) -> None:
@@ -65,7 +59,7 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
     header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
-            recipe(r["method"]).title,
+            traits_of(r["method"]).title or r["method"],
             percent(r["target_accuracy"]),
             f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
             "–" if r["ess"] is None else f"{r['ess']:.0f}",
@@ -125,6 +119,7 @@ def show_demo(done: Done, page_path: Path) -> None:
     task = done[0][1].prepared.task
     put(f"{len(task.clients)} clients, {len(task.classes)} labels, {len(task.test)} target images")
     show_comparison("Accuracy where the model will be used", [f for f, _ in done])
+    # FedAvg, the configured method, the oracle: the one in the middle makes a choice.
     _, (folder, configured), _ = done
     show_choice(configured.choice)
     for sentence in summary_of(folder)["why"]:

@@ -52,6 +52,7 @@ def run_asked(asked: Asked, *, as_json: bool) -> None:
 
 def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
     engine = _engine(asked, config)
+    # On Flower clients' states end with Flower's run, so there is nothing to go on from.
     keeps = asked.engine == "in-process"
     if not keeps and (asked.resume is not None or asked.every is not None):
         raise InputError(
@@ -64,11 +65,14 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
         )
     clock: Clock = Stopwatch() if asked.profile else Idle()
     console.warn_of_data_folders()
+    # Before the data are read, which may take minutes.
     check_unused(asked.out)
     prepared = prepare(config)
     grey = grey_note(config.shift, prepared.task.clients[0].x, prepared.seeds.split)
     if grey is not None:
         console.tell(f"note: {grey}")
+    for note in prepared.own.notes:
+        console.tell(f"note: {note}")
     with _folder(asked, config, prepared, engine) as folder, console.progress() as listen:
         if keeps:
             with asked_to_stop() as stop, shelf_in(folder, asked.state_memory) as shelf:
@@ -120,6 +124,7 @@ def _configured(asked: Asked) -> tuple[Config, Source]:
         raise InputError(
             "--resume goes on with a run as it was configured; leave out FILE.toml, --out and -c"
         )
+    # The folder's own configuration is the file that messages point to.
     config, file = configured(asked.resume), asked.resume / CONFIG
     return config, Source(str(file), file.read_text("utf-8"))
 

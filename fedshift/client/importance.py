@@ -18,6 +18,8 @@ from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.tree import Params
 
+# Parameters of the common density and of the client's.
+Pair = tuple[Params, Params]
 # Rows that a network scores at a time.
 BLOCK = 256
 # Halvings of the interval of log c: 1e4 nats, more than ratios of images span, end below 1e-14.
@@ -51,14 +53,9 @@ class Ratio(Protocol):
         """The local phases that the estimate trains with, by name."""
 
     def __call__(
-        self,
-        density: Model,
-        common: Params,
-        client: Params,
-        data: ClientData,
-        plans: Mapping[str, Plan],
+        self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Tensor, Tensor]:
-        """(log ratio [n], a loss [] to report) for the densities with these two parameters."""
+        """(log ratio [n], a loss [] to report) for the densities p and q with these parameters."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +76,9 @@ class Direct:
         return {}
 
     def __call__(
-        self,
-        density: Model,
-        common: Params,
-        client: Params,
-        data: ClientData,
-        plans: Mapping[str, Plan],
+        self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Tensor, Tensor]:
-        p, q = (scored(density, params, data.x)["log_density"] for params in (common, client))
+        p, q = (scored(density, params, data.x)["log_density"] for params in pair)
         mask = live(data).to(q.dtype)
         loss = -total(q * mask) / total(mask)
         return self.temper * (p.double() - q.double()), loss
@@ -120,17 +112,12 @@ class Classified:
         return {"ratio0": self.local}
 
     def __call__(
-        self,
-        density: Model,
-        common: Params,
-        client: Params,
-        data: ClientData,
-        plans: Mapping[str, Plan],
+        self, density: Model, pair: Pair, data: ClientData, plans: Mapping[str, Plan]
     ) -> tuple[Tensor, Tensor]:
-        pair = [scored(density, params, data.x)["logits"].sigmoid() for params in (common, client)]
+        answers = [scored(density, params, data.x)["logits"].sigmoid() for params in pair]
         odd = torch.arange(len(data.x), device=data.w.device) % 2 == 1
-        halves = [self._trained(torch.stack(pair, 1), rows, data, plans) for rows in (~odd, odd)]
-        of_even, of_odd = (scored(self.net, h, pair[1])["logits"] for h, _ in halves)
+        halves = [self._trained(torch.stack(answers, 1), rows, data, plans) for rows in (~odd, odd)]
+        of_even, of_odd = (scored(self.net, h, answers[1])["logits"] for h, _ in halves)
         loss = torch.stack([loss for _, loss in halves]).mean()
         return self.temper * torch.where(odd, of_even, of_odd).double(), loss
 

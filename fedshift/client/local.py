@@ -127,7 +127,7 @@ class Local:
             return self.lr
         try:
             rate = self.lr(t)
-        except FedshiftError:
+        except FedshiftError:  # a schedule of ours, which says what is wrong
             raise
         except Exception as e:
             raise InputError(
@@ -214,7 +214,7 @@ class Local:
             moved, after = descent(moving, grad, moments, lr, in_place=writable)
             moving, buffers = _keep(live, moved, moving), _keep(live, step.buffers, buffers)
             moments = {part: _keep(live, after[part], moments[part]) for part in after}
-            losses.append(step.loss)
+            losses.append(step.loss)  # a tensor: `float()` would wait for a GPU in every step
         return Trained(moving | frozen, buffers, _mean_loss(losses, plan, params))
 
     def check(self, model: Model, params: Params) -> None:
@@ -250,6 +250,7 @@ def _take_step(oracle: GradFn, at: Params, batch: Batch, data: ClientData, plan:
     try:
         return oracle(at)
     except ValueError as e:
+        # BatchNorm's message says nothing of clients and batch sizes; any other error is not ours.
         if len(batch.x) != 1 or "more than 1 value" not in str(e):
             raise
         n, size = int((data.w != 0).sum()), plan.rows.shape[1]

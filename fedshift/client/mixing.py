@@ -58,6 +58,7 @@ def leading(plan: Plan, share: float) -> Plan:
     weight = plan.weight * (before < wanted)
     if plan.sizes is None:
         return plan._replace(weight=weight)
+    # The same rows, but steps without any are cut off instead of masked.
     remaining = max(1, math.floor(share * sum(plan.sizes)))
     sizes: tuple[int, ...] = ()
     for size in plan.sizes:
@@ -128,6 +129,7 @@ class Mix:
     ) -> Params:
         """W after at most `epochs` over the plan; old, new and W of the top, `below` the rest."""
         losses: list[Tensor] = []
+        # The loop ends by a value, so this phase cannot be vectorised over clients.
         for _ in range(epochs):
             last = torch.zeros(())
             for s in range(plan.steps):

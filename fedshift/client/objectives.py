@@ -151,6 +151,7 @@ class Scaled(Term):
         return self.term.hear(server)
 
     def summands(self) -> tuple[Term, ...]:
+        # A term of factor 0 is never part of the loss, whatever it would need.
         return self.term.summands() if self.scale else ()
 
     def reads_data(self) -> bool:
@@ -230,6 +231,7 @@ class RestrictedSoftmax(Term):
 
     def scale(self, counts: Tensor) -> Tensor:
         """a [K] for a client with these label counts [K]."""
+        # By `where`, not by indexing: clients may be stacked.
         if self.mode == "indicator":
             return torch.where(counts > 0, 1.0, self.alpha).to(counts.dtype)
         return (1.0 - self.alpha) * counts / counts.max().clamp(min=1.0) + self.alpha

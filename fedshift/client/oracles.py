@@ -27,6 +27,7 @@ class Shift:
     def __call__(self, gradient: GradFn) -> GradFn:
         def shifted(params: Params) -> Gradient:
             result = gradient(params)
+            # Added to the gradient, not to the parameters: momentum acts on it as well.
             return result._replace(grad=add(result.grad, {k: self.by[k] for k in result.grad}))
 
         return shifted
@@ -54,7 +55,7 @@ class Sam:
     def __call__(self, gradient: GradFn) -> GradFn:
         def ascended(params: Params) -> Gradient:
             here = gradient(params)
-            reach = self.rho / (_norm(here.grad) + 1e-12)
+            reach = self.rho / (_norm(here.grad) + 1e-12)  # the gradient may be 0
             # Only the gradient is taken from the second pass; loss and buffers are those at theta.
             return here._replace(grad=gradient(add(params, here.grad, reach)).grad)
 
@@ -80,6 +81,7 @@ class Clip:
     def __call__(self, gradient: GradFn) -> GradFn:
         def clipped(params: Params) -> Gradient:
             result = gradient(params)
+            # Clamped to 1, so that a gradient within the bound keeps its bits.
             factor = (self.norm / _norm(result.grad)).clamp(max=1.0)
             return result._replace(grad=map_(lambda g: torch.mul(g, factor), result.grad))
 

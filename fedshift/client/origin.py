@@ -13,9 +13,9 @@ from fedshift.errors import InputError
 from fedshift.tree import Params, Parts
 
 _UNHEARD = (
-    "ClientEntropy learns which client of the cohort an example comes from, and where a model of "
-    "the client's own is trained nobody hears who is in the cohort: put it into the objective of "
-    "the method that trains the shared model"
+    "ClientEntropy learns which client of the cohort an example comes from, and clients that train "
+    "a model of their own are not sent the cohort: put it into the objective of the method that "
+    "trains the shared model"
 )
 
 
@@ -36,6 +36,7 @@ class ClientEntropy(Term):
 
     def hear(self, server: Parts) -> Parts:
         # Only the server knows the cohort, and it sends it to every client in it.
+        # All N entries, so that the message has the same form in every round.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[server["cohort"]["id"]] = True
         return {"cohort": {"present": present}}

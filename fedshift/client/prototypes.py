@@ -49,6 +49,7 @@ def head_shape(model: Model, head: tuple[str, ...]) -> tuple[int, int]:
     them. Raises InputError where none of them is a matrix.
     """
     named = model.net.named_parameters()
+    # Only matrices: biases and normalisation have no inputs to count.
     matrices = [p for name, p in named if name.startswith(head) and p.ndim == 2]
     if not matrices:
         raise InputError(

@@ -47,6 +47,7 @@ class Share:
         all_names = list(names)
         check_prefixes("private", self.private, all_names)
         if self.private and all(name.startswith(self.private) for name in all_names):
+            # Nothing shared is not wrong in itself, but it is another method.
             raise InputError(
                 f"private prefixes {list(self.private)} cover every parameter: nothing is "
                 "shared. Use local-only training instead"

@@ -1,4 +1,4 @@
-"""What trains a phase: the loop of `client.local.Local`, unless a job says how it is to be done."""
+"""What trains a phase: the loop of `client.local.Local`, or what the job names instead."""
 
 from __future__ import annotations
 

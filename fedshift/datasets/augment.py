@@ -83,6 +83,7 @@ def crop(box: Tensor, place: Tensor, size: int) -> Tensor:
     ratio = (low + (high - low) * box[..., 1]).exp()
     sides = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], -1).round().long()
     fits = (sides <= size).all(-1)
+    # argmax gives the first of the largest, here the first try that fits.
     first = fits.int().argmax(1)
     taken = sides[torch.arange(len(sides)), first]
     taken = torch.where(fits.any(1, keepdim=True), taken, size)
@@ -99,6 +100,7 @@ def resized(x: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     for axis in (0, 1):
         start, length = boxes[:, axis, None], boxes[:, 2 + axis, None]
         position = (torch.arange(size, dtype=torch.float64) + 0.5) * length / size - 0.5
+        # The border's half pixels have only one neighbour inside the box.
         position = torch.minimum(position.clamp(min=0.0), length - 1.0)
         if axis:
             position = torch.where(mirrored[:, None], position.flip(1), position)

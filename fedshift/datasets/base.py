@@ -29,8 +29,7 @@ class Samples:
     Shapes: x uint8 [n, channels, height, width] or float32 [n, d] (or [n, ...], as a user's own
     data may be); y int64 [n].
 
-    Raises:
-        InputError: another type or number of axes, or x and y of unequal length.
+    Raises InputError for another type or number of axes, or x and y of unequal length.
     """
 
     x: Tensor
@@ -91,6 +90,7 @@ def content_sha256(*parts: Samples) -> str:
     digest = hashlib.sha256()
     for part in parts:
         for tensor in (part.x, part.y):
+            # Type and shape too: the same bytes in another shape are other examples.
             digest.update(f"{tensor.dtype} {list(tensor.shape)};".encode())
             digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
@@ -147,6 +147,7 @@ def named_folders() -> tuple[Path, ...]:
 def unsearchable(folder: Path) -> str:
     """Why a folder cannot be searched, such as "Permission denied"; "" if it can."""
     try:
+        # "." inside the folder: a folder that may be listed, but not entered, is of no use.
         os.stat(os.path.join(folder, "."))
     except (FileNotFoundError, NotADirectoryError):
         return "no such folder"

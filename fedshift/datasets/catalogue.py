@@ -8,15 +8,15 @@ decoded, see `base.content_sha256`) is checked at every load and guards against 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedshift.arguments import called
-from fedshift.datasets import cifar, cifar100, idx
+from fedshift.datasets import cifar, cifar100, idx, writers
 from fedshift.datasets.base import Samples
-from fedshift.datasets.catalogue_digits import DIGITS, GREY
 from fedshift.datasets.entry import Entry, Remote, remotes_at
 from fedshift.datasets.natural.loading import TABLES
 from fedshift.errors import InputError, unknown
@@ -24,6 +24,7 @@ from fedshift.plugins import DATASETS, registered
 
 SHIPPED = Path(__file__).with_name("shipped")
 MINI_TRAIN = 700
+GREY = "1 x 28 x 28"
 
 
 def read_mini(folder: Path) -> tuple[Samples, Samples]:
@@ -32,6 +33,7 @@ def read_mini(folder: Path) -> tuple[Samples, Samples]:
     Shapes: x uint8 [7000, 1, 28, 28] and [3000, 1, 28, 28].
     """
     samples = idx.read_samples(folder, "t10k", len(_FASHION))
+    # Per class, so that both parts are balanced.
     first = _rank_within_class(samples.y) < MINI_TRAIN
     return samples.take(first.nonzero()[:, 0]), samples.take((~first).nonzero()[:, 0])
 
@@ -49,6 +51,7 @@ def entries() -> tuple[Entry, ...]:
                     f'the package that registers "{package}" as {DATASETS} gives {called(one)}; '
                     "give a tuple of fedshift.datasets.Entry"
                 )
+            # A package cannot replace a set of the core, whose content is checked here.
             by_name.setdefault(one.name, one)
     return tuple(by_name.values())
 
@@ -56,8 +59,7 @@ def entries() -> tuple[Entry, ...]:
 def entry(name: str) -> Entry:
     """The known data set called `name`.
 
-    Raises:
-        InputError: unknown name, with the nearest match, or that of a table.
+    Raises InputError for an unknown name, with the nearest match, and for the name of a table.
     """
     if not isinstance(name, str):
         raise InputError(f'name is {called(name)}; give the name of a data set, as "mnist"')
@@ -128,6 +130,86 @@ _FASHION_MNIST = Entry(
     ),
 )
 
+_MNIST = Entry(
+    name="mnist",
+    summary="handwritten digits",
+    classes=tuple("0123456789"),
+    examples=(60_000, 10_000),
+    shape=GREY,
+    licence="CC BY-SA 3.0 (LeCun, Cortes & Burges)",
+    page="http://yann.lecun.com/exdb/mnist/",
+    folders=("mnist", "MNIST/raw", "mnist-writers"),
+    read=idx.read_pair,
+    content="5424a76f224019028733c19ada31ae70102212a000af700efd68269744354e34",
+    remotes=remotes_at(
+        # LeCun's own server refuses downloads; this copy is the one that torchvision uses.
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        ("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        ("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        ("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        ("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    ),
+)
+
+_QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
+
+_MNIST_WRITERS = replace(
+    _MNIST,
+    name="mnist-writers",
+    summary="MNIST with the writer of each digit, 539 + 297 of them",
+    licence="CC BY-SA 3.0 (LeCun, Cortes & Burges); labels BSD 3-clause (Facebook)",
+    page="https://github.com/facebookresearch/qmnist",
+    folders=("mnist-writers", "qmnist", "QMNIST/raw", "MNIST/raw", "mnist"),
+    missing=writers.missing_mnist,
+    read=partial(writers.samples, writers.mnist),
+    writers=writers.mnist,
+    remotes=(
+        *_MNIST.remotes,
+        *remotes_at(
+            _QMNIST,
+            ("qmnist-train-labels-idx2-int.gz", "0058f8dd561b90ffdd0f734c6a30e5e4", 463_024),
+            ("qmnist-test-labels-idx2-int.gz", "5b5b05890a5e13444e108efe57b788aa", 526_800),
+        ),
+    ),
+)
+
+_EMNIST_DIGITS = Entry(
+    name="emnist-digits",
+    summary="handwritten digits with their writers, from EMNIST",
+    classes=writers.DIGITS,
+    examples=(240_000, 40_000),
+    shape=GREY,
+    licence="public domain (NIST); the authors ask to cite Cohen et al. (2017)",
+    page="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+    by_hand=(
+        "download matlab.zip from https://www.nist.gov/itl/products-and-services/emnist-dataset "
+        "and put its emnist-digits.mat into emnist/; the other archive has no writers"
+    ),
+    folders=("emnist", "EMNIST", "emnist-digits", "matlab"),
+    missing=writers.missing_emnist,
+    read=partial(writers.samples, writers.emnist),
+    writers=writers.emnist,
+)
+
+_FEMNIST_DIGITS = Entry(
+    name="femnist-digits",
+    summary="handwritten digits by writer, from LEAF's FEMNIST",
+    classes=writers.DIGITS,
+    examples=None,
+    shape=GREY,
+    licence="public domain (NIST); LEAF BSD 2-clause",
+    page="https://leaf.cmu.edu/",
+    by_hand=(
+        "run `./preprocess.sh -s niid --sf 1.0 -k 0 -t sample` in data/femnist of "
+        "https://github.com/TalwalkarLab/leaf and put its data/train and data/test into femnist/"
+    ),
+    self_checked=True,
+    folders=("femnist", "FEMNIST", "femnist/data"),
+    missing=writers.missing_leaf,
+    read=partial(writers.samples, writers.leaf),
+    writers=writers.leaf,
+)
+
 _CIFAR_10 = Entry(
     name="cifar-10",
     summary="colour photographs of animals and vehicles",
@@ -189,7 +271,10 @@ _CIFAR_20 = replace(
 ENTRIES = (
     _MINI,
     _FASHION_MNIST,
-    *DIGITS,
+    _MNIST,
+    _MNIST_WRITERS,
+    _EMNIST_DIGITS,
+    _FEMNIST_DIGITS,
     _CIFAR_10,
     _CIFAR_100,
     _CIFAR_20,

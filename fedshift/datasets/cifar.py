@@ -48,10 +48,10 @@ def read(folder: Path) -> tuple[Samples, Samples]:
 
     Shapes: x uint8 [n, 3, 32, 32] (red, green, blue), y int64 [n].
 
-    Raises:
-        DataError: a missing or damaged file, a pickle that asks for anything but arrays, or
-            mosaics without Pillow.
+    Raises DataError for a missing or damaged file, a pickle that asks for anything but arrays, or
+    mosaics without Pillow.
     """
+    # Batches first: they need no Pillow, and are the official files.
     if not _missing_batches(folder):
         train = joined([read_batch(folder / name) for name in BATCHES])
         return train, read_batch(folder / TEST_BATCH)
@@ -63,8 +63,7 @@ def read_batch(path: Path) -> Samples:
 
     Each row of the data is 1,024 red, 1,024 green, 1,024 blue values, row by row of the image.
 
-    Raises:
-        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     images, labels = read_pickled(path, {b"labels": len(CLASSES)})
     return Samples(images, labels[b"labels"])
@@ -77,10 +76,10 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
 
     Shapes: images uint8 [n, 3, 32, 32], labels int64 [n].
 
-    Raises:
-        DataError: unreadable or foreign pickle, wrong keys, shape, type or label.
+    Raises DataError for an unreadable or foreign pickle, wrong keys, shape, type or label.
     """
     batch = load(path)
+    # Keys are bytes: the pickles are of Python 2.
     if not isinstance(batch, dict) or not {b"data", *classes} <= batch.keys():
         keys = ", ".join(repr(key) for key in (b"data", *classes))
         raise damaged(path, f"holds {_describe(batch)}, expected a dict with {keys}")
@@ -98,9 +97,8 @@ def read_pickled(path: Path, classes: Mapping[bytes, int]) -> tuple[Tensor, dict
 def read_mosaics(folder: Path) -> Samples:
     """All mosaics `CLASS_NUMBER.webp` (or .png) of a folder, each cut in 32 x 32 tiles.
 
-    Raises:
-        DataError: no mosaics, Pillow missing, an unknown class, a damaged image or one whose
-            sides are not multiples of 32.
+    Raises DataError without mosaics or Pillow, for an unknown class, and for a damaged image or one
+    whose sides are not multiples of 32.
     """
     paths = _mosaic_paths(folder)
     if not paths:
@@ -127,6 +125,7 @@ def _describe(value: object) -> str:
 
 
 def _checked_labels(path: Path, key: bytes, labels: Any, count: int, classes: int) -> Tensor:
+    # `type`, not `isinstance`: True would count as a label.
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise damaged(path, f"{key!r} is {_describe(labels)}, expected a list of integers")
     if len(labels) != count:
@@ -171,6 +170,7 @@ def _tiles(path: Path) -> Tensor:
     except unreadable(Image) as error:
         raise damaged(path, f"not a readable WebP or PNG image ({error})") from error
     down, across = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
+    # A copy, because Pillow's memory is read-only.
     grid = torch.from_numpy(pixels.reshape(down, SIDE, across, SIDE, 3).copy())
     return grid.permute(0, 2, 4, 1, 3).reshape(-1, 3, SIDE, SIDE)
 

@@ -94,6 +94,7 @@ def _read(path: Path) -> Samples:
     images, labels = read_pickled(path, classes)
     fine, stored = labels[b"fine_labels"], labels[b"coarse_labels"]
     wrong = (coarse(fine) != stored).nonzero()
+    # Checked for both levels: labels that do not belong together mean a damaged file.
     if len(wrong):
         j = int(wrong[0])
         raise damaged(

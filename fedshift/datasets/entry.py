@@ -36,6 +36,7 @@ class Remote:
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
         """The files (name, md5) that lie in the folder once this has been fetched."""
+        # Archives are not kept: what lies in the folder are their members.
         return self.members or ((self.name, self.md5),)
 
 

@@ -21,6 +21,7 @@ from fedshift.datasets.catalogue import entry
 from fedshift.datasets.entry import Entry, Remote
 from fedshift.errors import DataError, InputError, NetworkError
 
+# (bytes done, bytes in all)
 Progress = Callable[[int, int], None]
 
 _CHUNK = 1 << 18
@@ -58,12 +59,10 @@ def fetch(
     and right, so an interrupted download leaves nothing behind. `progress(done, total)` is called
     in bytes.
 
-    Raises:
-        InputError: unknown name, a set that needs no download or must be fetched by hand; a folder
-            that cannot be written.
-        NetworkError: no connection, an error of the server, a truncated or wrong download; the
-            message says where to put the files by hand.
-        DataError: an archive whose md5 is right is not the official one.
+    Raises InputError for an unknown name, a set that needs no download or must be fetched by hand,
+    and a folder that cannot be written; NetworkError without a connection, for an error of the
+    server and a truncated or wrong download, with where to put the files by hand; DataError for an
+    archive whose md5 is right but which is not the official one.
     """
     dataset = entry(name)
     if dataset.by_hand:
@@ -88,6 +87,7 @@ def fetch(
 @contextmanager
 def _remove_empty_folders_on_failure(target: Path) -> Iterator[None]:
     """Remove newly made folders that are still empty after a failure."""
+    # From the inside out, so that each is empty when its turn comes.
     new = [path for path in (target, *target.parents) if not os.path.exists(path)]
     try:
         yield
@@ -160,6 +160,7 @@ def _advice(error: OSError) -> str:
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`; removed at the end unless it was renamed."""
+    # With the process's number: two downloads at once do not write into one file.
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -172,6 +173,7 @@ def _chunks(url: str, opener: Opener, failed: Callable[[str], NetworkError]) -> 
         with opener(url) as stream:
             while chunk := stream.read(_CHUNK):
                 yield chunk
+    # Neither class covers the other: a short answer is an HTTPException, a lost line an OSError.
     except (OSError, http.client.HTTPException) as error:
         raise failed(_reason(error)) from error
 

@@ -37,8 +37,7 @@ def read_array(path: Path, axes: int) -> Tensor:
 
     Shapes: uint8, with `axes` axes as the header gives them.
 
-    Raises:
-        DataError: unreadable, truncated, damaged or oversized file; wrong type or axes.
+    Raises DataError for a truncated, damaged or oversized file, and for a wrong type or axes.
     """
     values, shape = _read(path, axes, _BYTE)
     return torch.frombuffer(values, dtype=torch.uint8).reshape(shape)
@@ -47,6 +46,7 @@ def read_array(path: Path, axes: int) -> Tensor:
 def read_integers(path: Path, axes: int) -> Tensor:
     """The values of an idx file of 32-bit integers: int64, with `axes` axes; errors as above."""
     values, shape = _read(path, axes, _INTEGER)
+    # Big-endian in the file; astype also gives memory that torch may write to.
     return torch.from_numpy(np.frombuffer(values, dtype=">i4").astype(np.int64)).reshape(shape)
 
 
@@ -57,9 +57,8 @@ def read_samples(folder: Path, prefix: str, classes: int) -> Samples:
 
     If a file exists both gzipped and raw, an undamaged one of them is read.
 
-    Raises:
-        DataError: a file is missing or damaged, the counts differ, or a label is not below
-            `classes`.
+    Raises DataError for a missing or damaged file, counts that differ, and a label that is not
+    below `classes`.
     """
     images_stem, labels_stem = _stems(prefix)
     images = read_whole(existing(folder, images_stem), lambda path: read_array(path, 3))
@@ -147,6 +146,7 @@ def _read_header(
         raise damaged(path, f"ends within the header, which takes {4 + 4 * axes} bytes")
     shape = struct.unpack(f">{axes}I", header)
     largest = LARGEST // kind[1]
+    # Before reading: a damaged header may announce more than there is memory.
     if not 0 < math.prod(shape) <= largest:
         raise damaged(
             path, f"the header announces {_times(shape)} values; allowed: 1 to {largest:,} in all"

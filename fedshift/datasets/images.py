@@ -64,13 +64,13 @@ def decode(images: Images, which: Ints, size: int, out: Bytes | None = None) -> 
     resized with bicubic interpolation, without regard to their aspect ratio (as the PACS and
     iWildCam benchmarks do); `out` takes the values if given.
 
-    Raises:
-        InputError: a size that is not a whole number of at least 1.
-        DataError: Pillow missing, or a file missing or damaged, named with its table's row.
+    Raises InputError for a size that is not a whole number of at least 1, DataError without Pillow
+    and for a missing or damaged file, named with its table's row.
     """
     check_size(size)
     shape = (len(which), 3, size, size)
     pixels = np.empty(shape, np.uint8) if out is None else out
+    # Imported on use: listing and counting labels work without Pillow.
     pillow = _pillow(images.store.place)
     for j, k in enumerate(which):
         try:
@@ -94,8 +94,10 @@ def decode_once(images: Images, which: Ints, size: int, folder: Path) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8)
     names = "\n".join(images.names[k] for k in which)
     place = os.path.realpath(images.store.place)
+    # surrogateescape: names of files need not be UTF-8.
     identity = f"{_DECODED};{size};{place};{names}".encode("utf-8", "surrogateescape")
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.u8"
+    # A file of another length is damaged, and made anew.
     if not os.path.isfile(path) or os.path.getsize(path) != np.prod(shape):
         _fill(images, which, size, path)
     # Mode "c", copy on write: torch needs writable memory, and the file must not change.
@@ -114,7 +116,7 @@ def check_not_enlarged(path: Path, size: int) -> None:
     Only the first image is looked at. Without images the check passes.
     """
     store = open_store(path)
-    first = next(filter(_is_image, store.names()), None)
+    first = next(filter(is_image, store.names()), None)
     if first is None:
         return
     width, height = _open(_pillow(path), store, first).size
@@ -128,7 +130,8 @@ def check_not_enlarged(path: Path, size: int) -> None:
         )
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file's name is that of a JPEG or PNG image, not hidden."""
     return name.lower().endswith(ENDINGS) and not os.path.basename(name).startswith(".")
 
 
@@ -179,6 +182,7 @@ def codes(values: Sequence[str], allowed: Sequence[str], where: Path, column: st
 def whole_numbers(values: Sequence[str], where: Path, column: str) -> Ints:
     """The values as int64 [n], all at least 0. Raises DataError with the row."""
     for k, value in enumerate(values, 1):
+        # isascii: isdecimal is true of digits of other scripts, too.
         if not (value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS):
             raise damaged(where, f'row {k}: {column} is "{value}", expected a whole number >= 0')
     return np.array([int(value) for value in values], dtype=np.int64)
@@ -241,7 +245,9 @@ def _open(pillow: ModuleType, store: Store, name: str) -> Image:
     """Decode an image. Raises DataError for one that cannot be decoded."""
     raw = store.read(name)
     try:
+        # Only the formats that the sets have: Pillow would otherwise believe a forged header.
         with pillow.open(io.BytesIO(raw), formats=("JPEG", "PNG")) as image:
+            # The size is in the header: nothing has been decoded yet.
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels")
             return in_colour(image)

@@ -65,10 +65,8 @@ def load(
 
     size: pixels a side, for sets that are decoded from photographs; 96 if left out.
 
-    Raises:
-        InputError: unknown name, with the nearest match; a size for another set.
-        DataError: not found, damaged, smaller than `size`, or with other content than the official
-            one.
+    Raises InputError for an unknown name, with the nearest match, and a size for another set;
+    DataError for a set that is not found, damaged, smaller than `size`, or not the official one.
     """
     one = entry(name)
     if size is not None and not one.sized:
@@ -126,6 +124,7 @@ def _candidates(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _find(one: Entry, roots: Sequence[Path]) -> Path | None:
+    # A set that ships with the package has a digest, and no folder to look for.
     if one.content is not None and not one.folders:
         return SHIPPED
     return next((path for path in _candidates(one, roots) if not one.missing(path)), None)
@@ -154,6 +153,7 @@ def _folder(one: Entry, roots: Sequence[Path]) -> Path:
 def _packed(one: Entry, roots: Sequence[Path]) -> tuple[Path, ...]:
     """Archives that would have to be unpacked first: of the usual folders, and official ones."""
     names = [sub + ending for sub in one.folders for ending in _PACKED]
+    # The archive under its official name, as a browser leaves it.
     names += [remote.name for remote in one.remotes if remote.members]
     paths = [root / name for root in roots for name in names if name not in one.folders]
     return tuple(path for path in paths if os.path.isfile(path))

@@ -38,8 +38,7 @@ class Array:
     def __setstate__(self, state: Any) -> None:
         """Takes numpy's state tuple (version, shape, dtype, is_fortran, bytes).
 
-        Raises:
-            DataError: anything but unsigned bytes that fill the shape exactly.
+        Raises DataError for anything but unsigned bytes that fill the shape exactly.
         """
         match state:
             case (1, tuple() as shape, _ByteType(), bool() | int() as fortran, bytes() as raw):
@@ -48,6 +47,7 @@ class Array:
                 raise DataError("an array's description is not that of plain unsigned bytes")
         if not all(type(axis) is int and axis >= 0 for axis in shape):
             raise DataError(f"an array has the impossible shape {shape}")
+        # Otherwise reshape would fail later, or a huge shape be allocated.
         if math.prod(shape) != len(raw):
             raise DataError(f"an array of shape {list(shape)} comes with {len(raw):,} bytes")
         self.shape, self._raw, self._order = shape, raw, "F" if fortran else "C"
@@ -147,14 +147,14 @@ def load(
     `forbidden`; `opened` gives a stream that stands where the pickle starts; `protocol` is the
     newest one allowed.
 
-    Raises:
-        DataError: unreadable, oversized or damaged file, or one that names a forbidden global.
+    Raises DataError for an unreadable, oversized or damaged file, or a forbidden global in it.
     """
     try:
         if (size := os.path.getsize(path)) > LARGEST:
             raise DataError(f"{size:,} bytes; allowed: at most {LARGEST:,}")
         with opened(path) as stream:
             start = stream.tell()
+            # Before loading: this pass only reads opcodes and makes no objects.
             _check_opcodes(stream, protocol)
             stream.seek(start)
             return _Restricted(stream, resolve).load()

@@ -24,8 +24,7 @@ class Sites:
 
     Shapes: x uint8 [n, channels, height, width] or float32 [n, d]; y, site int64 [n].
 
-    Raises:
-        InputError: x and y that are no `Samples`, or a site or label that has no name.
+    Raises InputError for x and y that are no `Samples`, or a site or label that has no name.
     """
 
     x: Tensor
@@ -65,8 +64,7 @@ def split_sites(site: Ints, sites: int, seed: int, test: float = TEST_SHARE) -> 
 
     A global test set is all test rows together.
 
-    Raises:
-        InputError: a site so small that it would train or be tested on nothing.
+    Raises InputError for a site so small that it would train or be tested on nothing.
     """
     parts = [np.flatnonzero(site == i).astype(np.int64) for i in range(sites)]
     return SiteSplit(*hold_out(parts, test, seed))

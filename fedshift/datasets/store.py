@@ -149,11 +149,13 @@ def _files(top: Path) -> Iterator[str]:
 
 def _linked(path: Path, members: Mapping[str, Place], links: Mapping[str, str]) -> dict[str, Place]:
     """The places of the files that an archive's links lead to."""
+    # Links write "../a/b": both sides are compared in their shortest form.
     places = {posixpath.normpath(name): place for name, place in members.items()}
     targets: dict[str, Place] = {}
     for name, target in ((name, posixpath.normpath(to)) for name, to in links.items()):
         place = places.get(target)
         if place is not None:
+            # A later link may lead to this one.
             targets[name] = places[posixpath.normpath(name)] = place
         elif not _hidden(name):
             raise damaged(

@@ -81,7 +81,9 @@ def _writers(path: Path, part: str, samples: Samples) -> NDArray[Any]:
             f"holds {len(table):,} rows of {table.shape[1]} columns; expected {_COLUMNS} columns "
             f"and a row for each of the {len(samples):,} images",
         )
+    # QMNIST's test table goes on where MNIST's images end.
     table = table[: len(samples)]
+    # Writers of other images would be a wrong split, which no later check could see.
     wrong = (table[:, _CLASS] != samples.y).nonzero()
     if len(wrong):
         row = int(wrong[0])
@@ -210,6 +212,7 @@ def _leaf_part(folder: Path, part: str) -> Sites:
 
 def _leaf_files(place: Path) -> list[Path]:
     """The .json files of a part, sorted. Raises DataError for packed or partial ones among them."""
+    # ".json" anywhere in the name: a packed part that is left out would be a smaller data set.
     files = sorted(path for path in place.glob("[!.]*") if ".json" in path.name.lower())
     others = [path for path in files if not _is_json(path)]
     if others:
@@ -284,6 +287,7 @@ def _leaf_user(path: Path, user: str, data: dict[str, Any], count: int) -> Drawn
     if n and paper.shape != (n, PIXELS):
         shape = " x ".join(map(str, paper.shape))
         raise damaged(path, f"user {user}: x is not {n} times 784 numbers, but {shape}")
+    # LEAF has paper bright; the other sets have ink bright.
     ink = 1.0 - paper.reshape(n, 28, 28)
     if len(ink) != count:
         raise damaged(path, f"user {user} has {len(ink)} images; num_samples says {count}")

@@ -51,6 +51,7 @@ def environment(home: Path) -> dict[str, str]:
         home.mkdir(exist_ok=True)
     except OSError as e:
         raise InputError(f"{home}: cannot be made: {e.strerror}; Flower writes there") from None
+    # Flower starts its own commands by name: those of this Python must be found first.
     beside = str(Path(command("flwr")).parent)
     path = os.pathsep.join([beside, os.environ.get("PATH", "")])
     return {**os.environ, **quiet_environment(home), "PATH": path}
@@ -64,8 +65,10 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
     SuperLink ends with the block. Raises InputError for certificates, keys and ports that cannot be
     used, and where server.crt is not for `host`.
     """
+    # Absolute: Flower's processes may have another current folder.
     places, folder = clients_of(folder), folder.absolute()
     check_port(host, port)
+    # Flower's commands run here and need an address to connect to, not one to listen on.
     address = "127.0.0.1" if host in ("0.0.0.0", "") else host
     env = environment(folder / "flower")
     server = f'address = "{address}:{port}"\nroot-certificates = "{folder / "ca.crt"}"\n'
@@ -84,6 +87,8 @@ def superlink(folder: Path, *, host: str, port: int) -> Iterator[Link]:
         if why := answers(f"{address}:{port}", folder / "ca.crt"):
             raise FedshiftError(f"{why}; see {log}")
         flwr = command("flwr")
+        # Each registration starts a Python process of its own: a hundred clients would take
+        # minutes.
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda place: _register(flwr, place, env), places))
         yield Link(folder, env, log)
@@ -95,10 +100,12 @@ def submit(link: Link, out: Path, listen: Listener, **config: str | float) -> No
     An unfinished run in `out` is resumed. New events of the run are passed to `listen`. Raises what
     the run raised: the error's own class if it is one of ours, else TrainingError.
     """
+    # JSON's texts and numbers are TOML's as well.
     lines = "".join(f"{k} = {json.dumps(v)}\n" for k, v in config.items())
     settings = link.folder / "flower" / "run.toml"
     settings.write_text(f"out = {json.dumps(str(out.absolute()))}\n{lines}", encoding="utf-8")
     start = [command("flwr"), "run", str(link.folder / "app"), NAME, "--run-config", str(settings)]
+    # Events of the interrupted run are there already and were shown then.
     seen = len(_events(out))
     run = str(run_flower([*start, "--format", "json"], link.env)["run-id"])
     _follow(run, out, link, listen, seen)
@@ -148,6 +155,7 @@ def _follow(run: str, out: Path, link: Link, listen: Listener, seen: int = 0) ->
         if time.monotonic() - checked > STATUS:
             status, why = _status(run, link.env)
             checked, silences = time.monotonic(), 0 if status else silences + 1
+            # One silence is a busy machine; after several the run's end would go unnoticed.
             if silences == SILENCES:
                 raise FedshiftError(f"Flower does not say how the run is: {why} (see {link.log})")
             # Since we read the events the run may have ended well, or written more.
@@ -162,6 +170,7 @@ def _events(out: Path) -> list[dict[str, Any]]:
         lines = (out / EVENTS).read_text(encoding="utf-8").split("\n")
     except OSError:
         return []
+    # The last line may be half written: it is read once its line break is there.
     return [event for line in lines[:-1] if (event := _event(line))]
 
 
@@ -190,6 +199,7 @@ def _failure(status: str, run: str, link: Link) -> FedshiftError:
         arguments, env=dict(link.env), capture_output=True, text=True, check=False
     )
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    # Flower's log has the traceback as text, whose last line names the class.
     errors = [line.removeprefix(RAISED) for line in lines if line.startswith(RAISED)]
     if errors:
         name, _, text = errors[-1].partition(": ")

@@ -37,6 +37,7 @@ class OwnMachine:
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": REFUSAL})
         else:
+            # 1008: refused by policy.
             await send({"type": "websocket.close", "code": 1008})
 
 
@@ -49,9 +50,11 @@ def from_here(scope: Scope) -> bool:
     """Whether a request comes from this machine: from loopback, or from its own address."""
     peer, local = (scope.get(end) or ("", 0) for end in ("client", "server"))
     try:
+        # A link-local IPv6 address has its interface behind a %.
         address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
     except ValueError:
         return False
+    # A socket for both versions shows 127.0.0.1 as ::ffff:127.0.0.1.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback or peer[0] == local[0]
 

@@ -16,6 +16,7 @@ from fedshift.deploy.reaching import address_of, answers
 from fedshift.errors import InputError, TrainingError
 from fedshift.flower.kept import KEEP
 
+# Seconds between two attempts, and the line of Flower's log that tells of success.
 PAUSE = 2.0
 JOINED = "SuperNode ID:"
 Say = Callable[[str], None]
@@ -52,6 +53,7 @@ def join(place: Path, server: str, *, patience: float = 600.0, say: Say = silent
         if why := _work_once(node, place, server, say):
             if time.monotonic() > until:
                 raise InputError(f"{why}, for {patience:g} s now")
+            # Said once, not at every attempt.
             if why != last_reason:
                 say(f"{why}; trying again for {until - time.monotonic():.0f} s")
             last_reason = why
@@ -76,6 +78,7 @@ def node_command(place: Path, server: str) -> list[str]:
         ) from None
     check_certificate(place / "ca.crt")
     check_client_key(place / "key")
+    # For its error, before any process is started.
     address_of(server)
     return [
         command("flower-supernode"), "--superlink", server, "--host", "127.0.0.1",
@@ -92,6 +95,7 @@ def _work_once(node: list[str], place: Path, server: str, say: Say) -> str:
     if why := answers(server, place / "ca.crt"):
         return why
     ended = _run_node(node, place)
+    # A signal from outside; joining again would only fill the memory again.
     if ended.code < 0:
         raise TrainingError(
             f"the SuperNode was ended by signal {-ended.code}, perhaps for lack of memory; see "

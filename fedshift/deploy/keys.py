@@ -36,7 +36,9 @@ def write_authority(folder: Path, hosts: Sequence[str], *, days: int = DAYS) -> 
     readable by their owner alone. Raises InputError for a host that is no name and no address, and
     where a file exists or cannot be written.
     """
+    # The curve that Flower's own documentation uses for clients' keys.
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    # path_length=0: it signs servers, and no other authority.
     root = _builder("fedshift federation", authority, days).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
@@ -126,6 +128,7 @@ def _builder(subject: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.C
     Valid from five minutes ago: clocks of other machines may be behind.
     """
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    # Subject and issuer; the authority signs itself.
     names = [[x509.NameAttribute(NameOID.COMMON_NAME, name)] for name in (subject, _AUTHORITY)]
     return (
         x509.CertificateBuilder()

@@ -66,6 +66,7 @@ def make_place(
         # Half a federation is useless, and the next attempt needs an empty folder.
         for entry in folder.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        # Of the disk; errors of hosts and keys are messages for the user already.
         if isinstance(e, OSError):
             path = e.filename or folder
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None
@@ -75,7 +76,7 @@ def make_place(
 def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], site: str) -> None:
     write_authority(folder, hosts)
     for i in range(clients):
-        place = client_place(folder, i)
+        place = folder / "clients" / f"client-{i}"
         place.mkdir(parents=True)
         shutil.copyfile(folder / "ca.crt", place / "ca.crt")
         write_client_key(place / "key")
@@ -84,11 +85,6 @@ def _fill(folder: Path, experiment: str, clients: int, hosts: Sequence[str], sit
     (folder / "app").mkdir()
     text = APP.format(experiment=json.dumps(experiment), site=json.dumps(site))
     (folder / "app" / "pyproject.toml").write_text(text, encoding="utf-8")
-
-
-def client_place(folder: Path, client: int) -> Path:
-    """The folder of one client within the federation's folder."""
-    return folder / "clients" / f"client-{client}"
 
 
 def clients_of(folder: Path) -> list[Path]:

@@ -40,6 +40,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 def check_port(host: str, port: int) -> None:
     """Raise InputError where the port is in use, or not ours to open."""
     with socket.socket() as s:
+        # As servers do: a port of connections that have just ended counts as free.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
@@ -64,6 +65,8 @@ def running(
         raise InputError(f"{log}: cannot be written: {e.strerror}") from None
     with out:
         process = subprocess.Popen(
+            # A session of its own: Ctrl-C in the terminal reaches this process alone, which ends
+            # the others.
             arguments, env=dict(env), stdout=out, stderr=out, start_new_session=True,
             preexec_fn=_die_with_parent if linux else None,
         )  # fmt: skip
@@ -102,6 +105,7 @@ def end(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
 def _descendants(process: int) -> dict[int, str]:
     """The commands of all processes that descend from this one, by process id."""
     processes, pids = _processes(), {process}
+    # Children of children, until a pass adds none.
     while new := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids:
         pids |= new
     return {pid: processes[pid][1] for pid in pids - {process}}
@@ -122,6 +126,7 @@ def _signal(commands: Mapping[int, str], number: int) -> None:
 def _processes() -> dict[int, tuple[int, str]]:
     """(parent, command) of every process that is not a zombie; empty without `ps`."""
     try:
+        # -ww: the whole command line, by which a process is recognised later.
         output = subprocess.run(
             ["ps", "-wweo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
         ).stdout
@@ -161,6 +166,7 @@ def run_flower(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, An
     output = " ".join((done.stdout + done.stderr).split())[-500:]
     subcommand = " ".join(arguments[1:3])
     try:
+        # Flower may print warnings before its document.
         answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:
         raise FedshiftError(f"`flwr {subcommand}` failed: {output}") from None

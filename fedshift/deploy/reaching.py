@@ -28,6 +28,7 @@ def answers(server: str, authority: Path) -> str:
     host, port = address_of(server)
     context = ssl.create_default_context(cafile=str(authority))
     try:
+        # A handshake and no more: it shows whether the certificate is right.
         with (
             socket.create_connection((host, port), WAIT) as plain,
             context.wrap_socket(plain, server_hostname=host),

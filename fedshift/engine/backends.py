@@ -66,6 +66,7 @@ class Block(NamedTuple):
 
     def first(self) -> Reply:
         """The first client's reply, which keeps the block alive."""
+        # Views: only the forms of its tensors are looked at while the block lives.
         return Reply(self.clients[0], _row(self.updates), _row(self.changed), self.t)
 
     def replies(self) -> list[Reply]:
@@ -153,6 +154,7 @@ def work(update: ClientUpdate, job: Job) -> Reply:
     UnfitError passes: there the backend cannot train this run, and no client is to blame.
     """
     try:
+        # `how` is set around the call, so that methods and phases need not know of it.
         with contextlib.nullcontext() if job.how is None else trained_by(job.how):
             result = update(job.message, job.state, job.data, job.plans)
     except UnfitError:

@@ -71,6 +71,7 @@ class _Moved:
             return copies[id(v)][1]
 
         for job in jobs:
+            # Plans stay drawn on the processor, so that batches are those of every other backend.
             yield job._replace(
                 message=_mapped(shared, job.message),
                 state=_mapped(lambda v: v.to(self.place), job.state),
@@ -79,6 +80,7 @@ class _Moved:
             )
 
     def _data(self, data: ClientData) -> ClientData:
+        # A user may write into a client's tensors between rounds; then the copy is out of date.
         if data.x not in self._resident or self._resident[data.x][0] != stamp(data):
             # The originals but x, which is the key, are kept: the stamp compares their ids.
             copy = ClientData(*_there(data, self.place))

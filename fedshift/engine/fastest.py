@@ -77,7 +77,10 @@ def probe(
     update, jobs = _first_round(algorithm, federation, cohort)
     _timed(loop, update, [shortened(jobs[-1], 1)])  # the first call is slow
     unit, _ = _timed(loop, update, [shortened(jobs[-1], 1)])
+    # As many clients as the loop trains in the budget, so that trials of any model take about as
+    # long.
     few = max(4, int(BUDGET / max(unit, 1e-6)))
+    # What all others must agree with: the loop is the reference.
     right = _timed(loop, update, [shortened(job, 1) for job in jobs[:few]])[1]
     seconds: dict[str, float] = {}
     refused: dict[str, str] = {}
@@ -156,12 +159,15 @@ def _estimated(
     steps = sum(max((p.steps for p in job.plans.values()), default=0) for job in jobs) / len(jobs)
     short = [shortened(job, 1) for job in jobs]
     first, replies = _timed(backend, update, short)
+    # A backend that is fast and wrong must not win.
     if (gap := _apart(replies[: len(right)], right)) > SAME:
         raise InputError(f"results are {gap:.1g} of a step away from the loop's")
     if first > LONG or steps <= 1:
         return first * max(steps, 1.0)
     few = [shortened(job, STEPS) for job in jobs]
+    # The lesser of two: other processes make a trial slower, never faster.
     one, many = (min(_timed(backend, update, j)[0] for _ in range(2)) for j in (short, few))
+    # Timing noise can make more steps look faster.
     slope = max(many - one, 0.0) / (min(STEPS, steps) - 1)
     return one + slope * (steps - 1)
 

@@ -42,6 +42,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         check_federation(self)
+        # Copies of inference tensors: no gradient can be taken of those.
         for name in ("params", "buffers", "table"):
             object.__setattr__(self, name, ordinary(getattr(self, name)))
         clients = of_importance(self.clients)

@@ -24,6 +24,7 @@ from fedshift.randomness import one_at_a_time
 def check_sizes(federation: Federation) -> None:
     """Raise InputError where the table's sizes are not these clients'."""
     table, clients = federation.table, federation.clients
+    # Clients that are made on request: counting their examples would make all of them.
     if isinstance(clients, Surveyed):
         return
     for i, c in enumerate(clients):
@@ -96,6 +97,7 @@ def check_backend(backend: object) -> None:
         raise InputError(
             f"backend is {called(backend)}; give an object of it, {backend.__name__}()"
         )
+    # What `workers(...)` gives before its block is entered.
     if isinstance(backend, contextlib.ContextDecorator):
         raise InputError(
             "backend is workers(...) outside of a `with` block; write "

@@ -65,6 +65,7 @@ class Stopwatch:
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
         """The items; making each of them is work of this name."""
         source = iter(items)
+        # No item can be this object; None may be one.
         nothing = object()
         while True:
             with self.of(name):

@@ -93,6 +93,7 @@ def has_examples(server: Parts, ids: Tensor) -> bool:
     Raises InputError where no client at all did.
     """
     n = server.get("table", {}).get("n")
+    # A method that keeps no table leaves the check to its weights.
     if n is None or bool(n[ids].any()):
         return True
     if not n.any():
@@ -215,6 +216,7 @@ def settle(
     `on_bad` "stop" TrainingError (or the error of the step) ends the run instead. fold: as in
     `close_round`, for a gate that stops, so that no client is missing.
     """
+    # By client id, so that events do not depend on the order of answers.
     missing = tuple(sorted(dropped))
     if opened.skipped:
         return skip(opened, server, opened.skipped, missing)

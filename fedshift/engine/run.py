@@ -96,6 +96,7 @@ def play_round(
     played once more, with seeds (`fedshift.repeating`).
     """
     trained = ask(algorithm.at(t), Capabilities.trained_model)
+    # A layer that was replaced after the model was made would never train.
     for model in {algorithm.model, trained or algorithm.model}:
         model.check_unchanged()
     return repeatable(
@@ -116,8 +117,10 @@ def _play_round(
     def keep(client: int, changed: Parts) -> None:
         draft.put(client, state(client) | changed)
 
+    # Lazy: states and batches are made when a client's turn comes, not for the whole cohort.
     jobs = jobs_of(opened, federation.clients, state, seed)
     asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
+    # A bad reply ends the run, so sums need not be undone and can be taken at once.
     if gate.on_bad == "stop":
         fold = fold_of(opened, server)
 
@@ -126,6 +129,7 @@ def _play_round(
         admitted = in_turn(gate, replies, asked, fold, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
         return played._replace(states=draft.whole())
+    # Replies are kept until all are judged: weights are solved again over those that remain.
     single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)
     admitted = gate.admit(cast(Iterator[Reply], single), asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
@@ -181,6 +185,7 @@ def run(
         check_after(after, current, total, rounds)
         current = after
     repeatable(lambda: check_schedule(algorithm, current.t + 1, rounds))
+    # Each cohort has weights of its own; the warning is about those over all clients.
     if size == total:
         warn_of_ess(algorithm, current.server, total)
     return _rounds(algorithm, federation, current, rounds, size, backend, meter)

@@ -100,6 +100,7 @@ def score(
 def _score(
     model: Model, params: Params, buffers: Params, examples: Examples, classes: int, batch: int
 ) -> Score:
+    # Counts, not rates: they add up over blocks and clients exactly.
     correct, predicted = torch.zeros(2, classes, dtype=torch.int64)
     loss, size = 0.0, min(batch, max(1, LARGEST // max(1, examples.x[:1].numel())))
     with torch.no_grad():
@@ -109,5 +110,6 @@ def _score(
             given = logits.argmax(1)
             correct += torch.bincount(y[given == y], minlength=classes)
             predicted += torch.bincount(given, minlength=classes)
+            # A sum in float64, so that the size of the blocks hardly matters.
             loss += float(F.cross_entropy(logits.double(), y, reduction="sum"))
     return Score(correct, torch.bincount(examples.y, minlength=classes), predicted, loss)

@@ -65,6 +65,7 @@ class Served:
             return votes.argmax(1)
         if ties != "probability":
             raise InputError(f'ties = "{ties}"; allowed: "smallest", "probability"')
+        # Labels with fewer votes cannot win: -1 is below any sum of probabilities.
         among = votes == votes.amax(1, keepdim=True)
         return self.probabilities.sum(0).masked_fill(~among, -1.0).argmax(1)
 
@@ -103,6 +104,7 @@ def _all_outputs(
     Pairs that differ in the head alone share a pass too, where the network's `head` turns its
     "features" into its "logits": that is tried on the first block, not assumed.
     """
+    # Keyed by the tensors' identities: comparing values would take as long as a pass.
     bodies = {_tensors(*pair, but=HEAD): pair for pair in served}
     by_body = {body: _outputs(model, *pair, x, batch) for body, pair in bodies.items()}
     split = len(bodies) < len({_tensors(*pair) for pair in served})
@@ -126,6 +128,7 @@ def _only_head_differs(model: Model, pair: tuple[Params, Params], x: Tensor) -> 
     out = _outputs(model, *pair, x, len(x))
     if not isinstance(getattr(model.net, "head", None), nn.Module) or "features" not in out:
         return False
+    # Bit for bit: a shared pass must not change any number.
     return torch.equal(_apply_head(model, pair, out["features"]), out["logits"])
 
 
@@ -140,6 +143,7 @@ def _apply_head(model: Model, pair: tuple[Params, Params], features: Tensor) -> 
 def _outputs(model: Model, params: Params, buffers: Params, x: Tensor, batch: int) -> Params:
     with torch.no_grad():
         parts = [model(params, buffers, block) for block in torch.split(x, batch)]
+    # Nothing else is needed later, and other outputs may be large.
     names = [k for k in ("logits", "features", "client_logits") if k in parts[0]]
     return {k: torch.cat([part[k] for part in parts]) for k in names}
 

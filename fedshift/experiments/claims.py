@@ -50,6 +50,7 @@ def model_of(prepared: Prepared, path: Path | None) -> tuple[Params, Params]:
     Raises DataError for a file that cannot be read or holds another network's model.
     """
     params, buffers = prepared.model.init()
+    # A configuration that has not been run: claims can be tested at the first model as well.
     if path is None:
         return params, buffers
     parts = read_parts(path)
@@ -76,6 +77,7 @@ def claimed(path: Path, classes: Sequence[str]) -> Floats:
             f'{path}: label "{shown(odd[0])}" is not in both, header and task; the task\'s '
             f"labels are {', '.join(map(shown, classes))}, in any order"
         )
+    # Rows may be in any order where clients are named by their numbers; other names say no order.
     numbers = [str(i) for i in range(len(claims.clients))]
     rows = numbers if sorted(claims.clients) == sorted(numbers) else claims.clients
     columns = [claims.classes.index(c) for c in classes]
@@ -99,6 +101,7 @@ def audit_task(
     claimed_counts = counts if claims is None else claims
     if claimed_counts.shape != counts.shape:
         raise InputError(f"claims of shape {claimed_counts.shape}; the task has {counts.shape}")
+    # A claim of no examples gives 0/0 here; `audit_marginals` refuses it in words.
     with np.errstate(invalid="ignore", over="ignore"):
         claimed_counts = (
             claimed_counts / claimed_counts.sum(1, keepdims=True) * counts.sum(1, keepdims=True)
@@ -123,6 +126,7 @@ def half_gradients(
     if len(y) < 2:
         raise InputError(f"client {int(data.id)} has {len(y)} examples; two halves need two")
     order = numpy_generator(seed, "audit").permutation(len(y))
+    # Sorted by label, then every second row: both halves have each label equally often, up to one.
     order = order[np.argsort(y[order], kind="stable")]
     return tuple(  # type: ignore[return-value]
         _gradient(model, params, buffers, data, rows) for rows in (order[::2], order[1::2])
@@ -133,10 +137,13 @@ def _gradient(
     model: Model, params: Params, buffers: Params, data: ClientData, rows: NDArray[np.int64]
 ) -> Floats:
     whole = sum(v.numel() for v in params.values()) <= MOST_NUMBERS
+    # A network without a "head." is tested on all its parameters, however many.
     moving = {k for k in params if whole or k.startswith("head.")} or set(params)
+    # Only these take part in the gradient, which saves the backward pass through the body.
     leaves = {k: v.detach().requires_grad_(k in moving) for k, v in params.items()}
     names = sorted(moving)
     total = np.zeros(sum(params[k].numel() for k in names))
+    # In pieces, since a client's examples may not fit into memory at once.
     for piece in torch.split(torch.from_numpy(rows), BATCH):
         logits = model(leaves, buffers, data.x[piece])["logits"]
         loss = functional.cross_entropy(logits, data.y[piece], reduction="sum")
@@ -146,6 +153,7 @@ def _gradient(
 
 
 def _flat(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> Floats:
+    # None: the loss does not depend on this tensor, as on a router's branch.
     filled = [torch.zeros_like(v) if g is None else g for g, v in zip(grads, like, strict=True)]
     flat: Floats = torch.cat([g.double().flatten() for g in filled]).numpy()
     return flat

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from fedshift.datasets import entry
+from fedshift.datasets import TABLES, entry
 from fedshift.datasets.registry import sized
-from fedshift.experiments.python_names import is_python
+from fedshift.experiments.python_names import NATURAL, is_python
 from fedshift.experiments.section import Count, Section
 
 # The keys that `fedshift.Task` takes, for data with a source.
 OF_TASK = (
     "client", "label", "target", "kind", "classes", "missing", "columns", "drop", "categories",
+    "separator", "decimal", "encoding", "header", "index",
 )  # fmt: skip
+
+
+def _target(given: Any, validated: Callable[[Any], Any]) -> Any:
+    """One message for the whole union."""
+    try:
+        return validated(given)
+    except ValidationError:
+        raise PydanticCustomError(
+            "target",
+            'must be a client\'s name, label shares (a list, or a table by label), "pooled" or '
+            '"clients"',
+        ) from None
 
 
 class Data(Section):
@@ -26,8 +48,8 @@ class Data(Section):
     size: pixels a side, for sets that are decoded to a size of choice (96 if left out). augment:
     "photos" changes training images at random, see `fedshift.datasets.augment`. source: where data
     of your own come from (a table, .npz, a folder, FILE.py:NAME), "python" for data that a program
-    gave; name is then what results call them, and the keys of OF_TASK are those of
-    `fedshift.Task`.
+    gave, "natural" (set by itself) for a table of the library that `name` names; name is else what
+    results call them. The keys of OF_TASK are those of `fedshift.Task`.
     """
 
     source: Annotated[str, Field(min_length=1)] | None = None
@@ -39,13 +61,20 @@ class Data(Section):
     limit: Count | None = None
     client: str | None = None
     label: str | tuple[str, ...] | None = None
-    target: str | int | tuple[float, ...] | dict[str, float] | None = None
+    target: Annotated[
+        str | int | tuple[float, ...] | dict[str, float] | None, WrapValidator(_target)
+    ] = None
     kind: Literal["classification", "regression", "multilabel"] | None = None
     classes: tuple[str | int, ...] | None = None
     missing: Literal["mean", "refuse"] | None = None
     columns: tuple[str, ...] | None = None
     drop: tuple[str, ...] | None = None
     categories: tuple[str, ...] | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    encoding: str | None = None
+    header: tuple[str, ...] | None = None
+    index: str | None = None
 
     @property
     def own_keys(self) -> dict[str, Any]:
@@ -56,7 +85,11 @@ class Data(Section):
     @classmethod
     def _called(cls, given: Any) -> Any:
         """Data of one's own that are given no name are called by their source."""
-        if isinstance(given, dict) and isinstance(given.get("source"), str):
+        if not isinstance(given, dict):
+            return given
+        if given.get("name") in {one.name for one in TABLES}:
+            given = {"source": NATURAL, **given}
+        if isinstance(given.get("source"), str):
             source = given["source"]
             name = source.rpartition(":")[2] if is_python(source) else PurePath(source).stem
             # For testing as much as `fedshift.Task` takes.
@@ -90,7 +123,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _decoded(self) -> Data:
-        if self.size is not None and (self.source is not None or not entry(self.name).sized):
+        if self.size is not None and self.source is None and not entry(self.name).sized:
             names = " and ".join(f'"{name}"' for name in sized())
             raise ValueError(f'size is for {names}, not for "{self.name}"')
         return self

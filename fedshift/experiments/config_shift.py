@@ -72,6 +72,8 @@ class Split(Section):
                     'to "test", "uniform", "union", "clients" or K numbers'
                 )
         elif self.kind != "natural":
+            # The shift is made only for its own checks of ranges: errors come before any data are
+            # read.
             with in_file_words("shift", self.arguments()):
                 _KINDS[self.kind][0](**options)
         elif self.target not in ("drawn", "clients"):
@@ -86,6 +88,7 @@ class Split(Section):
             )
         if self.intensity is not None and self.transform != "bits":
             raise ValueError('intensity is for transform = "bits"')
+        # Both would compete for the one change that a client's images go through.
         if self.noise and self.transform != "none":
             raise ValueError("noise and transform both change images; give one of them")
         if self.noisy_test and (not self.noise or self.target == "clients"):
@@ -114,12 +117,14 @@ class Split(Section):
                 allowed = ", ".join(names) or "none"
                 raise ValueError(f'"{key}" is not an option of kind "{self.kind}" ({allowed})')
         if "labels_per_client" in names:
+            # C = 3 of the FedPALS paper's Table 1; the other options have no default.
             given.setdefault("labels_per_client", 3)
         if "beta" in names and "beta" not in given:
             raise ValueError(f'kind "{self.kind}" needs beta')
         return {names[k]: v for k, v in given.items()}
 
 
+# Keys that only some kinds have; each is None unless the file sets it.
 _OPTIONS = (
     "labels_per_client",
     "samples",
@@ -132,6 +137,7 @@ _OPTIONS = (
     "rule",
     "delta",
 )
+# kind -> its class, None where nothing is dealt by labels, and key of [shift] -> its argument.
 _KINDS: dict[str, tuple[Any, dict[str, str]]] = {
     "sparsity": (shifts.Sparsity, {"labels_per_client": "labels_per_client"}),
     "dirichlet-per-client": (

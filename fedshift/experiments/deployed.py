@@ -39,6 +39,7 @@ from fedshift.flower.client import Site, app_of, partition
 from fedshift.flower.kept import KEEP
 from fedshift.record.folder import CONFIG, EVENTS, SUMMARY
 
+# Flower imports this module and looks for these names (deploy/place.py writes them into the app).
 server_app = ServerApp()
 
 
@@ -131,6 +132,7 @@ def site_of(context: Context) -> Site:
     module, _, name = str(context.run_config["site"]).partition(":")
     text = str(context.run_config["experiment"])
     site: Site = getattr(import_module(module), name)(text, partition(context))
+    # Here, not in the app: only the run's configuration says how many.
     torch.set_num_threads(configured(text).training.threads)
     return site
 
@@ -141,4 +143,5 @@ def state_folder() -> Path | None:
     return Path(path) if path else None
 
 
+# States are never opened here: on real machines they are the clients' own.
 client_app = app_of(site_of, threads=1, open_states=False, keep=state_folder())

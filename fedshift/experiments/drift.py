@@ -17,6 +17,7 @@ from fedshift.model import Model
 from fedshift.seeds import generator
 from fedshift.tree import Params, sq_norm, sub, weighted_sum
 
+# Examples per step, and steps per client: 1,000 examples are enough to compare.
 BATCH, MOST = 500, 2
 
 
@@ -41,6 +42,7 @@ def gradient_drift(
         name: _stack_gradients(model, term, served, federation, shared)
         for name, term in (("drift_class", CrossEntropy()), ("drift_client", ClientEntropy()))
     }
+    # The two drifts are compared, so they must be over the same parameters.
     both = [k for k in taken["drift_class"] if all(bool(g[k].any()) for g in taken.values())]
     if not both:  # two networks in one: nothing that both losses move
         return dict.fromkeys(taken, math.nan)
@@ -77,9 +79,11 @@ def _gradient(
     shared: tuple[str, ...],
     clients: int,
 ) -> Params:
+    # Examples of importance 0 count as absent.
     n = int((data.w != 0).sum())
     steps = min(-(-n // BATCH), MOST)
     phase = Local(batch=BATCH, steps=steps, only=shared)
+    # A seed of its own: the measurement must not move the run's random streams.
     plan = phase.plan(n, 1, generator(0, "drift", int(data.id)))
     # The client loss compares with all clients, not with one round's cohort.
     cohort = {"present": torch.ones(clients, dtype=torch.bool)}

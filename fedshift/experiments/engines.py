@@ -92,6 +92,8 @@ class Way(NamedTuple):
 
     def alone(self) -> Backend:
         """Without processes."""
+        # "cuda" trains stacked clients: one by one, a GPU mostly waits for its kernels to be
+        # launched.
         if self.name.startswith("cuda"):
             return on("cuda", loop if self.name == "cuda-loop" else Stacked())
         if self.name in ("stacked", "dense"):

@@ -83,12 +83,15 @@ def record(
     """
 
     engine = engine or InProcess()
+    # Lists, because `begin` fills them: the backends before this start, and the one that is
+    # recorded.
     new, before, by = not (folder / CONFIG).exists(), list[str](), list[str]()
 
     def begin(event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "start":
             before.extend([trained_before(folder)] if "after" in event else [])
+            # A run that goes on keeps its configuration and, up to its first round, its lock file.
             if not (folder / CONFIG).exists():
                 write_start(folder, config, prepared, engine.backend)
         if kind == "round" and not by:  # "auto" has chosen by the first round
@@ -155,10 +158,12 @@ def run_experiment(
     recipe = recipe_of(config, ready.own)
     check_stopping(config.training, ready.task)
     federation = federation_of(config, ready)
+    # The keeper reads checkpoints into this shelf, so new states go there, too.
     if keeper is not None:
         federation = replace(federation, shelf=keeper.shelf)
 
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
+        # The user wrote a file, so errors name its keys and not arguments of Python.
         with in_file_words("method", named_alike(recipe)):
             algorithm = with_loss(make(**given), ready.own.loss)
             check_first_round(algorithm, federation, config.training, ready.task)
@@ -174,6 +179,7 @@ def run_experiment(
 
 
 def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit) -> Experiment:
+    # Each candidate sets `ess`, or lam = 0, itself; all other options are common to them.
     options = {k: v for k, v in config.method.options.items() if k != "ess"}
     solver = {k: options[k] for k in ("cap", "fidelity") if k in options}
     with in_file_words("method", {name: name for name in solver}):
@@ -184,6 +190,7 @@ def _automatic(config: Config, ready: Prepared, federation: Federation, fit: Fit
 
     def train_one(label: str, fraction: float) -> Outcome:
         given = {"lam": 0.0} if fraction == 0 else {"ess": fraction}
+        # A name of its own for each candidate: checkpoints and events are told apart by it.
         made[label], outcome = fit(f"{config.name} {label}", options | given)
         return outcome
 
@@ -217,9 +224,11 @@ def train(
     over = ends(training, done.metrics)  # of a run that goes on
     for current in () if over else clock.each(PLANNING, _note_divergence(rounds, done)):
         seconds = time.perf_counter() - began
+        # Announced before evaluation, which may take longer than the round.
         weights = describe_weights(current, federation.table, task.target)
         listen(_round_event(label, current, training.rounds, seconds) | weights)
         done.after, done.traffic, done.missed = current, meter.last, done.missed.after(current)
+        # With all clients in every round, the weights are those of the summary: no mean is needed.
         if training.draws(len(federation.clients)):
             done.played = done.played.after(current, algorithm, federation.table, task.target)
         if training.evaluates(current.t):
@@ -250,6 +259,7 @@ def _note_divergence(played: Iterator[Round], done: Progress) -> Iterator[Round]
     try:
         yield from played
     except DivergedError as e:
+        # For a table: early stopping may have kept a round from before training diverged.
         e.measured = tuple(done.metrics)
         raise
 
@@ -294,6 +304,7 @@ def _outcome(
     """Outcome of a complete run; scores is None if its last round came from a checkpoint."""
     last = done.best or done.after
     assert last is not None  # a run has at least one round
+    # None: the run was killed between its last checkpoint and its summary.
     if scores is None or last is not done.after:
         scores = evaluate(algorithm, last, federation, task, metrics)
     # Rounds of a version without `Played` have none.

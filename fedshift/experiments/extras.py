@@ -18,6 +18,7 @@ def check_extras(data: Data, model: Network) -> None:
 
 def extra_packages(data: Data, model: Network) -> tuple[str, ...]:
     """Packages beyond the library's own requirements whose version can change the numbers."""
+    # Only where they are used: otherwise lock.json would differ between machines without reason.
     needed = {"kornia": data.augment == "photos", "torchvision": model.pretrained}
     others = (name for name, is_needed in needed.items() if is_needed)
     return (*(entry(data.name).needs if data.source is None else ()), *others)

@@ -26,6 +26,7 @@ def dealing(split: Split, dataset: str, seed: int, rows: Indices) -> Shift:
         return split.shift()
     ids = writer_ids(dataset)[rows]
 
+    # A shift gets labels, not rows: the writers of these rows are fixed here.
     def by_writer(
         labels: Indices, classes: int, clients: int, rng: np.random.Generator
     ) -> Partition:
@@ -45,6 +46,7 @@ def writer_ids(name: str) -> Indices:
         raise none_such('shift.kind = "writers"', what, name, lambda other: other.writers)
     parts = read(datasets.find(name))
     named = np.concatenate([np.asarray(part.sites)[part.site.numpy()] for part in parts])
+    # By name, since the two files number their writers independently of one another.
     return np.unique(named, return_inverse=True)[1].astype(np.int64)
 
 
@@ -53,6 +55,7 @@ def noised(split: Split, dealt: Dealt, seed: int) -> Dealt:
     if not split.noise:
         return dealt
     clients = len(dealt.parts)
+    # The target has no noise level of its own: each test image gets that of some client.
     shared = Shared(noise_pool(split.noise, clients, seed), seed) if split.noisy_test else None
     return dealt._replace(looks=looks(split, clients, seed), test_look=shared)
 

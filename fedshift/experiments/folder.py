@@ -51,6 +51,7 @@ def reserved(out: Path | None, name: str) -> Iterator[Path]:
     If the work fails before anything is written, the folder is removed. Otherwise its files stay
     and the failure is the last event; after an interruption a note says what is left.
     """
+    # Without --out no folder is ever reused, so two runs started at once get two folders.
     folder = _new_folder(Path("runs"), name) if out is None else _make_empty(out)
     try:
         with alone_in(folder):
@@ -75,13 +76,16 @@ def closing(folder: Path) -> Iterator[None]:
 
 def _close(folder: Path, error: BaseException) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
+    # Below it, too: the demo has a run folder for each method.
     logs = sorted(folder.rglob(EVENTS))
     for place in (log.parent for log in logs if not (log.parent / SUMMARY).exists()):
         if interrupted:
+            # Before the first checkpoint there is nothing to go on from; the command is the same.
             has_checkpoint = (place / CHECKPOINTS).is_dir()
             how = "goes on from here" if has_checkpoint else "starts it again from round 1"
             error.add_note(f"`fedshift run --resume {place}` {how}")
         reason = "interrupted" if interrupted else str(error) or type(error).__name__
+        # `fedshift deploy server` reads the event and ends with the same code.
         code = {"exit_code": error.exit_code} if isinstance(error, FedshiftError) else {}
         EventLog(place)({"event": "failed", "error": reason, **code})
 
@@ -107,6 +111,8 @@ def _new_folder(parent: Path, name: str) -> Path:
     for number in range(1, 10_000):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
+            # mkdir is the test: looking first would leave a moment in which another run takes the
+            # name.
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
@@ -140,6 +146,7 @@ def kept_in(
     asked: Asked = nobody_asks,
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
+    # Of the data as well: the same file may be run after the data set was replaced.
     sums = (prepared.data.sha256, prepared.split_sha256)
     identity, former = (_hash(of, *sums) for of in (config.identity, _all_keys(config)))
     return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
@@ -206,7 +213,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
-        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
+        **({"files": dict(prepared.own.sources)} if prepared.own.sources else {}),
     }
 
 
@@ -262,6 +269,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 def _clients(experiment: Experiment) -> list[Client]:
     outcome = experiment.outcome
     table = outcome.federation.table
+    # FedAvg's weights, for comparison.
     share = table["n"] / table["n"].sum()
     names = experiment.prepared.own.clients or tuple(map(str, range(len(share))))
     return [

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from fedshift import recipes
 from fedshift.algorithms.base import Algorithm
@@ -17,13 +16,11 @@ from fedshift.arguments import is_number, members
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config, Method
 from fedshift.experiments.own import Own
-from fedshift.experiments.own_data import prepare_built
-from fedshift.experiments.own_network import own_network
+from fedshift.experiments.own_data import about, prepare_built
 from fedshift.experiments.own_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
-from fedshift.tasks.building import Built
-from fedshift.tasks.task import Task
+from fedshift.record.folder import FIT
 
 
 def own_of(config: Config) -> Own:
@@ -33,22 +30,20 @@ def own_of(config: Config) -> Own:
     """
     metrics = {}
     for name in config.metrics.extra:
-        expects = "a function of (probabilities [n, K], labels [n]) that gives a number"
-        named = load_python("metrics.extra", name, expects)
+        named = load_python("metrics.extra", name)
         metrics[name.rpartition(":")[2]] = partial(named.call, _is_number)
-    return Own(method=_method(config.method), metrics=metrics, files=files_of(config))
+    return Own(method=_method(config.method), metrics=metrics, sources=files_of(config))
 
 
 def _method(section: Method) -> recipes.Recipe | None:
     if not is_python(section.name):
         return None
-    expects = "a function (setting, *, options) that gives an Algorithm, such as a recipe's"
-    named = load_python("method.name", section.name, expects)
+    named = load_python("method.name", section.name)
     try:
         recipe = recipes.made_by(named.value)
     except InputError:
         raise InputError(
-            f"{named.where} ({named.path}, line {named.line}): expected {expects}"
+            f"{named.where} ({named.path}, line {named.line}): expected {named.expects}"
         ) from None
     for key in section.options:
         if key not in recipe.options:
@@ -68,29 +63,13 @@ def _is_algorithm(value: object) -> bool:
     return all(hasattr(value, name) for name in members(Algorithm))
 
 
-class Source(NamedTuple):
-    """Data of one's own: the task, and how it was cut."""
-
-    task: Task
-    built: Built
-
-
-def source_of(config: Config) -> Source:
-    """The data that `data.source` names. Raises InputError, and DataError for unreadable files."""
-    task = task_of(config.data)
-    return Source(task, task.build(config.seeds.resolved().split))
-
-
-def prepare_source(config: Config, own: Own, source: Source | None = None) -> Prepared:
-    """The experiment on the data that `data.source` names; source: these, read before.
-
-    Raises InputError or DataError.
-    """
-    task, built = source or source_of(config)
-    model = None
-    if is_python(config.model.name):
-        model = own_network(config.model.name, task, config.seeds.resolved().init)
-    return prepare_built(config, built, model, replace(own, clients=built.clients))
+def prepare_source(config: Config, own: Own) -> Prepared:
+    """The experiment on the data that `data.source` names. Raises InputError or DataError."""
+    seeds = config.seeds.resolved()
+    task = task_of(config.data, seeds.split)
+    built = task.build()
+    own = replace(own, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
+    return prepare_built(config, built, own=own)
 
 
 def files_of(config: Config) -> dict[str, str]:
@@ -98,10 +77,10 @@ def files_of(config: Config) -> dict[str, str]:
     files: dict[str, str] = {}
     for key, name in _names(config):
         if is_python(name):
-            files |= load_python(key, name, "a function").files
-    source = config.data.source
-    if source is not None and (digest := digest_of(Path(source))) is not None:
-        files[source] = digest
+            files |= load_python(key, name).files
+    for path in (config.data.source, config.data.index, config.data.target):
+        if isinstance(path, str) and (digest := digest_of(Path(path))) is not None:
+            files[path] = digest
     return dict(sorted(files.items()))
 
 

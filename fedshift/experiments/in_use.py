@@ -40,8 +40,10 @@ def _release(path: Path, descriptor: int) -> None:
 
 
 def _acquire(path: Path) -> int | None:
+    # Windows has no such locks; a run there is not protected from a second one.
     if importlib.util.find_spec("fcntl") is None:
         return None
+    # Again from the start if the lock file was removed between opening and locking it.
     while True:
         descriptor = _open_file(path)
         try:
@@ -67,6 +69,7 @@ def _open_file(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
     except OSError as e:
         raise _unwritable(path, "a link" if path.is_symlink() else e.strerror) from None
+    # Of the open file, not of the path, which may be replaced at any time.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
@@ -83,6 +86,7 @@ def _lock(descriptor: int, path: Path) -> bool:
         # outlive a killed run for a moment, would keep a `flock`.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
+        # The process that has the lock wrote its number into the file (`_sign`).
         other = os.read(descriptor, 20).decode("ascii", "replace").strip()
         named = f" (number {other})" if other.isdecimal() else ""
         raise InputError(

@@ -14,6 +14,7 @@ from fedshift.tree import Parts
 def set_round(current: Round) -> tuple[SetRound, ...]:
     """What the server knows after a round; () for a method without label sets."""
     server = current.server
+    # The state of the server tells, so that a new method with label sets needs no entry here.
     if "absent" not in server:
         return ()
     absent = int(server["absent"]["now"].sum())
@@ -51,6 +52,7 @@ def described(algorithm: Algorithm, server: Parts, rounds: Sequence[SetRound]) -
 def sentences(sets: LabelSets, classes: Sequence[str]) -> list[str]:
     """Sentences on labels without a holder, labels absent at times, and mass that tuning moved."""
     last, lines = sets.rounds[-1], list[str]()
+    # Absent in every round, and so named once and not by its number of rounds.
     unheld = [c for c, n in zip(classes, sets.holders, strict=True) if not n]
     if unheld:
         lines.append(f"No client holds {_named(unheld)}: {_unheld(sets)}.")

@@ -35,10 +35,12 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    named = config.model.name in (PYTHON, *ROUTED) or is_python(config.model.name)
-    if recipe.traits.router and not named:
+    brings_one = config.model.name == PYTHON or is_python(config.model.name)
+    if recipe.traits.router and not (brings_one or config.model.name in ROUTED):
         return [(("model", "name"), unrouted(config.model.name))]
+    # Stands for the server's examples: recipes ask only whether there are some.
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
+    # The real network needs the shape of the data, which have not been read.
     stand_in = Model(_StandIn(has_body(config.model)))
     setting = settings.setting(config, stand_in, (1.0,), inputs)
     options = config.method.options
@@ -47,6 +49,7 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
             return [
                 (("method", "lam"), 'method.lam and method.ess = "auto" are both given; drop one')
             ]
+        # Any number will do: the candidates are checked when the grid is known.
         options = options | {"ess": 1.0}
     try:
         recipe.make(setting, **options)

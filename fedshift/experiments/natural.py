@@ -52,6 +52,7 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
     Raises InputError where the data set has no clients of its own, or another number of them.
     """
     one = entry(name)
+    # Named first: for these sets the cure is another target, not another data set.
     if one.clients is None and one.at_sites is not None:
         raise InputError(
             f'shift.kind = "natural": the clients of {name} are its sites, and its target is their '
@@ -64,6 +65,7 @@ def natural(name: str, split: Split, seed: int, size: int | None = None) -> Deal
         moving = " and ".join(other.name for other in entries() if other.moves)
         raise InputError(f"shift.delta moves the target of {moving}; {name} has a fixed one")
     dealt = Dealt(*one.clients(Wanted(split.clients, seed, size, split.delta or 0.0)))
+    # Refused rather than set: recipes and settings have used shift.clients already.
     if split.clients != len(dealt.parts):
         raise InputError(
             f"shift.clients = {split.clients}, but {name} comes with {len(dealt.parts)} clients; "

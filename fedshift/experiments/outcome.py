@@ -67,6 +67,7 @@ class Outcome:
 
 def best_of(metrics: Iterable[Metrics]) -> Metrics | None:
     """The round of lowest validation loss, the first of equals; None where none has one."""
+    # NaN compares as neither smaller nor larger, so min() would depend on the order.
     measured = [m for m in metrics if not math.isnan(m.validation_loss)]
     return min(measured, key=lambda m: m.validation_loss, default=None)
 

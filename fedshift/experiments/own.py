@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from torch import Tensor
 from fedshift import recipes
 from fedshift.client.objectives import Term
 from fedshift.experiments.config import Config
+from fedshift.tasks.task import Task
 
 # (probabilities [n, K], labels [n]) -> a number, on the target's test examples.
 Metric = Callable[[NDArray[np.float64], NDArray[np.int64]], float]
@@ -28,9 +28,10 @@ class Own:
     schedule       the local learning rate of round t, in place of the configured one
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
-    about          what a run folder says of data and network beside, in fit.json
     texts          to leave in the run folder, by name of the file
-    files          SHA-256 of the files that the configuration names, by path
+    sources        SHA-256 of the files that the configuration names, by path
+    notes          what its user should know of the data
+    task           what a network of the user's is made for; None for a set of the library
     """
 
     clients: tuple[str, ...] = ()
@@ -39,9 +40,10 @@ class Own:
     schedule: Callable[[int], float] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    task: Task | None = None
 
 
 def recipe_of(config: Config, own: Own) -> recipes.Recipe:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedshift.experiments.config import Config
-from fedshift.experiments.networks import network
-from fedshift.experiments.own import Own, recipe_of
-from fedshift.experiments.own_layout import packed
+from fedshift.experiments.first_model import first_model
+from fedshift.experiments.own import Own
 from fedshift.experiments.own_loss import check_loss
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.settings import gate_of
 from fedshift.model import Model
 from fedshift.outputs import check_classes
-from fedshift.record.folder import ENCODING, FIT
+from fedshift.record.folder import ENCODING
 from fedshift.tasks.building import Built
+
+
+def about(built: Built, notes: Sequence[str], net: str | None = None) -> str:
+    """What a run folder says of the data beside the encoding, for `fedshift.load`: JSON.
+
+    net: "module:Name" of what makes the network, where a program gave it.
+    """
+    facts = {
+        "notes": list(notes),
+        "target": built.target,
+        "net": net,
+        "x": list(built.task.clients[0].x.shape[1:]),
+        "input_shape": list(built.input_shape),
+    }
+    return json.dumps(facts, indent=1) + "\n"
 
 
 def prepare_built(
@@ -23,22 +38,16 @@ def prepare_built(
 ) -> Prepared:
     """The experiment on these data; model: the first one, else the network of [model].
 
-    The encoding of the rows goes to the run folder, with what `fedshift.load` has to know, and the
-    clients have their names. Raises InputError for a network that does not fit the data.
+    The encoding of the rows goes to the run folder, and the clients have their names. Raises
+    InputError for a network that does not fit the data.
     """
     task, seeds = built.task, config.seeds.resolved()
-    x, classes = task.clients[0].x[:2], len(task.classes)
+    x = task.clients[0].x[:2]
     if model is None:
-        routed = len(task.clients) if recipe_of(config, own).traits.router else None
-        model = network(config.model, built.input_shape, classes, seeds.init, routed)
-    model = packed(model, built.encoding.layout)
-    check_classes(model, x, classes)
+        model = first_model(config, own, task, seeds.init)
+    check_classes(model, x, len(task.classes))
     check_loss(own.loss, model, x, task.clients[0].y[:2])
-    about = {"target": built.target, "notes": built.notes, "input_shape": built.input_shape}
-    texts = {
-        ENCODING: built.encoding.to_json(),
-        FIT: json.dumps({**about, "x": tuple(x.shape[1:]), **own.about}, indent=1) + "\n",
-    }
+    texts = {ENCODING: built.encoding.to_json(), **own.texts}
     own = replace(own, clients=own.clients or built.clients, texts=texts)
     target = tuple(task.target.tolist())
     gate = gate_of(config.training, target)

@@ -34,6 +34,7 @@ def looks(split: Split, clients: int, seed: int) -> tuple[Callable[[Tensor], Ten
     kind, intensity = split.transform, split.intensity or "high"
     if kind == "none":
         return ()
+    # Made on request: a pool of 54 looks is built only where it is asked for.
     made = {
         "bits": lambda: covariate.bit_pool(intensity),
         "wide": covariate.wide_pool,
@@ -60,6 +61,7 @@ def grey_note(split: Split, images: Tensor, seed: int) -> str | None:
     kind, clients = split.transform, split.clients
     if kind == "none" or images.shape[1] != 1:
         return None
+    # Every grey level once: two looks that agree on these agree on all grey images.
     ramp = torch.linspace(0.0, 1.0, 256).view(1, 1, 1, 256)
     different = len({tuple(look(ramp).flatten().tolist()) for look in looks(split, clients, seed)})
     if different == clients:

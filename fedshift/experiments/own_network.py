@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.experiments.python_names import load_python
 from fedshift.model import Model, build
+from fedshift.tasks.layout import Layout
 
 
 class Shape(NamedTuple):
@@ -18,19 +19,36 @@ class Shape(NamedTuple):
     outputs: tuple[str, ...] = ()
 
 
-def own_network(name: str, task: Any, seed: int) -> Model:
+class Unpacking(nn.Module):
+    """A network of several inputs, which gets x [n, D] as the task's layout packs them."""
+
+    def __init__(self, net: nn.Module, layout: Layout) -> None:
+        super().__init__()
+        self.net, self.layout = net, layout
+
+    def forward(self, x: Tensor) -> Any:
+        """The network's outputs for the inputs that x holds."""
+        given = self.layout.unpack(x)
+        return self.net(*given) if isinstance(given, tuple) else self.net(given)
+
+
+def packed(net: nn.Module, layout: Layout | None) -> nn.Module:
+    """The network for x as the layout packs it; as it is where there is none."""
+    return net if layout is None else Unpacking(net, layout)
+
+
+def own_network(name: str, task: Any, seed: int, layout: Layout | None = None) -> Model:
     """The network that `model.name` names, first weights from `seed`.
 
-    task: a `fedshift.Task`, or a `Shape`. The name's class or function gets it, or, where it needs
-    two arguments, the input's shape and the number of outputs. Raises InputError, with file and
-    line, where no torch.nn.Module comes of it.
+    task: a `fedshift.Task`, or a `Shape`, which the class or function gets; one that needs two
+    arguments gets the input's shape and the number of outputs. layout: of x, where it packs several
+    inputs. Raises InputError, with file and line, where no torch.nn.Module comes of it.
     """
-    named = load_python(
-        "model.name",
-        name,
-        "a class or function of the task (or of its input shape and number of outputs) that gives "
-        "a torch.nn.Module",
-    )
+    named = load_python("model.name", name)
     outputs = len(task.outputs or task.classes)
     given = (task.input_shape, outputs) if named.needs == 2 else (task,)
-    return build(lambda: named.call(lambda net: isinstance(net, nn.Module), *given), seed)
+
+    def make() -> nn.Module:
+        return packed(named.call(lambda net: isinstance(net, nn.Module), *given), layout)
+
+    return build(make, seed)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +13,107 @@ import numpy as np
 
 from fedshift.errors import DataError, InputError, nearest, shown
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.python_names import is_python, load_python
+from fedshift.experiments.python_names import NATURAL, TABLES, is_python, load_python
 from fedshift.experiments.wording import in_file_words
+from fedshift.files import is_folder
 from fedshift.tasks.task import Task
 
-# Keys of [data] that are for tables alone.
-OF_TABLES = ("columns", "drop", "categories")
+OF_CSV = ("separator", "decimal", "encoding", "header")
+OF_TABLES = ("columns", "drop", "categories", *OF_CSV)
+OF_ROWS = ("client", "label", *OF_TABLES)
+OF_FOLDERS = ("size", "index")
 
 
-def task_of(data: Data) -> Task:
-    """The task that [data] describes. Raises InputError, or DataError for files it cannot read."""
-    source = data.source or ""
+def task_of(data: Data, seed: int) -> Task:
+    """The task that [data] describes, cut by `seed`.
+
+    Raises InputError, and DataError for files that cannot be read.
+    """
+    task = _made(data, data.source or "", seed)
+    if task.kind != "classification":
+        raise InputError(
+            f'data.source: {task.name} is a task of kind "{task.kind}", and runs train those of '
+            'kind "classification"; give a label of few values'
+        )
+    return task
+
+
+def _made(data: Data, source: str, seed: int) -> Task:
     if is_python(source):
-        expects = "a function without arguments that gives a fedshift.Task"
-        named = load_python("data.source", source, expects)
-        task: Task = named.call(lambda task: isinstance(task, Task))
-        return task
-    given = data.own_keys | {"validation": data.validation, "test": data.test, "name": data.name}
-    with in_file_words("data", {name: name for name in given} | {"y": "label"}):
-        return _read(Path(source), given)
+        named = load_python("data.source", source)
+        made: Task = named.call(lambda given: isinstance(given, Task))
+        return replace(made, seed=seed)
+    given = data.own_keys | ({} if data.size is None else {"size": data.size})
+    given |= {"validation": data.validation, "test": data.test, "name": data.name, "seed": seed}
+    with _in_words():
+        if source == NATURAL:
+            return _natural(given)
+        path = Path(source)
+        return _folder(path, given) if is_folder(path) else _reader(path)(path, given)
 
 
-def _read(path: Path, given: dict[str, Any]) -> Task:
-    if path.suffix == ".npz":
-        return _arrays(path, given)
-    raise InputError(f'data.source = "{shown(str(path), 200)}": give .npz or FILE.py:NAME')
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Errors about arguments of `fedshift.Task` as such about keys of [data]."""
+    keys = {name: name for name in Data.model_fields}
+    try:
+        with in_file_words("data", keys):
+            yield
+    except InputError as e:
+        # An experiment file cannot hold arrays, and calls y what [data] calls it.
+        message = str(e).replace("a labelled test set (x, y)", "a table of labelled examples")
+        e.args = (re.sub(r"^(\[data\]: )?y (?=has|holds|is)", "data.label ", message),)
+        raise
+
+
+def _reader(path: Path) -> Callable[[Path, dict[str, Any]], Task]:
+    readers = dict.fromkeys(TABLES, _csv) | {".parquet": _parquet, ".npz": _arrays}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InputError(
+            f'data.source = "{shown(str(path), 200)}" is no folder; a table ends in .csv, .tsv, '
+            ".txt, .gz or .parquet, arrays in .npz; for all else give FILE.py:NAME, a function "
+            "that gives a fedshift.Task"
+        )
+    return reader
+
+
+def _natural(given: dict[str, Any]) -> Task:
+    name = given.pop("name")
+    _refuse((*OF_ROWS, *OF_FOLDERS, "kind"), given, "data of your own", name)
+    return Task.from_name(name, target=_target(given), **given)
+
+
+def _folder(path: Path, given: dict[str, Any]) -> Task:
+    _refuse(OF_ROWS, given, "tables", path.name)
+    return Task.from_folder(path, target=_target(given), **given)
+
+
+def _csv(path: Path, given: dict[str, Any]) -> Task:
+    _refuse(OF_FOLDERS, given, "folders of images", path.name)
+    return Task.from_csv(path, **_columns(given, path), **given)
+
+
+def _parquet(path: Path, given: dict[str, Any]) -> Task:
+    _refuse(OF_FOLDERS, given, "folders of images", path.name)
+    _refuse(OF_CSV, given, "CSV files", path.name)
+    return Task.from_parquet(path, **_columns(given, path), **given)
+
+
+def _columns(given: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Takes out what a table's task needs: client, label and target."""
+    for key, what in (("client", "whose row it is"), ("label", "what is to be predicted")):
+        if key not in given:
+            raise InputError(
+                f"data.{key} is missing: the column of {path.name} that says {what}; "
+                f"`fedshift init {path.name}` lists those that may be meant"
+            )
+    return {key: given.pop(key) for key in ("client", "label")} | {"target": _target(given)}
 
 
 def _arrays(path: Path, given: dict[str, Any]) -> Task:
     """x is what is neither label nor client: one array, or several by name."""
-    if odd := [key for key in OF_TABLES if key in given]:
-        raise InputError(f"data.{odd[0]} is for tables, and {path.name} holds arrays; leave it out")
+    _refuse((*OF_TABLES, *OF_FOLDERS), given, "other sources", path.name)
     label, client = given.pop("label", "y"), given.pop("client", "client")
     arrays = _loaded(path)
     for key, name in (("label", label), ("client", client)):
@@ -50,7 +124,7 @@ def _arrays(path: Path, given: dict[str, Any]) -> Task:
             )
     y, of = arrays.pop(label), arrays.pop(client)
     if not arrays:
-        raise InputError(f"data.source: {path} holds nothing beside {label} and {client}")
+        raise InputError(f"data.source: {path} holds nothing to learn from beside its labels")
     x = next(iter(arrays.values())) if len(arrays) == 1 else arrays
     return Task.from_arrays(x, y, client=of, target=_target(given), **given)
 
@@ -60,9 +134,14 @@ def _loaded(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as read:
             return {name: read[name] for name in read.files}
     except FileNotFoundError:
-        raise InputError(f'data.source = "{path}": there is no such file') from None
+        raise DataError(f"there is no file {path}") from None
     except (OSError, ValueError, EOFError, KeyError) as e:
         raise DataError(f"{path}: cannot be read as .npz: {shown(str(e), 200)}") from None
+
+
+def _refuse(keys: tuple[str, ...], given: dict[str, Any], of: str, name: str) -> None:
+    if odd := [key for key in keys if key in given]:
+        raise InputError(f"data.{odd[0]} is for {of}, not for {name}; leave it out")
 
 
 def _target(given: dict[str, Any]) -> Any:

@@ -43,6 +43,7 @@ def among_clients(section: Data, split: Split, seed: int) -> Dealt:
         except InputError as e:
             raise InputError(f"data.test = {share}: {e}") from None
     counts = np.bincount(data.train.y.numpy()[np.concatenate(tests)], minlength=len(data.classes))
+    # No global test rows: all tests are the clients'.
     nothing = np.empty(0, np.int64)
     return Dealt(
         data, trains, counts / counts.sum(), None, nothing, tests, looks(split, len(trains), seed)
@@ -53,6 +54,7 @@ def _deal_pool(section: Data, split: Split, seed: int) -> tuple[Dataset, Sequenc
     """(the pool as a data set without a test file, rows of each client)."""
     both, limit = datasets.load(section.name, size=section.size), section.limit
     data = pool(both, limit, seed)
+    # CIFAR-20 is dealt by its fine labels and trained on its coarse ones, as in FedDRM.
     finer = datasets.entry(section.name).finer
     dealt = pool(datasets.load(finer), limit, seed) if finer else data
     rng = numpy_generator(seed, "split")

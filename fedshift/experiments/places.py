@@ -36,6 +36,7 @@ class Source:
     def place(self, key: Key) -> str:
         """Where `key` is set: `f.toml:7`, `-c method.mu`, or the file where it is set nowhere."""
         dotted, given = ".".join(key), keys_set(self.overrides)
+        # -c wins over the file, so it is the place of a key that both set.
         for path in given:
             if f"{dotted}.".startswith(f"{path}."):
                 return f"-c {path}"
@@ -57,6 +58,7 @@ class Source:
         ]
         within: list[Key] = [(*key, word) for word in re.findall(r"\w+", message)] if key else []
         given = {*self.lines, *(tuple(path.split(".")) for path in keys_set(self.overrides))}
+        # A message may name keys that only have defaults; the user can find those that were set.
         whole = [one for one in (*named, *within) if len(one) > 1 and one in given]
         partly = [one for one in named if one[:1] in given]
         return next(iter((*whole, *([key] if key else partly))), ())
@@ -64,6 +66,7 @@ class Source:
     def placed(self, message: str, key: Key = ()) -> str:
         """The message, headed by where that was set which it is about; a key is named once."""
         place = self.place(self.about(key, message))
+        # "-c method.mu: method.mu must be ..." would say the key twice.
         if place.startswith("-c ") and re.match(rf"{re.escape(place[3:])}(?![\w.])", message):
             return f"-c {message}"
         return f"{place}: {message}"

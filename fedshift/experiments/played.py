@@ -59,6 +59,7 @@ def reach(current: Round, table: Params, target: Tensor) -> Reach:
     """What the round's weights over its own cohort leave; T [K], table as in `registered`."""
     registers = registered(current, table)
     n, labels = (registers[name][current.cohort] for name in ("n", "labels"))
+    # clamp: a client without examples has a row of zeros, not 0/0.
     residual = target - current.weights @ (labels / n.clamp(min=1.0)[:, None])
     ess = ess_of(current.weights.numpy(), n.numpy())
     if not current.weights.any():
@@ -90,9 +91,11 @@ class Played:
         """With one round more; a skipped one has changed nothing and does not count."""
         if current.skipped:
             return self
+        # A copy: `Played` is a value, and the one before this round must stay as it is.
         shares = self.shares.copy() if self.rounds else np.zeros(len(table["n"]))
         shares[current.cohort.numpy()] += current.weights.numpy()
         here = reach(current, table, target)
+        # Measure by measure: a round without an ESS still has a gap.
         defined = [not math.isnan(v) for v in here]
         sums = (a + b if d else a for a, b, d in zip(self.reached, here, defined, strict=True))
         summed = replace(

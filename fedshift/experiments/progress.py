@@ -107,6 +107,7 @@ def progress_of(after: Round, facts: Mapping[str, Any]) -> Progress:
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Non-finite numbers as text; None stays None."""
 
+    # JSON has no NaN; None is taken, for values that do not exist.
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return _as_json(value)
@@ -152,6 +153,7 @@ class Keeper:
         saved = read_checkpoint(self.folder / slug(label), self.shelf)
         if saved is None:
             return Progress()
+        # To go on from another run's round would give numbers of neither.
         if saved.facts.get("identity") not in (self.identity, self.former):
             raise DataError(
                 f"{self.folder}: checkpoints of another configuration, or of other data; delete "
@@ -193,6 +195,7 @@ class Saver:
         if self.keeper is None or progress.after is None:
             return
         t, code = progress.after.t, self.keeper.asked()
+        # By time, not by rounds: rounds take from milliseconds to minutes.
         late = time.monotonic() - self.written >= SECONDS
         due = late if self.keeper.every is None else t % self.keeper.every == 0
         if due or code is not None or last:
@@ -200,6 +203,7 @@ class Saver:
             self.keeper.keep(self._best_label, Progress(progress.best))
             self.keeper.keep(self.label, progress)
             self.written = time.monotonic()
+        # After the last round there is nothing to stop: the run ends as usual.
         if code is not None and not last:
             raise KeyboardInterrupt(code)
 

@@ -25,6 +25,19 @@ from fedshift.record.folder import LOCK
 
 # The source of data, and the name of a network or method, that a program gave.
 PYTHON = "python"
+# The source of the library's tables with natural clients.
+NATURAL = "natural"
+# What the keys that may name Python have to name.
+EXPECTS = {
+    "data.source": "a function without arguments that gives a fedshift.Task",
+    "model.name": "a class or function of the task (or of its input shape and number of outputs) "
+    "that gives a torch.nn.Module",
+    "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",
+    "metrics.extra": "a function of (probabilities [n, K], labels [n]) that gives a number",
+}
+_NAMED = (("data", "source"), ("model", "name"), ("method", "name"))
+# How names of tables end.
+TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
 
@@ -39,11 +52,10 @@ def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
     def place(text: str) -> str:
         return os.path.abspath(folder / os.path.expanduser(text))
 
-    for section, key in (("data", "source"), ("model", "name"), ("method", "name")):
+    for section, key in (*_NAMED, ("data", "index"), ("data", "target")):
         table = tables.get(section)
         value = table.get(key) if isinstance(table, dict) else None
-        plain = key == "source" and value not in ("", PYTHON)
-        if isinstance(value, str) and (plain or is_python(value)):
+        if isinstance(value, str) and _is_path(key, value):
             tables[section][key] = place(value)
     metrics = tables.get("metrics")
     if isinstance(metrics, dict) and isinstance(extra := metrics.get("extra"), list):
@@ -51,12 +63,20 @@ def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
         tables["metrics"] = metrics | {"extra": names}
 
 
+def _is_path(key: str, value: str) -> bool:
+    if key == "index":
+        return True
+    if key == "target":
+        return value.lower().endswith(TABLES)
+    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL))
+
+
 @dataclass(frozen=True)
 class PythonName:
     """What an experiment file calls FILE.py:NAME.
 
     where    the key and its value, for messages: 'model.name = "net.py:Net"'
-    expects  what it has to be: "a function of the task that returns a torch.nn.Module"
+    expects  what that key has to name
     files    SHA-256 of the file, and of those in its folder that it imports, by path
     """
 
@@ -113,13 +133,14 @@ class PythonName:
             ) from None
 
 
-def load_python(key: str, text: str, expects: str) -> PythonName:
+def load_python(key: str, text: str) -> PythonName:
     """The function or class that `key = "FILE.py:NAME"` names, after running FILE.py.
 
     A file is run once in a process, and again after a change. Files beside it can be imported.
-    key, expects: for messages. Raises InputError for a file that is missing or raises, and a name
-    that it lacks or that cannot be called, with file and line.
+    Raises InputError for a file that is missing or raises, and a name that it lacks or that cannot
+    be called, with file and line.
     """
+    expects = EXPECTS[key]
     where, match = f'{key} = "{shown(text, 200)}"', _NAME.fullmatch(text)
     if match is None:
         raise InputError(f"{where}: write it as FILE.py:NAME, as in net.py:Net")

@@ -70,6 +70,7 @@ def reopened(
         if is_file(folder / SUMMARY):  # another process may have completed it meanwhile
             raise _complete_error(folder)
         check_links(folder)
+        # Other data end the run, other versions only change last digits: see `_changes`.
         then, now = read_object(folder / LOCK), lock(config, prepared, backend)
         for key, what in (("data_sha256", "data"), ("split_sha256", "clients' examples")):
             if then.get(key) != now[key]:
@@ -91,6 +92,7 @@ def check_links(folder: Path) -> None:
     Raises DataError for the first link in it, and for what is neither file nor folder: a pipe would
     be read for ever.
     """
+    # The folder may come from elsewhere: a link could make the run overwrite any file.
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise DataError(

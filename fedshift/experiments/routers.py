@@ -45,6 +45,7 @@ def load_router(
     path, parts, sizes = place / MODEL, read_parts(place / MODEL), sizes_in(place / CLIENTS)
     model = network_of(config, place, len(sizes), shape)
     classes = len(classes_in(place))
+    # The target plays no part in routing, so an even one stands for it.
     method = recipes.recipe(config.method.name).make(
         setting(config, model, (1.0 / classes,) * classes), **config.method.options
     )
@@ -57,7 +58,7 @@ def load_router(
 
 def _configured(folder: Path) -> Config:
     config = complete_config(folder)
-    if not recipes.recipe(config.method.name).traits.router:
+    if not recipes.traits_of(config.method.name).router:
         routed = " or ".join(one.name for one in recipes.recipes() if one.traits.router)
         raise InputError(
             f'{folder}: a run of "{config.method.name}", which trains no router; give one of '

@@ -39,9 +39,11 @@ def details(served: Served, sizes: Tensor, classes: int) -> dict[str, Any]:
 def _router(served: Served, z: Tensor, belief: Tensor) -> dict[str, Any]:
     confidence, chosen = belief.max(1)
     clients = belief.shape[1]
+    # Counts of (origin, chosen) in one pass over the queries.
     pairs = torch.bincount(served.origin * clients + chosen, minlength=clients * clients)
     queries = pairs.reshape(clients, clients)
     curve = risk_coverage(confidence, served.routed(chosen) != served.y)
+    # A curve has a point for each query; a drawing needs fifty.
     at = np.unique(np.linspace(0, len(curve.coverage) - 1, POINTS).round().astype(int))
     return {
         "sent": _shares(queries, queries.sum(1, keepdim=True).expand_as(queries)),

@@ -23,7 +23,8 @@ from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
-from fedshift.record.folder import CLIENTS, CONFIG, MODEL, SUMMARY
+from fedshift.record.folder import CLIENTS, CONFIG, ENCODING, MODEL, SUMMARY
+from fedshift.tasks.encoding import Encoding
 from fedshift.tree import Params, Parts
 
 Pair = tuple[Params, Params]
@@ -95,6 +96,7 @@ def model_parts(
         return parts
     drawn = set(took_part)
     idle = [served[i] for i in range(len(served)) if i not in drawn]
+    # The first model's tensors are stored only where an idle client still serves them.
     begun = tuple(
         {
             k: v for k, v in tree.items()
@@ -112,12 +114,14 @@ def model_parts(
         # A complete model ("personal"), or the parts that complete the server's ("private").
         kind = "personal" if changed[0].keys() == pair[0].keys() else "private"
         parts[f"client{i}.{kind}"], parts[f"client{i}.{kind}_buffers"] = changed
+    # int64, because the reader takes no other whole numbers (`stored.read_parts`).
     member = torch.tensor([i in drawn for i in range(len(served))]).long()
     return parts | {FIRST: begun[0], FIRST_BUFFERS: begun[1], WHO: {"took_part": member}}
 
 
 def same_bits(a: Tensor | None, b: Tensor) -> bool:
     """Whether both have the same type, shape and bits; the sign of zeros counts."""
+    # Clients share most tensors: the same object needs no comparison.
     if a is None or a is b:
         return a is b
     alike = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
@@ -171,6 +175,13 @@ def classes_in(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
+def encoding_in(folder: Path) -> Encoding | None:
+    """How a run's rows were encoded; None for a run on a set of the library."""
+    if not is_file(folder / ENCODING):
+        return None
+    return Encoding.from_json((folder / ENCODING).read_text("utf-8"))
+
+
 def sizes_in(path: Path) -> Tensor:
     """The clients' sizes [M] in clients.csv. Raises DataError where it cannot be read."""
     try:
@@ -188,12 +199,15 @@ def sizes_in(path: Path) -> Tensor:
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:
     """The run's network; for inputs of this shape, or of those of its data set."""
     check_files(folder, "" if shape is None else ".py")
+    # The data set tells the shape; it need not be there if the caller knows it.
     if shape is None:
         return prepare(config).model
-    routed = clients if recipes.recipe(config.method.name).traits.router else None
     seed = config.seeds.resolved().init
     if is_python(config.model.name):
-        return own_network(config.model.name, Shape(shape, classes_in(folder)), seed)
+        layout = None if (encoding := encoding_in(folder)) is None else encoding.layout
+        inputs = shape if layout is None else layout.inputs[0].shape
+        return own_network(config.model.name, Shape(inputs, classes_in(folder)), seed, layout)
+    routed = clients if recipes.traits_of(config.method.name).router else None
     return network(config.model, shape, len(classes_in(folder)), seed, routed)
 
 

@@ -29,11 +29,13 @@ def candidates(
     Fractions that no weights under the cap reach are left out.
     """
     results: list[tuple[str, float, PalsWeights]] = []
+    # A cap can put large fractions out of reach; without one the largest is 1.
     largest = pals_weights(label_counts, target, lam=math.inf, cap=cap).ess_fraction
     for fraction in sorted(f for f in set(grid) if f <= largest + 1e-9):
         lam, ess = (0.0, None) if fraction == 0 else (None, fraction)
         solved = pals_weights(label_counts, target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
         label = "lambda=0" if fraction == 0 else f"ess={100 * fraction:g}%"
+        # Fractions below that of lambda = 0 all give lambda = 0: one model is enough.
         if not any(solved.lam == other.lam for _, _, other in results):
             results.append((label, fraction, solved))
     if not results:
@@ -73,6 +75,7 @@ def choose(
     }
     picks = {}
     for rule, value in scores.items():
+        # A rule without its examples picks nothing, rather than the first.
         measured = [c for c in done if not math.isnan(value(c))]
         if measured:
             picks[rule] = max(measured, key=lambda c: (value(c), c.ess)).label

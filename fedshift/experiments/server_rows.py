@@ -44,6 +44,7 @@ def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRow
     are too few.
     """
     labels = y.numpy()
+    # The second set is drawn from what the first leaves, so no example is in both.
     remaining, sets = np.arange(len(labels)), []
     for name, size in (("unlabeled", wanted.unlabeled), ("validation", wanted.validation)):
         if size >= len(remaining):
@@ -54,6 +55,7 @@ def reserve(y: Tensor, classes: int, wanted: ServerData, seed: int) -> ServerRow
         counts = largest_remainder(
             np.bincount(labels[remaining], minlength=classes) * size / len(remaining)
         )
+        # A stream for each set: the size of one does not move the other's draws.
         order = numpy_generator(seed, "server", name).permutation(remaining)
         ranked = [order[labels[order] == c][:n] for c, n in enumerate(counts)]
         sets.append(np.sort(np.concatenate(ranked)))

@@ -59,6 +59,7 @@ def gate_of(t: Training, target: tuple[float, ...]) -> Gate:
     """Which replies are let through, as configured; target [K] as the server gets it."""
     return Gate(
         on_bad=t.on_bad_reply,
+        # TOML has no key for "no limit", so an absent one means it.
         max_norm=math.inf if t.max_norm is None else t.max_norm,
         min_clients=t.min_clients,
         max_gap=math.inf if t.max_gap is None else t.max_gap,

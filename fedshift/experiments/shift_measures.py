@@ -26,6 +26,7 @@ def measured_shift(task: Task, labels: NDArray[np.float64], seed: int) -> dict[s
     mean_all    the same of js, hellinger and variation over all pairs of the M clients
     """
     able = [i for i, client in enumerate(task.clients) if len(client.x) >= FOLDS]
+    # Spread, not the first six: looks and noise levels often rise with the client's number.
     places = np.linspace(0, len(able) - 1, min(len(able), MOST_CLIENTS)).round().astype(int)
     drawn = [able[place] for place in places]
     inputs = [task.clients[i].x.numpy() for i in drawn]
@@ -43,6 +44,7 @@ def measured_shift(task: Task, labels: NDArray[np.float64], seed: int) -> dict[s
 
 def _mean(table: NDArray[np.float64]) -> float | None:
     """Mean over the pairs that have a value."""
+    # Below the diagonal: every pair once, and no client with itself.
     values = table[np.tril_indices(len(table), -1)]
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else None

@@ -33,6 +33,7 @@ def read_parts(path: Path) -> Parts:
     except (SafetensorError, ValueError, LookupError, RuntimeError) as e:
         raise DataError(f"{path}: cannot be read: {e}") from None
     for name, v in flatten(parts).items():
+        # Counters are int64; other whole numbers come from a damaged or foreign file.
         if not (v.dtype.is_floating_point or v.dtype.itemsize == 8) or not finite(_biases(name, v)):
             raise DataError(f'{path}: "{name}" holds numbers that no training leaves ({v.dtype})')
     return parts

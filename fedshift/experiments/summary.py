@@ -45,6 +45,7 @@ def summary(experiment: Experiment) -> Summary:
     task, outcome = experiment.prepared.task, experiment.outcome
     table = outcome.federation.table
     counts, sizes, target = table["labels"].numpy(), table["n"].numpy(), task.target.numpy()
+    # A client without examples has a row of zeros, not 0/0.
     rows = counts / np.maximum(sizes, 1.0)[:, None]
     weights, by_size = np.asarray(outcome.weights), sizes / sizes.sum()
     choice, last, sets = experiment.choice, _last(experiment), _label_sets(experiment)
@@ -59,6 +60,7 @@ def summary(experiment: Experiment) -> Summary:
         weights=outcome.weights,
         fedavg_weights=tuple(by_size.tolist()),
         **_weight_facts(experiment, weights, sizes, target - weights @ rows),
+        # lambda = 0 is the closest mixture: its distance is that of the clients' hull.
         hull_distance=pals_weights(counts, target, lam=0.0).distance,
         cohorts=_cohorts(experiment),
         curve=_curve(experiment, counts, target),
@@ -228,6 +230,7 @@ def _cohorts(experiment: Experiment) -> Cohorts | None:
 
 def _undefined_ess(played: Played | None) -> list[str]:
     """A sentence if some rounds have no ESS, else none."""
+    # With an ESS in no round the summary has none, which needs no sentence.
     if played is None or not 0 < played.with_ess < played.rounds:
         return []
     return [
@@ -299,6 +302,7 @@ def reasons(
     """
     absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
     short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
+    # fsum is exact: whether there is a sentence must not depend on the order of the classes.
     surplus = math.fsum(m for m, t in zip(mixed, target, strict=True) if t == 0)
     sentences = []
     if absent:
@@ -312,6 +316,7 @@ def reasons(
         named = ", ".join(
             f'"{classes[y]}" ({100 * target[y]:.0f} % of the target, {100 * mixed[y]:.0f} % in '
             f"FedAvg, {100 * used[y]:.0f} % here)"
+            # The five that miss most: a sentence with a hundred labels is not read.
             for y in sorted(short, key=lambda y: mixed[y] - target[y])[:5]
         )
         sentences.append(f"Sample-size weights train too little on {named}.")

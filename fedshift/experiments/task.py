@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,28 +16,23 @@ from torch import Tensor
 from fedshift import datasets, shifts
 from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets import Dataset
-from fedshift.datasets.augment import photos
 from fedshift.errors import InputError
 from fedshift.experiments.config import PYTHON, Config, Data, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
-from fedshift.experiments.from_files import own_of, prepare_source, source_of
+from fedshift.experiments.first_model import first_model
+from fedshift.experiments.from_files import own_of, prepare_source
 from fedshift.experiments.natural import Dealt, natural
-from fedshift.experiments.networks import BYTES, network
-from fedshift.experiments.own import Own, recipe_of
+from fedshift.experiments.networks import BYTES
 from fedshift.experiments.own_looks import check_images
-from fedshift.experiments.own_network import Shape, own_network
 from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.prepared import Indices, Look
 from fedshift.experiments.prepared import Prepared as Prepared
-from fedshift.experiments.python_names import is_python
 from fedshift.experiments.server_rows import reserve
 from fedshift.experiments.settings import gate_of
 from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out_by_label
-from fedshift.model import Model
-from fedshift.outputs import check_classes
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.base import largest_remainder
 from fedshift.shifts.target import check_marginal
@@ -70,7 +64,7 @@ def prepare(config: Config) -> Prepared:
     )
     raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    model = _first_model(config, own, task, seeds.init)
+    model = first_model(config, own, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
@@ -95,22 +89,15 @@ def _check_files(config: Config) -> None:
             )
 
 
-def population(config: Config) -> Callable[[Config], Prepared]:
-    """`prepare` for configurations whose data, clients and target are those of this one: shared.
+def again(config: Config, before: Prepared) -> Prepared:
+    """`prepare` of a configuration whose data, clients and target are those of `before`: shared.
 
-    These follow from [data], [shift], [server], the split's seed and `as_bytes`. Raises what
-    `prepare` raises.
+    These follow from [data], [shift], [server], the split's seed and `as_bytes`.
     """
-    _check_files(config)
-    if config.data.source is not None:
-        source = source_of(config)
-        return lambda other: prepare_source(other, own_of(other), source)
-    return partial(_again, prepare(config))
-
-
-def _again(before: Prepared, config: Config) -> Prepared:
-    seeds, own = config.seeds.resolved(), own_of(config)
-    model = _first_model(config, own, before.task, seeds.init)
+    seeds = config.seeds.resolved()
+    named = own_of(config)
+    own = replace(before.own, method=named.method, metrics=named.metrics, sources=named.sources)
+    model = first_model(config, own, before.task, seeds.init)
     gate = gate_of(config.training, before.announced)
     return replace(before, model=model, seeds=seeds, gate=gate, own=own)
 
@@ -118,22 +105,6 @@ def _again(before: Prepared, config: Config) -> Prepared:
 def as_bytes(config: Config) -> bool:
     """Whether images stay bytes, mapped from disk where they are now."""
     return config.data.size is not None and config.model.name in BYTES
-
-
-def _first_model(config: Config, own: Own, task: Task, seed: int) -> Model:
-    """The network of [model] with its first weights, as the method needs it for these clients."""
-    x, classes = task.clients[0].x[:2], len(task.classes)
-    shape = tuple(x.shape[1:])
-    if is_python(config.model.name):
-        model = own_network(config.model.name, Shape(shape, task.classes), seed)
-    else:
-        routed = len(task.clients) if recipe_of(config, own).traits.router else None
-        model = network(config.model, shape, classes, seed, routed)
-    check_classes(model, x, classes)
-    if config.data.augment == "photos":
-        photos(x, 0)  # raises for images that it cannot change
-        model = replace(model, augment=photos)
-    return model
 
 
 def _task(dealt: Dealt, trains: Sequence[Indices], holdouts: Sequence[Indices], raw: bool) -> Task:

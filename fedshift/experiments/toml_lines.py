@@ -12,6 +12,7 @@ from typing import NamedTuple
 # Sections, keys and places in arrays, from the outside in: ("shift", "target", "0").
 Key = tuple[str, ...]
 
+# Strings first, so that brackets and # within them are no tokens of their own.
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\])*"' r"|'[^']*'"
     r"|\#[^\n]*" r"|\n" r"|[\[\]{}=,.]" r"|[^\s\#\"'\[\]{}=,.]+",
@@ -82,11 +83,13 @@ class _Reader:
         holder = self.holders[-1] if self.holders else None
         if token in "]}":
             self._close()
+        # Within an array or inline table a line break ends nothing.
         elif token == "\n":
             self.value = self.value if holder else None
         elif token == ",":
             self._next()
         else:
+            # Elements get lines of their own: a bad one in a long list is pointed at.
             if holder and holder.array:
                 self.value = (*holder.key, str(holder.element))
                 self._note(self.value, line)

@@ -68,6 +68,7 @@ def evaluate(
     """
     model, classes = algorithm.model, len(task.classes)
     served: Observed | None = None
+    # The clients' own models are what is used there, so they are what is tested.
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
         served = observe(algorithm, current, federation, task)
@@ -109,6 +110,7 @@ def check_first_round(
             f"that all would be skipped; give at most {size}"
         )
     server = start(algorithm, federation).server
+    # For its errors: weights that do not exist under this cap or ESS.
     open_round(algorithm, server, ids, 1)
     if not task.tests and not whole(server, federation):
         raise InputError(

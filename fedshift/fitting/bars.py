@@ -17,6 +17,7 @@ from fedshift.errors import visible
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A fraction as percent; a dash for None and NaN."""
+    # value != value is true of NaN alone, of which JSON files make None.
     return "–" if value is None or value != value else f"{100 * value:.{digits}f}"
 
 
@@ -67,6 +68,7 @@ class LiveProgress:
         self.bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description:<16}", markup=False),
+            # 72 columns are taken by the run's name, its rounds, the time and the scores.
             BarColumn(bar_width=max(6, min(24, target.width - 72))),
             TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
             TimeRemainingColumn(compact=True),

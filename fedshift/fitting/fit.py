@@ -20,12 +20,14 @@ from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.own import Metric
-from fedshift.experiments.own_layout import packed
-from fedshift.experiments.own_network import own_network
 from fedshift.experiments.progress import Keeper
-from fedshift.experiments.python_names import is_python
 from fedshift.experiments.resume import reopened
-from fedshift.experiments.run_models import complete_config, load_models, network_of
+from fedshift.experiments.run_models import (
+    complete_config,
+    encoding_in,
+    load_models,
+    network_of,
+)
 from fedshift.experiments.training import listeners
 from fedshift.files import is_file
 from fedshift.fitting.bars import shown_progress
@@ -36,8 +38,7 @@ from fedshift.fitting.networks import Remembered, first_model, referred
 from fedshift.fitting.planning import Loss, Plan, Weights, plan
 from fedshift.fitting.result import Result, about_in
 from fedshift.model import Model
-from fedshift.record.folder import CONFIG, ENCODING, FIT, read_run
-from fedshift.report.splits import client_names
+from fedshift.record.folder import CONFIG, FIT, read_run
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
@@ -114,19 +115,14 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     place = Path(folder)
     config = complete_config(place)
     about = about_in((place / FIT).read_text("utf-8")) if is_file(place / FIT) else {}
-    run, encoding = read_run(place), _encoding(place)
-    task = Remembered(
-        str(place), encoding.kind if encoding else "classification", client_names(run),
-        run.summary.classes, (), tuple(about.get("input_shape", ())),
-    )  # fmt: skip
-    if is_python(config.model.name):
-        model = own_network(config.model.name, task, 0)
-    elif config.model.name == PYTHON:
-        model = _network(place, net, about, task)
+    run, encoding = read_run(place), encoding_in(place)
+    shape = tuple(about["x"]) if "x" in about else None
+    if config.model.name != PYTHON:
+        model = network_of(config, place, len(run.clients), shape)
     else:
-        model = network_of(config, place, len(run.clients), task.input_shape or None)
+        model = _network(place, net, about, run.summary.classes, encoding)
     try:
-        models = load_models(place, model=packed(model, encoding.layout if encoding else None))
+        models = load_models(place, model=model)
     except DataError as e:
         if config.model.name != PYTHON:
             raise
@@ -135,11 +131,17 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     return Result(run, models, encoding, about)
 
 
-def _network(place: Path, net: Any, about: Mapping[str, Any], task: Remembered) -> Model:
+def _network(
+    place: Path, net: Any, about: Mapping[str, Any], classes: tuple[str, ...],
+    encoding: Encoding | None,
+) -> Model:  # fmt: skip
+    layout = None if encoding is None else encoding.layout
+    shape = tuple(about.get("input_shape", ()))
+    task = Remembered(str(place), "classification", (), classes, shape)
     if net is not None:
-        return first_model(net, task, 0)
+        return first_model(net, task, 0, layout)
     reference = about.get("net")
-    model = referred(reference, task) if reference else None
+    model = referred(reference, task, layout) if reference else None
     if model is None:
         raise InputError(
             f"{place}: the folder has the network's weights, and not how to make it"
@@ -149,15 +151,9 @@ def _network(place: Path, net: Any, about: Mapping[str, Any], task: Remembered) 
     return model
 
 
-def _encoding(place: Path) -> Encoding | None:
-    if not is_file(place / ENCODING):
-        return None
-    return Encoding.from_json((place / ENCODING).read_text("utf-8"))
-
-
 def _result(place: Path, model: Model) -> Result:
     about = about_in((place / FIT).read_text("utf-8"))
-    return Result(read_run(place), load_models(place, model=model), _encoding(place), about)
+    return Result(read_run(place), load_models(place, model=model), encoding_in(place), about)
 
 
 def remove(place: Path, owner: int) -> None:

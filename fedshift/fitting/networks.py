@@ -13,7 +13,9 @@ from torch import nn
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
+from fedshift.experiments.own_network import Unpacking, packed
 from fedshift.model import Model, build
+from fedshift.tasks.layout import Layout
 
 ALIKE = (
     "Every seed starts from the weights that the given network had; give a function of the task "
@@ -41,11 +43,12 @@ class Remembered:
     kind: str
     clients: tuple[str, ...]
     classes: tuple[str, ...]
-    outputs: tuple[str, ...]
     input_shape: tuple[int, ...]
 
 
-def first_model(net: Any, task: Shape, seed: int, *, freeze_norm: bool = False) -> Model:
+def first_model(
+    net: Any, task: Shape, seed: int, layout: Layout | None, *, freeze_norm: bool = False
+) -> Model:
     """The network with its first weights: a copy of a module, or what a function makes under seed.
 
     Raises InputError for what is neither, and for a function that makes no module.
@@ -53,13 +56,18 @@ def first_model(net: Any, task: Shape, seed: int, *, freeze_norm: bool = False) 
     if isinstance(net, Model):
         net = net.net
     if isinstance(net, nn.Module):
-        return Model(copy.deepcopy(net), freeze_norm)
+        return Model(packed(copy.deepcopy(net), layout), freeze_norm)
     if not callable(net):
         raise InputError(
             f"net is {called(net)}; give a torch.nn.Module, a function of the task that makes one, "
             'or a name such as "mlp"'
         )
-    return build(lambda: _made(net, task), seed, freeze_norm=freeze_norm)
+    return build(lambda: packed(_made(net, task), layout), seed, freeze_norm=freeze_norm)
+
+
+def inner(net: nn.Module) -> nn.Module:
+    """The user's network."""
+    return net.net if isinstance(net, Unpacking) else net
 
 
 def _made(net: Callable[..., Any], task: Shape) -> nn.Module:
@@ -101,13 +109,13 @@ def reference_of(net: Any) -> str | None:
     return f"{module}:{name}"
 
 
-def referred(reference: str, task: Shape) -> Model | None:
+def referred(reference: str, task: Shape, layout: Layout | None) -> Model | None:
     """The network of a reference; None where it cannot be made any more."""
     module, _, name = reference.partition(":")
     try:
         target: Any = import_module(module)
         for part in name.split("."):
             target = getattr(target, part)
-        return first_model(target, task, 0)
+        return first_model(target, task, 0, layout)
     except Exception:  # whatever another version of the user's module raises
         return None

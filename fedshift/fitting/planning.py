@@ -19,7 +19,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.load import validate
 from fedshift.experiments.own import Metric, Own
-from fedshift.experiments.own_data import prepare_built
+from fedshift.experiments.own_data import about, prepare_built
 from fedshift.experiments.own_loss import loss_term
 from fedshift.experiments.own_metrics import check_metrics
 from fedshift.experiments.task import Prepared
@@ -27,6 +27,7 @@ from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method
 from fedshift.fitting.networks import ALIKE, first_model, reference_of
 from fedshift.model import Model
+from fedshift.record.folder import FIT
 from fedshift.tasks.building import Built
 from fedshift.tasks.task import Task
 
@@ -80,9 +81,9 @@ def plan(
     check_metrics(own.metrics)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
-    about = {"notes": notes, "net": reference_of(net) if model is not None else None}
-    prepared = prepare_built(config, made, model, replace(own, about=about))
-    return Plan(config, prepared, notes)
+    reference = None if model is None else reference_of(net)
+    own = replace(own, texts={FIT: about(made, notes, reference)})
+    return Plan(config, prepare_built(config, made, model, own), notes)
 
 
 def check_task(task: object) -> None:
@@ -159,7 +160,7 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
     if isinstance(net, str):
         return None
     seeds, freeze = config.seeds.resolved(), config.model.freeze_norm
-    return first_model(net, task, seeds.init, freeze_norm=freeze)
+    return first_model(net, task, seeds.init, built.encoding.layout, freeze_norm=freeze)
 
 
 def _alike(net: Any, chosen: Method) -> bool:

@@ -15,11 +15,11 @@ from torch import nn
 
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.folder import check_unused
-from fedshift.experiments.own_layout import inner
 from fedshift.experiments.own_metrics import probabilities
 from fedshift.experiments.run_models import Pair, RunModels
 from fedshift.files import check_page, write
 from fedshift.fitting.export import export
+from fedshift.fitting.networks import inner
 from fedshift.fitting.predicting import Prediction, prediction
 from fedshift.fitting.showing import facts_of, html_of, text_of
 from fedshift.record.folder import RunResult

@@ -27,6 +27,7 @@ def arrays_of(record: ArrayRecord, like: Mapping[str, NDArray[Any]] | None = Non
         raise InputError(f"its arrays cannot be read: {str(e) or type(e).__name__}") from None
     if like is None:
         return arrays
+    # Checked here, since a mean over different models would broadcast or fail far from the cause.
     if arrays.keys() != like.keys():
         differing = sorted(arrays.keys() ^ like.keys())
         raise InputError(f"its model has other arrays than the one that was sent: {differing[:5]}")
@@ -62,6 +63,7 @@ def mean_arrays(many: Sequence[Arrays], weights: NDArray[np.float64]) -> Arrays:
 
     def total(name: str) -> NDArray[Any]:
         first = used[0][0][name]
+        # Counters, as BatchNorm's number of batches: a mean of counts means nothing.
         if not np.issubdtype(first.dtype, np.inexact):
             return np.asarray(np.max(np.stack([arrays[name] for arrays, _ in used]), axis=0))
         out = np.zeros(first.shape, dtype=np.float64)
@@ -82,10 +84,13 @@ def mean_metrics(
         for c, a in zip(contents, used, strict=True)
         if a
     ]
+    # A metric that some replies lack has no mean over all of them.
     common = [k for k in metrics[0] if k not in but and all(k in reported for reported in metrics)]
     means: dict[str, float | list[float]] = {}
     for key in common:
         values = [np.asarray(reported[key], dtype=np.float64) for reported in metrics]
+        # Lists of different lengths cannot be averaged, and are left out like other foreign
+        # metrics.
         if all(v.shape == values[0].shape for v in values):
             mean = np.tensordot(weights[used], np.stack(values), axes=1)
             means[key] = mean.tolist()

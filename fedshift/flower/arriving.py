@@ -23,6 +23,7 @@ MOST_TENSORS = 100_000
 STYPE = "numpy.ndarray"
 # NumPy tokenizes and parses a header as Python; these exceptions pass through its own checks.
 ODD_HEADERS = (tokenize.TokenError, RecursionError, MemoryError)
+# np.load would do more than is safe here: it also opens archives and pickles.
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -43,6 +44,7 @@ def arrived(
     replies, unread, headers = [], {}, Headers()
     for message in messages:
         client = client_of(message)
+        # Other nodes may be connected to the SuperLink; what they send is not looked at.
         if client is None:
             continue
         try:
@@ -53,7 +55,10 @@ def arrived(
         except Exception as e:
             # The bytes come from another machine: any exception means that they are bad.
             reason = str(e) if isinstance(e, InputError) else f"{type(e).__name__}: {e}"
+            # At most 500 characters: the text comes from another machine and goes into logs and
+            # results.
             unread[client] = " ".join(reason.split())[:500]
+    # A client with one good and one bad message counts as bad: which one it meant is unknown.
     readable = [reply for reply in replies if reply.client not in unread]
     return Arrived(readable, [Dropped(*pair) for pair in sorted(unread.items())])
 
@@ -119,6 +124,7 @@ def _tensor(array: Array, headers: Headers) -> Tensor:
         raise InputError(f"an array that is not NumPy's but {array.stype}")
     shape, fortran, dtype, start = headers.of(array.data)
     size = len(array.data) - start
+    # Plain numbers only: object arrays would be unpickled.
     if dtype.kind not in "fiubc" or math.prod(shape) * dtype.itemsize != size:
         raise InputError(f"an array of {dtype} {shape} in {size} bytes")
     order: Literal["F", "C"] = "F" if fortran else "C"

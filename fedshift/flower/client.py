@@ -81,6 +81,7 @@ def form_of(params: Params, buffers: Params) -> list[str]:
 def digest_of(params: Params, buffers: Params) -> str:
     """A checksum of a model's numbers."""
     digest = hashlib.blake2b(digest_size=16)
+    # Sorted: the order of a dictionary is no part of a model.
     for name, v in sorted((params | buffers).items()):
         digest.update(name.encode() + v.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -157,10 +158,12 @@ def app_of(
 def _keep(state: Parts, t: int, context: Context, disk: Kept | None) -> None:
     """Store the client's state after round t: on disk first, since that may fail."""
     has_state = any(state.values())
+    # Most methods keep nothing on a client: then no file is written.
     if has_state and disk is not None:
         disk.remember(state, t)
     for name, record in to_records(state, STATE).items():
         context.state[name] = record
+    # The round is noted only with a state: without one, training twice does no harm.
     if has_state:
         context.state[DONE] = ConfigRecord({"round": t})
 
@@ -238,6 +241,7 @@ def _place_of(keep: Path | None, sent: RecordDict, context: Context) -> Kept | N
 
 def _state(site: Site, context: Context, disk: Kept | None) -> Parts:
     kept = to_parts(context.state.array_records, STATE)
+    # Flower's own state comes first: it is of this run, and of the latest round.
     if not kept and disk is not None:
         kept = disk.recall() or {}
     return kept or site.algorithm.init_client(*site.start, site.data)
@@ -254,6 +258,7 @@ def _train(
     update, changed = repeatable(
         lambda: stage.client_update(job.message, job.state, job.data, job.plans)
     )
+    # Here, before the state is stored: a client whose training diverged keeps what it had.
     check_finite(Reply(client, update, changed), not_finite(site.start[1]))
     return update, state | changed
 

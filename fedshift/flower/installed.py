@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from fedshift.errors import InputError
 
+# By minor version: Flower changes private places that this package uses (`deploy.guard`, `local`).
 TRIED = ("1.41",)
 INSTALL = "pip install 'fedshift[flower]'"
 

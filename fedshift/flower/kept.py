@@ -22,6 +22,7 @@ from fedshift.tree import Parts
 
 # The environment variable by which `fedshift deploy client` passes the folder.
 KEEP = "FEDSHIFT_KEEP"
+# No dots and slashes: a token becomes the name of a folder.
 TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -53,6 +54,7 @@ class Kept(NamedTuple):
 
     def remember(self, state: Parts, t: int) -> None:
         """Write the client's state after round t. Raises InputError if that fails."""
+        # A round of one client: the checkpoint's format and its checks serve for states as well.
         ids = torch.tensor([self.client])
         played = Round(t, {}, {self.client: state}, ids, torch.ones(1), (self.client,), math.nan)
         write_checkpoint(self.folder, played, {"run": self.run})

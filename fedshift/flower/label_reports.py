@@ -47,6 +47,7 @@ class LabelTable:
         """
         metrics = {k: v for record in content.metric_records.values() for k, v in record.items()}
         row = self._reported(metrics) if self.given is None else self._given(name, metrics)
+        # Its weight would be 0/0 in the programme.
         if not row.any():
             raise InputError("it has no examples: all its label counts are 0")
         # The first report counts for the whole run: a later one could buy weight.

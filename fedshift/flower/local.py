@@ -36,10 +36,12 @@ class LocalGrid(Grid):
     ) -> None:
         from flwr.supercore.task_identity import TaskIdentity
 
+        # Flower's Message reads these, and only Flower's own processes set them.
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.app = app
         client_of = {i: i for i in range(clients)} if partitions is None else partitions
         self.contexts = {
+            # Ids that are no client's: code that mixes them up fails in tests.
             1000 + 7 * node: Context(
                 run_id=1,
                 node_id=1000 + 7 * node,
@@ -70,6 +72,7 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to these messages, the last first."""
+        # Reversed, so that no result can depend on the order of arrival.
         return [self._replies[name] for name in reversed(list(message_ids))]
 
     def send_and_receive(

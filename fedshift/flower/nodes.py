@@ -74,6 +74,7 @@ class _Watched(Mapping[str, Tensor]):
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Tensor:
+        # Ones: a method that divides by sizes gets no zeros.
         column = torch.ones(self.shapes[name], dtype=torch.float64)
         self.read.add(name)
         return column
@@ -116,7 +117,8 @@ def names_of(grid: Grid) -> dict[int, str]:
     return {node.node_id: node.name for node in grid.get_nodes() if node.name}
 
 
-def _named(node: int, names: Mapping[int, str]) -> str:
+def named(node: int, names: Mapping[int, str]) -> str:
+    """A node in messages: its id and, where it has one, its name."""
     return f'node {node} ("{names[node]}")' if node in names else f"node {node}"
 
 
@@ -158,7 +160,7 @@ def _registration(reply: Message, names: Mapping[int, str]) -> _Registration:
         # The bytes come from another machine: any exception means that they are bad.
         problem = f"its answer cannot be read: {type(e).__name__}: {e}"
         why = str(e) if isinstance(e, InputError) else shown(" ".join(problem.split()), 300)
-    raise InputError(f"{_named(node, names)} cannot take part: {why}")
+    raise InputError(f"{named(node, names)} cannot take part: {why}")
 
 
 def _by_client(
@@ -169,13 +171,13 @@ def _by_client(
         node, client = one.node, one.client
         if not 0 <= client < clients:
             raise InputError(
-                f"{_named(node, names)} has partition-id {client}; with {clients} clients they are "
+                f"{named(node, names)} has partition-id {client}; with {clients} clients they are "
                 f"0..{clients - 1}"
             )
         if client in by_client:
             other = by_client[client].node
             raise InputError(
-                f"{_named(other, names)} and {_named(node, names)} both have partition-id "
+                f"{named(other, names)} and {named(node, names)} both have partition-id "
                 f"{client}; give each node one of its own"
             )
         by_client[client] = one

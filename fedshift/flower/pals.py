@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import (
 from fedshift.errors import InputError
 from fedshift.flower.array_mean import Arrays, arrays_of, mean_arrays, mean_metrics, to_arrays
 from fedshift.flower.label_reports import COUNTS, PARTITION, LabelTable
-from fedshift.flower.nodes import names_of
+from fedshift.flower.nodes import named, names_of
 from fedshift.flower.records import failure_of
 from fedshift.real import described, number, numbers
 from fedshift.server.pals import effective_sample_size
@@ -104,9 +104,10 @@ class FedPALS(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The weighted mean of the replies that can be used, through the inner strategy's step."""
+        # By node: a fixed order, so that logs do not depend on which reply came first.
         used, refused = self._usable(sorted(replies, key=_node))
         for node, why in refused.items():
-            LOG.warning("round %d: left out %s: %s", server_round, self._node_name(node), why)
+            LOG.warning("round %d: left out %s: %s", server_round, named(node, self.names), why)
         if not used:
             return self._no_reply(server_round, refused)
         counts = np.stack([self.table.rows[_node(message)] for message, _ in used])
@@ -118,6 +119,7 @@ class FedPALS(Strategy):
             LOG.error("round %d: no weights; the model stays: %s", server_round, e)
             return None, None
         mean = mean_arrays([arrays for _, arrays in used], a)
+        # Label counts stay out of the results: they are what a client would rather not show.
         excluded = (COUNTS, PARTITION, self.inner.weighted_by_key)
         metrics = mean_metrics([message.content for message, _ in used], a, excluded)
         figures = {"pals-gap": self.gap, "pals-ess": effective_sample_size(a, counts.sum(1))}
@@ -186,8 +188,10 @@ class FedPALS(Strategy):
         figures: dict[str, float],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The inner strategy's step, given the mean as the only reply, of weight 1."""
+        # FedAvg's own step is the mean itself; subclasses may do more.
         if type(self.inner) is FedAvg:
             return to_arrays(mean), MetricRecord({**metrics, **figures})
+        # A reply needs metadata that only Flower's own messages have.
         mean_reply = copy.copy(reply)
         record = MetricRecord({**metrics, self.inner.weighted_by_key: 1.0})
         mean_reply.content = RecordDict({"arrays": to_arrays(mean), "metrics": record})
@@ -207,12 +211,9 @@ class FedPALS(Strategy):
         # In round 1 the setup itself is probably wrong; later, the next round may go well.
         if refused and (server_round == 1 or not self.table.rows):
             node, why = next(iter(refused.items()))
-            raise InputError(f"no reply can be used; {self._node_name(node)}: {why}")
+            raise InputError(f"no reply can be used; {named(node, self.names)}: {why}")
         LOG.error("round %d: no reply that can be used; the model stays", server_round)
         return None, None
-
-    def _node_name(self, node: int) -> str:
-        return f'node {node} ("{self.names[node]}")' if node in self.names else f"node {node}"
 
 
 def _shares(target: Sequence[float]) -> tuple[float, ...]:
@@ -237,6 +238,7 @@ def _node(message: Message) -> int:
 
 def _sound(inner: Strategy) -> FedAvg:
     """The strategy, if its step is one of `SOUND`'s; a subclass may sample differently."""
+    # By method, not by class: a subclass that overrides the step may not be sound.
     steps = {one.aggregate_train for one in SOUND}
     if not isinstance(inner, FedAvg) or type(inner).aggregate_train not in steps:
         raise InputError(

@@ -96,6 +96,7 @@ def failure_of(message: Message) -> str | None:
         record = message.content.config_records.get(FAILURE)
         return None if record is None else visible(str(record.get("reason", "it did not say why")))
     text = " ".join((message.error.reason or f"error {message.error.code}").split())
+    # The two ways in which Flower wraps the text of an exception.
     for frame in (r"Message: (.*?)(?:'>)?$", r"""^<class '[^']*'>:<'(.*)'>$"""):
         if matches := re.findall(frame, text):
             return visible(str(matches[-1]))

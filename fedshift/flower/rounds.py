@@ -32,6 +32,7 @@ def play(
     """
     first = 1 if strategy.current is None else strategy.current.t + 1
     check_schedule(strategy.algorithm, first, rounds)
+    # The strategy holds the model itself; Flower's interface wants records all the same.
     nothing, config = ArrayRecord(), ConfigRecord()
     for t in range(first, rounds + 1):
         messages = strategy.configure_train(t, nothing, config, grid)
@@ -63,6 +64,7 @@ def answered(
         repeated = [_copy(m, seconds_left) for m in questions if m.metadata.dst_node_id in failing]
         new_replies = list(grid.send_and_receive(repeated, timeout=seconds_left))
         answering = {r.metadata.src_node_id for r in new_replies}
+        # A client that fails again keeps its last reason; one that is silent now, its first.
         replies = [r for r in replies if r.metadata.src_node_id not in answering] + new_replies
     return replies
 

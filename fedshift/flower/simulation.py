@@ -75,11 +75,13 @@ def _run(runtime: _Runtime, app: ClientApp, clients: int, actors: int | None) ->
         runtime.over.wait()
 
     init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    # A cluster has its own number of CPUs, and Ray refuses another one.
     if "RAY_ADDRESS" not in os.environ:
         init |= {"num_cpus": actors or os.cpu_count() or 1}
     resources = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     try:
         run_simulation(server, app, clients, backend_config=resources)
+    # Kept for the calling thread, which would otherwise wait for ever.
     except BaseException as e:
         runtime.failure = e
     finally:
@@ -142,6 +144,7 @@ class _Watched(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """The replies that come within `timeout` seconds."""
+        # Polled here, not by Flower's own method: an error of the simulation must end the wait.
         waiting = set(self.grid.push_messages(messages))
         end = time.monotonic() + timeout if timeout is not None else float("inf")
         received: list[Message] = []

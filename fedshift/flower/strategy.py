@@ -146,6 +146,7 @@ class AlgorithmStrategy(Strategy):
     @torch.inference_mode(False)
     def begin(self, grid: Grid) -> Round:
         """Register the clients, unless that is done, and set up the server's state."""
+        # Flower's `start` calls `configure_train` for each round; registration happens once.
         if self.current is not None and self.met is not None:
             return self.current
         columns = columns_read(
@@ -205,6 +206,7 @@ class AlgorithmStrategy(Strategy):
         played = settle(
             opened, current.server, admitted, lost, self.gate, dict(table), self.seeds.batch
         )
+        # Before skips are counted, since that may end the run.
         self._report(played)
         self.current = count_skips(played, current, self.gate)
         counts = {"clients": len(played.trained)}
@@ -219,6 +221,7 @@ class AlgorithmStrategy(Strategy):
         if self.current is None or not self.evaluates(server_round):
             return []
         stage, server = self.algorithm.at(server_round), self.current.server
+        # Evaluation is not sampled: scores are over all connected clients.
         everyone = torch.arange(self.clients)
         context = server | {"cohort": {"id": everyone, "weight": stage.weigh(server, everyone)}}
         shared = {"params": server.get("params", {}), "buffers": server.get("buffers", {})}
@@ -251,6 +254,7 @@ class AlgorithmStrategy(Strategy):
                 LOG.warning("no score of client %d: %s", client, why)
         if not self.scores:
             return None
+        # By client id: sums of losses depend on the order in the last bit.
         first, *others = (self.scores[i] for i in sorted(self.scores))
         pooled = sum(others, start=first)
         metrics = {"accuracy": pooled.accuracy, "loss": pooled.loss, "n": pooled.n}
@@ -321,6 +325,7 @@ def _score(message: Message, classes: int) -> Score:
         counts("correct"), counts("total"), counts("predicted"), float(fields["loss_sum"])
     )
     right, total = score.correct, score.total
+    # One client's impossible counts must not spoil the accuracy over all.
     if bool((right < 0).any()) or bool((right > total).any()) or not 0 <= score.loss_sum < math.inf:
         raise InputError("its counts are none: some label has more right than there are")
     return score

@@ -64,7 +64,7 @@ def add_products(into: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def by_onednn(a: Tensor, columns: int) -> bool:
-    """Whether oneDNN computes a_i b_i for a [c, m, k] and a b_i with so many columns."""
+    """Whether oneDNN computes a_i b_i for a [c, m, k] and b_i [k, columns]."""
     large = a.shape[1] * a.shape[2] * columns >= WORTH
     return large and faster() and a.device.type == "cpu" and a.dtype == torch.float32
 

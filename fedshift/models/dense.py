@@ -20,6 +20,7 @@ class Mlp(nn.Module):
         if any(width < 1 for width in hidden):
             raise InputError(f"hidden widths must be 1 or more, got {list(hidden)}")
         widths = (math.prod(shape), *hidden)
+        # Flatten inside the body, so that images and vectors are both accepted.
         layers: list[nn.Module] = [nn.Flatten()]
         for a, b in pairwise(widths):
             layers += [nn.Linear(a, b), nn.ReLU()]

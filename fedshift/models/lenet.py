@@ -17,7 +17,7 @@ class LeNet(nn.Module):
 
     def __init__(self, channels: int, size: int, classes: int) -> None:
         super().__init__()
-        side = ((size - 4) // 2 - 4) // 2
+        side = ((size - 4) // 2 - 4) // 2  # twice: 5 x 5 without padding, then a pool of 2
         if side < 1:
             raise InputError(f"LeNet needs images of at least 16 pixels a side, got {size}")
         # ReLU after pooling: the same function and gradients, on a quarter of the elements.

@@ -85,6 +85,7 @@ def lenet_gn(
         lambda: _dense(second * side * side, sizes.dense),
         lambda: projection(sizes.dense[-1], sizes.branch),
     )
+    # How many of the four stages; the last one, the projection, is never shared.
     shared = {"deep": 3, "mid": 2, "shallow": 1, "none": 0}[sharing]
     return Routed(stages, sizes.branch, classes, clients, shared=shared)
 

@@ -40,6 +40,7 @@ def degrees(
         first = numpy_generator(seed, "made", "order").permutation(inputs)
     layers = [(first + 1).astype(np.int64)]
     for depth, width in enumerate(hidden):
+        # Keyed by depth: one more layer does not change the masks below it.
         rng = numpy_generator(seed, "made", "hidden", depth)
         # With one input there is no smaller degree; such units feed no output.
         low, high = int(layers[-1].min()), max(inputs - 1, 1)
@@ -63,6 +64,7 @@ class Masked(nn.Module):
 
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
+        # A plain attribute: buffers are sent and averaged, and an averaged mask is none.
         self.mask = mask
         self.linear = nn.Linear(mask.shape[1], mask.shape[0])
 
@@ -131,6 +133,7 @@ class Discriminator(nn.Module):
         super().__init__()
         self.body = nn.Linear(inputs, hidden)
         self.head = nn.Linear(hidden, 1)
+        # Zero logits: log odds start at 0, whatever the hidden layer gives.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -45,12 +45,14 @@ def load(net: ResNet, weights: Mapping[str, Tensor]) -> ResNet:
     Raises InputError at the first tensor that does not fit (another depth, norm or stem).
     """
     values = list(weights.items())[:-_HEAD]
+    # keep_vars: the tensors themselves, which are copied into below.
     targets = list(net.body.state_dict(keep_vars=True).items())
     if net.projection is not None:
         targets = targets[:-_HEAD]
     for (name, source), (key, target) in zip(values, targets, strict=False):
         if source.shape != target.shape:
             raise _unfit(f"{name} has shape {list(source.shape)}, {key} {list(target.shape)}")
+    # After the shapes, whose message says more.
     if len(values) != len(targets):
         raise _unfit(f"they are {len(values)} tensors, the network has {len(targets)}")
     with torch.no_grad():

@@ -27,6 +27,7 @@ class Projected(nn.Module):
         super().__init__()
         if out < 1:
             raise InputError(f"a projection to {out} features; give 1 or more")
+        # In the body: MOON's term and the head both see z, and the head stays one layer.
         projection = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out))
         self.body = nn.Sequential(body, *projection)
         self.head = nn.Linear(out, classes)

@@ -108,6 +108,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        # Scaled here, batch by batch: as floats the whole data set would take four times as much.
         if x.dtype == torch.uint8:
             x = x.float().div_(127.5).sub_(1.0)
         if self.colours == "imagenet":
@@ -135,6 +136,7 @@ def backbone(
     for stage, count in enumerate(blocks):
         width = _WIDTH << stage
         for k in range(count):
+            # The first block of each stage but the first halves the image.
             stride = 2 if stage and not k else 1
             layers.append(Block(inputs, width, expansion, stride, norm, groups))
             inputs = width * expansion
@@ -149,6 +151,7 @@ def _stem(stem: Stem, norm: Norm, channels: int, groups: int) -> list[nn.Module]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:
+    # No bias: the normalisation after it subtracts any constant.
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 

@@ -86,6 +86,7 @@ class Routed(nn.Module):
             init(self.router)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        # The shared stages run once for both branches.
         common = self.body[: self.shared](x)
         trunk = self.body[self.shared : -1](common)
         features = self.body[-1](trunk)

@@ -25,7 +25,6 @@ from fedshift.recipes import (
     personal,
     robust,
     routed,
-    uniform,
 )
 from fedshift.recipes.collaborating import *  # noqa: F403
 from fedshift.recipes.density import *  # noqa: F403
@@ -36,10 +35,9 @@ from fedshift.recipes.robust import *  # noqa: F403
 from fedshift.recipes.routed import *  # noqa: F403
 from fedshift.recipes.setting import Setting as Setting
 from fedshift.recipes.traits import Traits as Traits
-from fedshift.recipes.uniform import *  # noqa: F403
 
 _MODULES: tuple[Any, ...] = (
-    collaborating, density, labelsets, one_model, personal, robust, routed, uniform,
+    collaborating, density, labelsets, one_model, personal, robust, routed,
 )  # fmt: skip
 __all__ = sorted(name for module in _MODULES for name in module.__all__)
 _TRAITS: dict[str, Traits] = {
@@ -48,7 +46,7 @@ _TRAITS: dict[str, Traits] = {
 
 
 def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    """The recipe, which says what is wrong with its setting and options before it uses them."""
+    """The recipe, with its setting and options checked before it uses them."""
     hints = get_type_hints(make)
 
     @functools.wraps(make)
@@ -61,11 +59,12 @@ def _checked(make: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
             )
         return make(setting, **options)
 
-    # Where it is found by its name, as pickle looks for it.
+    # pickle looks the function up by module and name, and here the name means `checked`.
     checked.__module__ = __name__
     return checked
 
 
+# In this module alone: recipes that build on one another call the plain functions.
 for _name in __all__:
     globals()[_name] = _checked(globals()[_name])
 
@@ -144,11 +143,17 @@ def _described(name: str, make: Callable[..., Algorithm], traits: Traits) -> Rec
     )
 
 
+def traits_of(name: str) -> Traits:
+    """What is special about a method of this name; nothing about one that is no recipe."""
+    return _TRAITS.get(name, Traits())
+
+
 def recipes() -> tuple[Recipe, ...]:
     """All methods, by name."""
     return tuple(recipe(name) for name in sorted(__all__))
 
 
 def _field(text: str, label: str) -> str:
-    found = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
-    return " ".join(found.group(1).split()) if found else ""
+    # Up to the next label, since a field may run over several lines.
+    field = re.search(rf"^{label}: (.*?)(?=^\w+: |\Z)", text, re.S | re.M)
+    return " ".join(field.group(1).split()) if field else ""

@@ -50,6 +50,7 @@ def fedpac(
     Note: head_epochs at rate head_lr for the head, then setting.local for the body; lam = 0 with
     collaborate = false is FedRep bit for bit; needs a model that returns "features".
     """
+    # steps=None: a phase has epochs or steps, not both.
     fit = replace(setting.local, lr=head_lr, epochs=head_epochs, steps=None)
     head = personal.head_of(setting)
     full = FedPac(
@@ -101,6 +102,7 @@ def fedala_drm_repo(setting: Setting) -> FedAla:
     Note: what the rows "FedALA" of their tables report. The other half of the steps is meant for
     the mixing weights, but these get no gradient there and stay at 1.
     """
+    # The first half would train mixing weights that get no gradient; no steps are spent on it.
     _, train = divided(setting, "fedala_drm_repo", 2)
     return FedAla(setting.model, None, local=train, server=setting.server)
 
@@ -117,6 +119,7 @@ def fedas(
     """
     if align_epochs < 0:
         raise InputError(f"align_epochs must be 0 or more, got {align_epochs}")
+    # Alignment and training must run on the same kind of numbers.
     kind = setting.local.precision
     align = Local(align_lr, align_epochs, align_batch, precision=kind) if align_epochs else None
     head = personal.head_of(setting)
@@ -164,6 +167,7 @@ def confree(
 def _hosts(
     setting: Setting, head_epochs: int
 ) -> dict[Host, Callable[[], FedAvg | FedAla | FedPac]]:
+    # Functions: only the host that is asked for may check, and refuse, the setting.
     return {
         "fedrep": lambda: personal.fedrep(setting, head_epochs=head_epochs),
         "fedper": lambda: personal.fedper(setting),

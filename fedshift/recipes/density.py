@@ -15,7 +15,6 @@ from fedshift.models.made import Discriminator, Made, Ordering
 from fedshift.recipes import one_model
 from fedshift.recipes.setting import Setting
 from fedshift.recipes.traits import ContrastiveMu, Temperature, Traits
-from fedshift.recipes.uniform import fedavg_uniform
 from fedshift.seeds import key
 
 __all__ = ["feddisk", "made"]
@@ -43,6 +42,7 @@ def _density(
 
 
 def _ratio(setting: Setting, estimator: Estimator, temper: float | None, epochs: int) -> Ratio:
+    # Without a shape `FedDisk` refuses to start, so any width will do here.
     inputs = math.prod(setting.shape or (1,))
     net = build(lambda: Discriminator(inputs), key(setting.seed, "discriminator"))
     training = replace(LOCAL, epochs=epochs)
@@ -112,7 +112,7 @@ def feddisk(
     density = _density(setting, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs)
-    inner = one_model.moon(setting, mu=mu, tau=tau)
+    inner = one_model.moon(setting, mu=mu, tau=tau)  # FedAvg where mu is 0
     rounds = density_rounds, weighing_rounds
     return FedDisk(inner, density, ratio, *rounds, local, most, least_ess, (low, high))
 
@@ -142,4 +142,4 @@ def made(
         low=low,
         high=high,
     )
-    return replace(disk, inner=fedavg_uniform(setting))
+    return replace(disk, inner=one_model.fedavg_uniform(setting))

@@ -126,9 +126,11 @@ def _tuned(
     over: Over,
 ) -> Algorithm:
     """`inner` with label sets and, unless tune is "none", central tuning."""
+    # The seed of the slots' orders is the setting's, which clients do not know.
     plain = LabelSets(inner, mode, setting.head, slots, setting.seed)
     if tune == "none":
         return plain
+    # Not left to CentralTuning: its message would not offer "none".
     if tune not in ("mse", "pairwise"):
         raise unknown("tune", str(tune), ("none", "mse", "pairwise"))
     if setting.server_inputs is None:

@@ -25,12 +25,13 @@ from fedshift.recipes.traits import ContrastiveMu, ProximalMu, ServerTau, Temper
 from fedshift.server.combine import Mean
 from fedshift.server.optimizers import Adam, ServerOptimizer, Sgd, Yogi
 from fedshift.server.pals_input import Fidelity
-from fedshift.server.weights import Pals
+from fedshift.server.weights import Pals, Uniform
 
 __all__ = [
     "afl",
     "fedadam",
     "fedavg",
+    "fedavg_uniform",
     "fedavgm",
     "feddyn",
     "fednova",
@@ -40,13 +41,16 @@ __all__ = [
     "fedsam",
     "fedyogi",
     "moon",
+    "moon_uniform",
     "oracle",
     "scaffold",
 ]
 TRAITS = {
     "fedavg": Traits("FedAvg"),
     "fedpals": Traits("FedPALS", auto_ess=True, example={"ess": 0.5}),
+    "fedavg_uniform": Traits(page="fedavg"),
     "fedprox": Traits("FedProx"),
+    "moon_uniform": Traits(page="moon"),
     "oracle": Traits("Oracle", page="fedavg", follows_target=True),
 } | {name: Traits(page="fedopt") for name in ("fedadam", "fedavgm", "fedyogi")}
 
@@ -55,6 +59,7 @@ def _objective(mu: float) -> Term:
     """Cross-entropy, with the proximal term unless mu is 0."""
     if mu < 0:
         raise InputError(f"mu must be 0 or more, got {mu}")
+    # Left out, not multiplied by 0: the objective is then FedAvg's, bit for bit.
     return CrossEntropy() + Proximal(mu) if mu else CrossEntropy()
 
 
@@ -112,6 +117,7 @@ def oracle(setting: Setting) -> FedAvg:
     Reference: Listo Zec, Breitholtz and Johansson 2024, arXiv 2411.03799, Appendix B.5.
     Note: the experiment draws the clients afresh with the target's marginal, as many and as large.
     """
+    # The clients differ, not the method: `TRAITS` has experiments draw them anew.
     return fedavg(setting)
 
 
@@ -138,7 +144,7 @@ def fedrs(
     first step; alpha = 1 is FedAvg bit for bit.
     """
     if alpha == 1:
-        return fedavg(setting)
+        return fedavg(setting)  # nothing is restricted
     restricted = RestrictedSoftmax(len(setting.target), alpha, mode)
     return replace(fedavg(setting), objective=restricted)
 
@@ -168,6 +174,24 @@ def moon(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -
     return replace(plain, objective=CrossEntropy() + Contrastive(mu, tau)) if mu else plain
 
 
+def fedavg_uniform(setting: Setting) -> FedAvg:
+    """FedAvg that averages clients' models uniformly, whatever their sizes.
+
+    Reference: FedAvg as the MADE/MOON report on EMNIST-Digits states it.
+    Note: with clients of one size it is fedavg.
+    """
+    return replace(fedavg(setting), combine=Mean(Uniform()))
+
+
+def moon_uniform(setting: Setting, *, mu: ContrastiveMu = 1.0, tau: Temperature = 0.5) -> FedAvg:
+    """MOON that averages clients' models uniformly, whatever their sizes.
+
+    Reference: the MADE/MOON report on EMNIST-Digits, after Li, He and Song 2021, arXiv 2103.16257.
+    Note: the weights are chosen: as in the report's FedAvg; MOON's authors weigh by size.
+    """
+    return replace(moon(setting, mu=mu, tau=tau), combine=Mean(Uniform()))
+
+
 def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
     """FedAvg with momentum on the server.
 
@@ -175,12 +199,14 @@ def fedavgm(setting: Setting, *, momentum: float = 0.9) -> FedAvg:
     for federated visual classification", arXiv 1909.06335.
     Note: theta <- theta + lr m, m <- momentum m + delta; momentum = 0 is FedAvg bit for bit.
     """
+    # Only the rate of a plain step can be kept beside this momentum.
     if not isinstance(setting.server, Sgd) or setting.server.momentum:
         raise InputError(f"fedavgm sets the server's momentum: leave it out of {setting.server}")
     return replace(fedavg(setting), server=replace(setting.server, momentum=momentum))
 
 
 def _with_server_step(setting: Setting, name: str, server: ServerOptimizer) -> FedAvg:
+    # Two server steps cannot both be taken, and to ignore the given one would be silent.
     if setting.server != Sgd():
         raise InputError(f"{name} brings its own server step: leave out {setting.server}")
     return replace(fedavg(setting), server=server)

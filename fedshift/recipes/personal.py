@@ -51,7 +51,7 @@ def _tuned(setting: Setting, inner: Algorithm, tune_rounds: int, tune: Local) ->
     if tune_rounds < 0:
         raise InputError(f"tune_rounds must be 0 or more, got {tune_rounds}")
     if not tune_rounds:
-        return inner
+        return inner  # bit for bit: not even the state of fine-tuning is added
     if setting.rounds is None:
         raise InputError(
             f"tune_rounds={tune_rounds} are the last rounds of the run, and the setting does not "
@@ -129,6 +129,7 @@ def head_of(setting: Setting) -> tuple[str, ...]:
     Raises SettingError where it does not.
     """
     head, names = setting.head, [name for name, _ in setting.model.net.named_parameters()]
+    # startswith(()) is False for every name, so an empty head needs its own refusal.
     matches = head and all(any(n.startswith(prefix) for n in names) for prefix in head)
     if matches and not all(n.startswith(head) for n in names):
         return head
@@ -198,6 +199,7 @@ def halved(setting: Setting, name: str) -> FedAvg:
 
     Raises InputError where the steps cannot be divided.
     """
+    # The head first: the body is then trained under a head that fits it.
     first, second = divided(setting, name, 2)
     phases = _head_only(setting, first), _body_only(setting, second)
     return replace(fedper(setting), local=phases)
@@ -212,6 +214,7 @@ def fedbabu(setting: Setting, *, tune_rounds: int = 5, tune_part: TunePart = "fu
     tune_rounds = 5 with one epoch per round.
     """
     local = setting.local
+    # All three at once: a `local.only` is refused whichever part is tuned.
     parts = {"head": _head_only(setting, local), "body": _body_only(setting, local), "full": local}
     check_name("tune_part of fedbabu", tune_part, parts)
     return _tuned(setting, fedrep(setting, head_epochs=0), tune_rounds, parts[tune_part])
@@ -223,5 +226,5 @@ def fedbabu_drm_repo(setting: Setting, *, tune_rounds: int = 200) -> Algorithm:
     Reference: Wang et al. 2026 (FedDRM), arXiv 2509.23049, authors' code, algorithms/fedbabu.py.
     Note: all of the setting's steps (10) for the body, later all for the head.
     """
-    counted(setting, "fedbabu_drm_repo")
+    counted(setting, "fedbabu_drm_repo")  # refuses epochs
     return fedbabu(setting, tune_rounds=tune_rounds, tune_part="head")

@@ -21,6 +21,7 @@ def _objective(lam: float) -> Term:
         raise InputError(
             f"lam must be in [0, 1], got {lam}; it weighs the class loss, 1 - lam the client loss"
         )
+    # A term of weight 0 would still ask the server for the cohort and the model for a router.
     if lam == 1.0:
         return CrossEntropy()
     return lam * CrossEntropy() + (1.0 - lam) * ClientEntropy() if lam else ClientEntropy()

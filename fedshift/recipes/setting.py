@@ -43,12 +43,14 @@ class Setting:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # A text would be taken letter by letter: "head." would match every name with h, e, a or d.
         if isinstance(self.head, str):
             raise InputError(
                 f'Setting.head is the text "{self.head}"; it must be a tuple of name prefixes: '
                 f'head=("{self.head}",)'
             )
         check_fields(self)
+        # Each share, too: a negative one can be hidden in a sum of 1.
         if not all(0 <= t <= 1 for t in self.target) or abs(sum(self.target) - 1) > 1e-6:
             raise InputError(
                 f"Setting.target must be shares from 0 to 1 that sum to 1, got {self.target}"
@@ -84,5 +86,6 @@ def divided(setting: Setting, name: str, parts: int) -> tuple[Local, Local]:
     if steps < parts:
         problem = f"{name} gives 1 in {parts} of the steps to its first phase; {steps} is too few"
         raise SettingError(problem, "few", f", give {parts} or more")
+    # Of 5 steps in two phases the first has 2, the second 3.
     first = steps // parts
     return replace(setting.local, steps=first), replace(setting.local, steps=steps - first)

@@ -63,6 +63,7 @@ def read_run(folder: Path) -> RunResult:
     config = _text(folder / CONFIG)
     path = folder / METRICS
     rounds, served = read_rounds(path, _text(path), ROUND_COLUMNS), tuple[Round, ...]()
+    # served.csv is written by runs whose clients serve models of their own, and by no others.
     if summary.serving is not None:
         path = folder / SERVED
         served = read_rounds(path, _text(path), SERVED_COLUMNS)
@@ -75,6 +76,7 @@ def _summary(path: Path) -> Summary:
         summary = parsed(text)
     except ValueError as error:
         raise DataError(f"{path}: {error}; {REDO}") from error
+    # One run writes both or neither; the report's sections would contradict one another.
     if (summary.last is None) != (summary.serving is None):
         raise DataError(f'{path}: only one of "last" and "serving" is there; {REDO}')
     return summary
@@ -99,6 +101,7 @@ def _lock(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}, line {error.lineno}: {error.msg}; {REDO}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {shown(str(error), 200)}; {REDO}") from error
+    # The report shows the file's keys, whatever they are: other versions write other ones.
     if not isinstance(lock, dict):
         raise DataError(f"{path}: an object of versions is needed; {REDO}")
     return lock
@@ -108,6 +111,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
+        # Only runs of a table have that file; they keep no summary when training diverges.
         ended = is_file(path.parent / DIVERGED)
         why = "its training diverged" if ended else "the run did not finish or is not a run folder"
         raise DataError(f"{path.parent} has no {path.name}: {why}") from error

@@ -151,6 +151,7 @@ def clients_csv(clients: Sequence[Client], classes: Sequence[str]) -> str:
 
 def _csv(rows: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
+    # The same bytes on every system: csv's default is the line ending of Windows.
     writer = csv.writer(out, lineterminator="\n")
     for row in rows:
         writer.writerow(map(_cell, row))
@@ -158,6 +159,7 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
+    # Names of clients and classes come from files: control characters must not reach a terminal.
     if isinstance(value, str):
         return visible(value)
     return "" if isinstance(value, float) and math.isnan(value) else value
@@ -174,6 +176,7 @@ def read_rounds(path: Path, text: str, needed: Sequence[str]) -> tuple[Round, ..
 
 def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client, ...]:
     """The rows of clients.csv. Raises DataError with line and column."""
+    # As they were written, see `_cell`.
     labels = tuple(visible(LABEL + name) for name in classes)
     clients = []
     for line, row in _rows(path, text, CLIENT_COLUMNS + labels):
@@ -188,6 +191,7 @@ def read_clients(path: Path, text: str, classes: Sequence[str]) -> tuple[Client,
 
 def _rows(path: Path, text: str, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     """(line number, column -> cell) of every row, after checking that all needed columns exist."""
+    # newline="": a quoted name may hold a line break, which csv itself must see.
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         lines = [(reader.line_num, cells) for cells in reader]

@@ -248,6 +248,7 @@ class Summary:
         """How far the target is from every mixture: as given, else from the curve's lambda = 0."""
         if self.hull_distance is not None:
             return self.hull_distance
+        # Folders of the first versions lack the field.
         return next((p.distance for p in self.curve if p.lam == 0.0), None)
 
 
@@ -280,6 +281,7 @@ def parsed(text: str | bytes) -> Summary:
         summary = _SUMMARY.validate_json(text, strict=True)
     except ValidationError as error:
         raise ValueError(first_error(error)) from error
+    # Types are pydantic's to check; lengths depend on other fields.
     for name, has, needed in _lengths(summary):
         if has != needed:
             raise ValueError(f'"{name}" has {has} entries, {needed} are needed')
@@ -291,6 +293,7 @@ def parsed(text: str | bytes) -> Summary:
 
 def first_error(error: ValidationError) -> str:
     """The first thing that is wrong, and where, in one line."""
+    # One is enough: where a file is of another version, a hundred fields are wrong at once.
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""

@@ -89,6 +89,7 @@ def _curve(d: Diagnosis) -> str:
 
 
 def _carriers(d: Diagnosis) -> str:
+    # They are sorted by weight.
     largest = d.carriers[:MOST_DRAWN]
     bars = [
         Bars("FedAvg: n / N", tuple(c.n_share for c in largest), 0),

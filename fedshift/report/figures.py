@@ -56,6 +56,7 @@ def _plan(runs: Sequence[RunResult]) -> list[tuple[str, Drawing, list[int]]]:
     """(file name, drawing, places of the runs that it shows)."""
     served = [i for i, r in enumerate(runs) if r.summary.serving]
     routed = [i for i in served if (s := runs[i].summary.serving) and s.router]
+    # A run is in one group or the other: its accuracies mean different things.
     single = [i for i in range(len(runs)) if i not in served]
     figures = [
         *((name, draw, single) for name, draw in DRAWINGS.items()),
@@ -100,6 +101,7 @@ def _weights(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -
 def _ess_curve(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
     axes = figure.subplots()
     for run, label in zip(runs, labels, strict=True):
+        # Sorted along the x axis: a curve is written from the largest ESS down.
         points = sorted((100 * p.ess_fraction, p.distance) for p in run.summary.curve)
         axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label=label)
     axes.set(xlabel="effective sample size (%)", ylabel=r"$\|T - S^\top\alpha\|_2$")

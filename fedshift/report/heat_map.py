@@ -66,8 +66,10 @@ def heat_map(
 
     values, notes: one row per name in `rows`; a note is the text alternative of its cell.
     """
+    # 6.2 px: a little more than the mean width of a letter at this size.
     left = 14 + min(LONGEST, max(len(r) for r in rows)) * 6.2
     across = min(68.0, (WIDTH - left - 10) / len(columns))
+    # All rows on about one screen, as long as they stay legible.
     down = min(24.0, max(9.0, 520 / len(rows)))
     names, top = column_names(columns, left, across, 0.0, down=False)
     numbers = [v for row in values for v in row if v is not None]
@@ -115,6 +117,7 @@ def _cells(
             continue
         x = place.left + j * across
         parts.append(rect(x, place.y, across, down, colour(strength), "#ffffff", 0.5, note))
+        # In smaller cells numbers would overlap; the cell's title has them all the same.
         if across >= 27 and down >= 14:
             # White text on dark cells, for contrast.
             ink = "#ffffff" if strength > 0.67 else INK

@@ -21,7 +21,11 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         return ""
     parts = [table(_runs(with_sets))]
     parts += [table(_holders(run, label, sets)) for run, label, sets in with_sets]
-    parts += [fold(_tuning(label, sets)) for _, label, sets in with_sets if _was_tuned(sets)]
+    parts += [
+        fold(_tuning(label, sets))
+        for _, label, sets in with_sets
+        if any(row.loss_before is not None for row in sets.rounds)
+    ]
     return section(
         "label-sets", "Label sets", *parts, note(_explanation([sets for _, _, sets in with_sets]))
     )
@@ -71,10 +75,6 @@ def _holders(run: RunResult, label: str, sets: LabelSets) -> Table:
         zip(run.summary.classes, sets.holders, sets.absent_rounds, strict=True)
     )
     return Table(("Label", "Clients that hold it", "Rounds absent"), rows, ("", "d", "d"), label)
-
-
-def _was_tuned(sets: LabelSets) -> bool:
-    return any(row.loss_before is not None for row in sets.rounds)
 
 
 def _tuning(label: str, sets: LabelSets) -> Table:

@@ -39,6 +39,7 @@ def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
     """Sections for runs with one target, and for runs whose clients serve their own models."""
     served = [i for i, r in enumerate(runs) if r.summary.serving]
     single = [i for i in range(len(runs)) if i not in served]
+    # A chart of weights that all equal n / N would say nothing.
     weighted = [i for i in range(len(runs)) if i in single or sections.weighs(runs[i])]
     plan: tuple[tuple[Section, Sequence[int]], ...] = (
         (sections.results, single),
@@ -70,6 +71,7 @@ def run_labels(runs: Sequence[RunResult]) -> tuple[str, ...]:
     methods = [r.summary.method for r in runs]
     both = [f"{r.summary.method} ({r.summary.name})" for r in runs]
     folders = [f"{r.summary.method} ({r.folder})" for r in runs]
+    # The shortest names that tell all runs apart.
     for names in (methods, both, folders):
         if len(set(names)) == len(names):
             return tuple(names)

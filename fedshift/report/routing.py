@@ -76,6 +76,7 @@ def _destinations(run: RunResult, label: str, q: RouterDetails) -> list[str]:
 
 def _risk(routed: Sequence[tuple[str, RouterDetails]]) -> str:
     series = []
+    # From 1: the first colour is that of FedAvg's bars in the other charts.
     for i, (label, q) in enumerate(routed, start=1):
         x, y = shown_curve(q.coverage, q.risk)
         series.append(Series(label, tuple(x), tuple(y), i, dash=i // len(PALETTE)))

@@ -115,6 +115,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """ESS share against the L1 gap for each set of clients, with a point for every run."""
     series, parts = [], []
     for k, split in enumerate(splits(runs, labels)):
+        # One curve for all runs of a split: it depends on clients and target, not on the run.
         curve = next((r.summary.curve for r in split.runs if r.summary.curve), ())
         if curve:
             name = "attainable" + (f" ({split.name})" if len(split.runs) < len(runs) else "")
@@ -147,6 +148,7 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         x = tuple(float(r.round) for r in run.rounds)
         target = tuple(r.values["target_accuracy"] for r in run.rounds)
         estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
+        # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
         if any(v is not None for v in target):
             series.append(Series(label, x, target, place + 1, points=few))
@@ -254,6 +256,7 @@ def _candidates(chosen: Selection, label: str) -> Table:
 def _best(selection: Selection) -> dict[str, str]:
     """The candidate that each rule picks: as recorded by the run, else the largest accuracy."""
     picks = selection.picks
+    # Folders of the first versions lack the picks.
     if picks is None:
         accuracies = {
             "estimate": [c.estimated_accuracy for c in selection.candidates],

@@ -180,6 +180,7 @@ def _rounds(run: RunResult, label: str) -> Table:
     """All of served.csv, with the training loss."""
     losses = {r.round: r.values["train_loss"] for r in run.rounds}
     columns = tuple(run.served[0].values) if run.served else ()
+    # A method without a router would have five empty columns.
     present = [c for c in columns if any(r.values[c] is not None for r in run.served)]
     rows = tuple(
         (r.round, losses.get(r.round), *(r.values[c] for c in present)) for r in run.served
@@ -211,6 +212,7 @@ def verdict(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """
     lasts = [(r.summary.last or {}, label) for r, label in zip(runs, labels, strict=True)]
     shared = _measured(lasts, "global_accuracy")
+    # Alone, or without a global model, a run has nothing to be compared with.
     if len(runs) < 2 or not shared:
         return ""
     best, name = max(shared)

@@ -18,6 +18,7 @@ def escape(text: str) -> str:
 
 def number(value: float) -> str:
     """A coordinate with two decimals at most."""
+    # Hundredths of a pixel: short files, and the same bytes on every machine.
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -65,6 +66,7 @@ def rect(
 ) -> str:
     """A rectangle; `note` is its text alternative."""
     edge = f' stroke="{stroke}" stroke-width="{number(stroke_width)}"' if stroke_width else ""
+    # Rounding may leave a height just below 0, which SVG refuses.
     size = f'width="{number(width)}" height="{number(max(0.0, height))}"'
     start = f'<rect x="{number(x)}" y="{number(y)}" {size} fill="{fill}"{edge}'
     return f"{start}><title>{escape(note)}</title></rect>" if note else f"{start}/>"

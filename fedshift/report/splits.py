@@ -39,6 +39,7 @@ def splits(runs: Sequence[RunResult], labels: Sequence[str]) -> tuple[Split, ...
     """The runs by label counts, target and client names, in the order of their first run."""
     groups: dict[object, list[int]] = {}
     for i, run in enumerate(runs):
+        # By content, not by configuration: two files may well describe the same clients.
         key = (run.summary.label_counts, run.summary.target, looked_names(run))
         groups.setdefault(key, []).append(i)
     return tuple(

@@ -75,6 +75,7 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
         return _empty_chart(title)
     legend, top = _legend([(s.name, s.colour, s.dash, s.line) for s in series])
     y_ticks = ticks(*_range(ys, y))
+    # Seven on the wide axis, five on the other: labels must not touch.
     x_ticks = [t for t in ticks(*_range(xs, x), 7) if x.percent or _tick_makes_sense(xs, t)]
     frame = _Frame(62, top + 8, WIDTH - 84, 260, _span([*x_ticks, *xs]), _span(y_ticks))
     marks = [_series(frame, s, y) for s in series]
@@ -88,6 +89,7 @@ def grouped_bars(title: str, groups: Sequence[str], bars: Sequence[Bars], y: Axi
     if not values:
         return _empty_chart(title)
     legend, top = _legend([(b.name, b.colour, -1, True) for b in bars])
+    # 1e-9: bars that are all 0 still need an axis of some length.
     scale = ticks(0.0, max(*values, 1e-9))
     frame = _Frame(62, top + 8, WIDTH - 76, 220, (0.0, float(len(groups))), _span(scale))
     step = frame.width / len(groups)
@@ -130,11 +132,13 @@ def side_bars(
 def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     """About `count` numbers, steps of 1, 2, 2.5 or 5 times a power of ten, that cover a range."""
     if high - low < 1e-12:
+        # A single value: an axis around it, but none below 0 if the value is 0.
         low, high = low - 0.5 * (low != 0.0), low + 1.0
     # The smallest round step that covers the range in about `count` steps.
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    # 1e-9: a limit that is a multiple of the step but for rounding is a tick, and none beyond it.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return tuple(round(k * step, 12) for k in range(first, last + 1))
@@ -142,6 +146,7 @@ def ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
 
 def _series(frame: _Frame, series: Series, y: Axis) -> str:
     colour = PALETTE[series.colour % len(PALETTE)]
+    # A missing value ends one stretch of the line and begins the next.
     runs: list[list[tuple[float, float]]] = [[]]
     dots = []
     for a, b in zip(series.x, series.y, strict=True):
@@ -152,7 +157,7 @@ def _series(frame: _Frame, series: Series, y: Axis) -> str:
         runs[-1].append(point)
         if series.points or not series.line:
             radius = 3.0 if series.line else 6.0
-            note = f"{series.name}: {_tick(a)}, {_value(b, y.percent)}"
+            note = f"{series.name}: {a:.6g}, {_value(b, y.percent)}"
             dots.append(dot(point, radius, colour, hollow=not series.line, note=note))
     lines = [polyline(run, colour, series.dash) for run in runs if series.line and run]
     return "".join(lines + dots)
@@ -274,10 +279,6 @@ def shortened(words: str, limit: int) -> str:
     """Shorten in the middle, since names in a list often share their beginning."""
     half = (limit - 1) // 2
     return words if len(words) <= limit else f"{words[: limit - 1 - half]}…{words[-half:]}"
-
-
-def _tick(value: float) -> str:
-    return f"{value:.6g}"
 
 
 def _value(value: float, percent: bool, *, tick: bool = False) -> str:

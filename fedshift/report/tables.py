@@ -50,6 +50,7 @@ class Table:
     caption: str = ""
 
     def __post_init__(self) -> None:
+        # Checked here, because zip would cut the longer side off in silence.
         parts: list[tuple[str, int]] = [("formats", len(self.formats))]
         parts += [(f"row {i}", len(row)) for i, row in enumerate(self.rows)]
         for what, length in parts:
@@ -156,6 +157,7 @@ def html_table(table: Table) -> str:
 def escape_markdown(text: str) -> str:
     """Text that a Markdown table shows literally, on one line."""
     one_line = visible(" ".join(text.split()))
+    # $ as well: several viewers take it for a formula.
     escaped = re.sub(r"([\\`*_{}\[\]|~$#])", r"\\\1", one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -1,4 +1,4 @@
-"""What clients' models say to queries, with one pass for all that they have in common.
+"""The answers of clients' models to queries, with one pass for all that they have in common.
 
 Shapes: B queries, N clients, K classes.
 """
@@ -25,14 +25,14 @@ Ask = Callable[[int, Tensor], Tensor]
 TABLE = 2**18
 # Sums below this are taken again in float64: float32 ends at 1e-38.
 TINY = 1e-30
-# Queries on which it is tried whether a shared pass will do.
+# Queries on which the shared pass is compared with a client's whole pass.
 TRIED = 16
 
 
 class Seen(NamedTuple):
-    """The shared network's outputs for B queries, and what it gave to the clients' part [B, ...].
+    """The shared network's outputs for B queries, and the input of the clients' module [B, ...].
 
-    inner is None where clients must be asked one by one.
+    inner is None where each client's whole model must be run.
     """
 
     out: Params
@@ -45,21 +45,21 @@ class Heads:
 
     module: nn.Module
     model: Model
-    own: Mapping[int, Pair]
+    tensors: Mapping[int, Pair]
 
     @classmethod
     def of(cls, net: nn.Module, shared: Pair, served: Mapping[int, Pair]) -> Heads | None:
-        """Where they lie; None if models differ in several places, or somewhere in all of `net`."""
+        """That module; None if models differ in several modules, or in the whole network."""
         names = _differing(shared, served)
         prefix = _common([k.split(".")[:-1] for k in names])
         if not prefix or any(not k.startswith(prefix) for k in _aliases(net, names)):
             return None
         module = net.get_submodule(prefix[:-1])
         needed = {k for k, _ in chain(module.named_parameters(), module.named_buffers())}
-        own = {i: (_within(p, prefix), _within(b, prefix)) for i, (p, b) in served.items()}
-        if any(needed != {*p, *b} for p, b in own.values()):
+        tensors = {i: (_within(p, prefix), _within(b, prefix)) for i, (p, b) in served.items()}
+        if any(needed != {*p, *b} for p, b in tensors.values()):
             return None
-        return cls(module, Model(module), own)
+        return cls(module, Model(module), tensors)
 
     @cached_property
     def linear(self) -> bool:
@@ -68,7 +68,7 @@ class Heads:
 
     def one(self, client: int, inner: Tensor) -> Tensor:
         """One client's logits [B, K]."""
-        params, buffers = self.own[client]
+        params, buffers = self.tensors[client]
         if self.linear:
             return F.linear(inner, params["weight"], params.get("bias"))
         return self.model(params, buffers, inner)["logits"]
@@ -77,7 +77,7 @@ class Heads:
         """Logits [K, clients, B]: one product where each is a linear layer."""
         if not self.linear:
             return torch.stack([self.one(i, inner).T for i in clients], 1)
-        layers = [self.own[i][0] for i in clients]
+        layers = [self.tensors[i][0] for i in clients]
         weight = torch.stack([v["weight"] for v in layers], 1)
         logits = weight.flatten(0, 1) @ inner.T
         logits = logits.reshape(*weight.shape[:2], len(inner))
@@ -91,6 +91,7 @@ class Heads:
         classes = len(self.one(clients[0], inner[:1])[0])
         weights = share.T.to(dtype)
         answer = weights.new_zeros(classes, len(inner))
+        # Some clients at a time: the table of all would leave the cache, or fill the memory.
         most = max(1, TABLE // answer.numel())
         for start in range(0, len(clients), most):
             ids = clients[start : start + most]
@@ -103,10 +104,11 @@ class Heads:
 class Answers:
     """The class probabilities of clients' models.
 
-    Where models differ in one module, as a classifier, and its output is the logits, a pass of the
-    shared network gives what it is given, and each client's own is asked after that. Whether this
-    holds is tried on the first queries, not assumed: a network may read its head's weights
-    elsewhere. Clients with bodies of their own take a pass each for the queries that they are sent.
+    Where models differ in one module, such as the classifier, and its output is the logits, one
+    pass of the shared network gives that module's input, to which each client's module is applied.
+    Whether this holds is tried on the first queries, not assumed: a network may read its head's
+    weights elsewhere. Clients with different bodies take a pass each, for the queries that they
+    are sent.
     """
 
     model: Model
@@ -132,6 +134,7 @@ class Answers:
         if self.heads is None or self._tried == [False]:
             return Seen(read(self.model, self.shared, x), None)
         calls: list[tuple[Any, Any, Any]] = []
+        # A hook shows what the module is given, wherever the network calls it.
         hook = self.heads.module.register_forward_hook(
             lambda _, args, more, out: calls.append((args, more, out)), with_kwargs=True
         )
@@ -145,13 +148,14 @@ class Answers:
         return Seen(out, inner if self._tried == [True] else None)
 
     def _as_plain(self, heads: Heads, x: Tensor, inner: Tensor) -> bool:
-        """Whether another client than the one of the shared pass says what its own pass says."""
-        known = self.shared[0] | self.shared[1]
+        """Whether `heads` gives the same logits as a whole pass of a client's model."""
+        shared = self.shared[0] | self.shared[1]
         for i, pair in self.served.items():
-            if any(not torch.equal(v, known[k]) for part in pair for k, v in part.items()):
+            if any(not torch.equal(v, shared[k]) for part in pair for k, v in part.items()):
                 with torch.no_grad():
                     plain = self.model(*pair, x)["logits"]
                     stacked = heads.many([i], inner)[:, 0].T
+                # Half of the digits: the two ways add up in different orders.
                 near = torch.finfo(plain.dtype).eps ** 0.5 * plain.abs().max()
                 return bool(((stacked - plain).abs() <= near).all())
         return True
@@ -175,6 +179,7 @@ class Answers:
             dtype = torch.promote_types(seen.inner.dtype, torch.float32)
             answer = self.heads.mixed(share, seen.inner, dtype).double()
             small = (answer < TINY).any(1).nonzero().flatten()
+            # float32 loses sums of tiny probabilities, which a query far from all data has.
             if len(small) and dtype != torch.float64:
                 answer[small] = self.heads.mixed(share[small], seen.inner[small], torch.float64)
             answer = answer / answer.sum(1, keepdim=True)
@@ -221,16 +226,16 @@ def finite_answers(answers: Tensor) -> Tensor:
 def _few_softmax(logits: Tensor) -> Tensor:
     """softmax over few columns [B, K] in float64, by rows of the transpose.
 
-    Over few numbers that lie together it takes torch ten times as long.
+    Over a short last axis it takes torch ten times as long.
     """
     return logits.T.contiguous().double().softmax(0).T
 
 
 def _differing(shared: Pair, served: Mapping[int, Pair]) -> set[str]:
-    """Names whose tensor is another one for some client. Equal copies count: a look costs more."""
-    own = shared[0] | shared[1]
+    """Names whose tensor is another object for some client; comparing values would cost more."""
+    common = shared[0] | shared[1]
     return {k for pair in served.values() for part in pair for k, v in part.items()
-            if v is not own.get(k)}  # fmt: skip
+            if v is not common.get(k)}  # fmt: skip
 
 
 def _common(paths: Sequence[Sequence[str]]) -> str:
@@ -256,7 +261,7 @@ def _within(tree: Params, prefix: str) -> Params:
 
 
 def _only_input(calls: Sequence[tuple[Any, Any, Any]], logits: Tensor, rows: int) -> Tensor | None:
-    """What the part was given, if it was called once, with a row per query, and gave the logits."""
+    """The input of the module, if it was called once, with a row per query, and gave the logits."""
     if len(calls) != 1:
         return None
     ((args, more, out),) = calls

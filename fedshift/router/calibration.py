@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import TrainingError
-from fedshift.router.head import ClientHead
 from fedshift.router.quality import calibration_gaps
+from fedshift.router.score import ClientHead
 from fedshift.seeds import generator
 
 # None below 1: the network was trained on these examples, on which clients are easier to
@@ -55,6 +55,7 @@ def held_out_sums(logits: Tensor, client: int, before: Tensor | None = None) -> 
     logs = logits.double().log_softmax(2)
     loss = -logs[..., client]
     loss_before = loss if before is None else -before.double().log_softmax(1)[:, client]
+    # All of a client's examples have the same origin: itself.
     origin = torch.full((logits.shape[1],), client)
     gaps = torch.stack([calibration_gaps(p, origin) for p in logs.exp()])
     square = (loss - loss_before).square().sum(1)
@@ -97,6 +98,8 @@ class Calibration:
         if before is None:
             return True
         gain = before.loss - after.loss
+        # The standard error of the mean change, example by example; a difference of two means'
+        # errors would be far too large, since both are of the same examples.
         error = math.sqrt(max(after.square - gain**2, 0.0) / after.examples)
         return gain > CLEARLY * error and after.error <= before.error
 
@@ -163,6 +166,7 @@ def tempered(head: ClientHead, sizes: Tensor, temperature: float) -> ClientHead:
     """z -> (z - log n/N) / T + log n/N: log density ratios over T; itself at T = 1."""
     if temperature == 1.0:
         return head
+    # The prior is left out of the division: only the evidence of the features is tempered.
     log_shares = _log_shares(sizes)
     return ClientHead((head.gamma - log_shares) / temperature + log_shares, head.xi / temperature)
 
@@ -204,6 +208,7 @@ def choose(
         candidates += [Chosen(strength, t, f) for t, f in pairs]
     if not candidates:
         raise failed[-1]
+    # NaN compares as neither less nor more: count it as the worst.
     return min(
         candidates, key=lambda c: c.figures.loss if math.isfinite(c.figures.loss) else math.inf
     )

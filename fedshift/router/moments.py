@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.router.head import ClientHead
+from fedshift.router.score import ClientHead
 from fedshift.sketch import sketched
 
 
@@ -74,10 +74,12 @@ class Gaussians:
         Lee et al. 2018, arXiv 1807.03888, Equation 2, with clients for classes. Around e for a
         query like the clients' own, if their features are Gaussian.
         """
+        # The mean of a client without examples is 0, and stands for no data.
         means = self.means[self.sizes > 0].to(features.device)
         factor = self.factor.to(features.device)
         h = torch.linalg.solve_triangular(factor, features.double().T, upper=False).T
         centres = torch.linalg.solve_triangular(factor, means.T, upper=False).T
+        # Client by client: a table of B x N x e differences could be very large.
         return torch.stack([(h - c).square().sum(1) for c in centres]).amin(0)
 
 
@@ -93,6 +95,7 @@ def pooled(sent: Sequence[Moments], loading: float = 0.01) -> Gaussians:
     if not n.sum() > 0:
         raise InputError("no client has examples; a router needs some")
     means = total / n.clamp(min=1.0)[:, None]
+    # Pooled within clients: differences between clients are what the router separates by.
     within = torch.stack([m.square for m in sent]).sum(0) - (means * n[:, None]).T @ means
     scale = (within / n.sum()).diagonal().mean()
     covariance = within / n.sum() + loading * scale * torch.eye(len(within), dtype=within.dtype)

@@ -24,6 +24,7 @@ def client_accuracy(chosen: Tensor, origin: Tensor) -> float:
     (FedDRM).
     """
     _check(len(chosen), origin)
+    # ABSTAIN is -1 and matches no client.
     columns = chosen if chosen.ndim == 2 else chosen[:, None]
     return float((columns == origin[:, None]).any(1).double().mean())
 
@@ -50,6 +51,7 @@ def calibration_gaps(probabilities: Tensor, origin: Tensor, bins: int = 15) -> T
     if bins < 1:
         raise InputError(f"bins must be 1 or more, got {bins}")
     confidence, best = probabilities.double().max(1)
+    # Each interval has its upper end; confidence 0 goes to the first one.
     group = (confidence * bins).ceil().long().clamp(1, bins) - 1
     gap = (best == origin).double() - confidence
     return torch.bincount(group, weights=gap, minlength=bins)
@@ -68,6 +70,7 @@ def pairwise_auc(scores: Tensor, origin: Tensor) -> Tensor:
     table = np.full((clients, clients), np.nan)
     for i in range(clients):
         for j in range(i):
+            # A client's prior adds a constant to its score, which changes no order of margins.
             margin = s[:, i] - s[:, j]
             table[i, j] = table[j, i] = auc(margin[client == i], margin[client == j])
     return torch.from_numpy(table)
@@ -97,6 +100,7 @@ def risk_coverage(confidence: Tensor, wrong: Tensor) -> RiskCoverage:
     _check_vector("confidence", confidence)
     _check_vector("wrong", wrong)
     _check(len(confidence), wrong)
+    # np.unique sorts ascending, so the most confident come first.
     doubt = -confidence.detach().cpu().double().numpy()
     errors = wrong.detach().cpu().double().numpy()
     _, group, members = np.unique(doubt, return_inverse=True, return_counts=True)

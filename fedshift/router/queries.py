@@ -19,6 +19,7 @@ from fedshift.model import Model
 from fedshift.tree import Params
 
 Pair = tuple[Params, Params]
+# Queries of one pass: a router is asked for many at a time, and memory must not depend on how many.
 BLOCK = 1000
 
 
@@ -68,7 +69,7 @@ def check_queries(x: object, what: str = "query") -> Tensor:
 def outputs(model: Model, pair: Pair, x: Tensor, what: str = "query") -> Params:
     """The network's outputs for all queries x [B, ...], in blocks of `BLOCK`, without gradient.
 
-    Raises InputError for queries as `check_queries`, and for such that the network cannot read.
+    Raises InputError for queries as `check_queries`, and for those that the network cannot read.
     """
     x = check_queries(x, what)
     parts = [read(model, pair, block) for block in torch.split(x, BLOCK)]
@@ -76,30 +77,31 @@ def outputs(model: Model, pair: Pair, x: Tensor, what: str = "query") -> Params:
 
 
 def read(model: Model, pair: Pair, x: Tensor) -> Params:
-    """The network's outputs for one block of queries that `check_queries` has let through.
+    """The network's outputs for one block of queries that `check_queries` has accepted.
 
-    Raises InputError for such that the network cannot read.
+    Raises InputError for those that the network cannot read.
     """
     try:
         with torch.no_grad():
             out = model(*pair, x)
     except Exception as e:
-        # Whatever a network raises at inputs that it was not made for.
+        # A network may raise anything at inputs that it was not made for.
         raise InputError(_misfit(model, pair, x, str(e))) from e
     if out["logits"].ndim != 2 or len(out["logits"]) != len(x):
-        said = f"it gives logits {tuple(out['logits'].shape)} for them"
-        raise InputError(_misfit(model, pair, x, said))
+        reason = f"it gives logits {tuple(out['logits'].shape)} for them"
+        raise InputError(_misfit(model, pair, x, reason))
     return out
 
 
-def _misfit(model: Model, pair: Pair, x: Tensor, said: str) -> str:
-    told = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {said}. "
-    own = next((v.dtype for v in pair[0].values()), x.dtype)
-    if x.dtype != own:
-        return told + f"Its parameters are {own}: give it x.to({own}), scaled as in training"
+def _misfit(model: Model, pair: Pair, x: Tensor, reason: str) -> str:
+    """The message, with the likeliest mistake: another type, or one query without its axis."""
+    problem = f"the network cannot read queries {x.dtype} {tuple(x.shape)}: {reason}. "
+    kind = next((v.dtype for v in pair[0].values()), x.dtype)
+    if x.dtype != kind:
+        return problem + f"Its parameters are {kind}: give it x.to({kind}), scaled as in training"
     if _fits(model, pair, x[None]):
-        return told + "This is one query: give x[None], a row per query"
-    return told + (
+        return problem + "This is one query: give x[None], a row per query"
+    return problem + (
         "Give a row per query, each of the shape of the clients' training inputs and prepared in "
         "the same way"
     )
@@ -120,6 +122,7 @@ def finite_logits(z: Tensor, sizes: Tensor) -> Tensor:
     """
     if bool(z.sum().isfinite()):  # and so are all: the rest takes ten times as long
         return z
+    # A logit of -inf is allowed for some clients, but not for all of those that have examples.
     most = z.masked_fill(sizes == 0, -torch.inf).amax(1)
     bad = ~((z < torch.inf).all(1) & (most > -torch.inf))  # nor where there is a NaN
     if bool(bad.any()):

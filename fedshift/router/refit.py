@@ -30,9 +30,8 @@ from fedshift.router.calibration import (
     choose,
     tempered,
 )
-from fedshift.router.head import ClientHead
 from fedshift.router.moments import Moments, moments, pooled
-from fedshift.router.score import shares
+from fedshift.router.score import ClientHead, shares
 
 # Gradient pairs that L-BFGS remembers, on the server: 100 take half the rounds that 20 take.
 MEMORY = 100
@@ -65,6 +64,7 @@ def origin_sums(head: ClientHead, features: Tensor, client: int) -> OriginSums:
     """sum_b -log softmax(z(h_b))[client] over a client's features h [n, e], and its gradient."""
     h = features.double()
     logs = head(h).log_softmax(1)
+    # The gradient of -log softmax in the logits: the posterior, less 1 for the right client.
     slope = logs.exp()
     slope[:, client] -= 1.0
     return OriginSums(-logs[:, client].sum(), slope.sum(0), slope.T @ h)
@@ -190,6 +190,7 @@ class _Units:
     def of(cls, whole: Moments, sizes: Tensor, penalty: float) -> _Units:
         w, mean = shares(sizes), whole.sum / whole.n
         second = whole.square / whole.n
+        # Eigenvectors of a covariance: along them features are uncorrelated.
         variance, axes = torch.linalg.eigh(second - torch.outer(mean, mean))
         # Below this a variance is rounding; the slope along such an axis is, and stays, 0.
         varies = variance > 1e-13 * second.diagonal().max()
@@ -219,6 +220,7 @@ class _Units:
         """The head of v, with gamma of mean 0 over clients with examples."""
         head = self.head(v)
         present = torch.isfinite(self.log_share)
+        # A constant in gamma changes nothing; with mean 0 two fits can be compared.
         return ClientHead(head.gamma - head.gamma[present].mean(), head.xi)
 
 

@@ -21,11 +21,10 @@ from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
 from fedshift.router.calibration import Calibration, Part, divided
-from fedshift.router.head import ClientHead
 from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.refit import LOADING, Way, discriminant, fit_again, penalised
-from fedshift.router.score import Numbers, Prior, log_tilt, posterior, scores
+from fedshift.router.score import ClientHead, Numbers, Prior, log_tilt, posterior, scores
 from fedshift.router.sight import ClientOutputs, Sight
 from fedshift.sketch import sketched
 from fedshift.tree import Params, Parts
@@ -96,7 +95,7 @@ class Router:
         untrained: accept a method that trained no router, to refit it; its routes mean nothing yet.
 
         Raises InputError for a method that trains no router, when no client has a model, when
-        "router." is not shared, and for a prior that is none.
+        "router." is not shared, and for a prior that is no distribution.
         """
         check_method(algorithm)
         check_server(server)
@@ -116,10 +115,11 @@ class Router:
                 f'"{private[0]}" stays on the clients, so each has a router of its own; share '
                 'all of "router." and all that it reads (private parts are for the classifier)'
             )
+        # Sizes of 0 keep clients without a model out of every score and every sum.
         present = torch.zeros(len(server["table"]["n"]), dtype=torch.bool)
         present[list(served)] = True
         n = torch.where(present, server["table"]["n"].cpu().double(), 0.0)
-        log_tilt(n, prior)
+        log_tilt(n, prior)  # refuses a prior that does not fit, here and not at the first query
         shared = (params | server["params"], buffers | server["buffers"])
         return cls(algorithm.model, shared, served, n, prior)
 
@@ -164,8 +164,8 @@ class Router:
 
         min_posterior  refuse where the best client's probability is smaller: ambiguous queries
         max_novelty    refuse where no client's data is within this squared distance: new ones
-        Raises InputError for a k that is not 1 to the number of clients, thresholds that are none,
-        and queries that the network cannot read or that are not finite: it names the first.
+        Raises InputError for a k that is not 1 to the number of clients, invalid thresholds, and
+        queries that the network cannot read or that are not finite: it names the first.
         """
         k = self._check_width(k)
         check_thresholds(min_posterior, max_novelty)
@@ -178,6 +178,7 @@ class Router:
             refused |= probabilities.amax(1) < min_posterior
         if max_novelty is not None:
             refused |= self.novelty(x) > max_novelty
+        # A refused query keeps its probabilities: they show why it was refused.
         shares = probabilities.gather(1, chosen)
         return Routed(chosen.masked_fill(refused[:, None] | (shares == 0.0), ABSTAIN), shares)
 
@@ -214,7 +215,7 @@ class Router:
             raise InputError(f"client {client} is the last one; nothing would be left to route to")
         sizes = self.sizes.clone()
         sizes[int(client)] = 0.0
-        log_tilt(sizes, self.prior)
+        log_tilt(sizes, self.prior)  # refuses where all of the prior's mass would be gone
         gaussians = self.gaussians and self.gaussians.without(int(client))
         return replace(self, sizes=sizes, gaussians=gaussians, calibration=None)
 
@@ -237,7 +238,7 @@ class Router:
         penalty  left out, the one of `PENALTIES` of least held-out loss, with a temperature
 
         `calibration` of the result has its figures on held-out examples. Raises InputError for
-        other clients and numbers that are none, TrainingError where `rounds` do not suffice.
+        other clients and invalid numbers, TrainingError where `rounds` do not suffice.
         """
         return self._fit_head(penalised(penalty, tolerance, rounds), clients, fresh, seed)
 
@@ -267,6 +268,7 @@ class Router:
         """
         refits = [f(clients, fresh=fresh, seed=seed) for f in (self.refitted, self.from_moments)]
         measured = [(r.calibration, r) for r in refits if r.calibration is not None]
+        # By held-out loss; the best one that is also clearly better than this router is taken.
         ranked = sorted(measured, key=lambda pair: pair[0].after.loss)
         unchanged = replace(self, calibration=ranked[0][0])
         return next((r for figures, r in ranked if figures.better), unchanged)
@@ -312,11 +314,12 @@ class Router:
     def _predict(self, x: Tensor, k: int, rule: Prior, prices: Numbers | None) -> Tensor:
         outputs = self._answers.see(x)
         z = self._sight.logits_of(outputs.out)
-        if k == 1:
+        if k == 1:  # no mixture: each client's model runs on its queries alone
             client = best(self._choice_scores(z, rule, prices), 1)[:, 0]
             return finite_answers(self._answers.chosen(x, outputs, client))
         score = scores(z, self.sizes, rule)
         if k < len(self.clients):
+            # By scores with prices, but mixed by the posterior: a price is no evidence.
             chosen = best(self._choice_scores(z, rule, prices), k)
             chosen_scores = score.gather(1, chosen)
             score = torch.full_like(score, -torch.inf).scatter(1, chosen, chosen_scores)

@@ -1,19 +1,42 @@
-"""From client logits to scores, posteriors and priors. Shapes: B queries, N clients."""
+"""The client head, and from its logits to scores, posteriors and priors.
+
+Shapes: B queries, N clients, e client features.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedshift.errors import InputError, unknown
+from fedshift.sketch import sketched
 
 Rule = Literal["posterior", "density"]
 Numbers = Tensor | Sequence[float]
 Prior = Rule | Numbers
 RULES = ("posterior", "density")
+
+
+@sketched
+@dataclass(frozen=True, eq=False)
+class ClientHead:
+    """z = gamma + xi h: gamma [N], xi [N, e], client features h [B, e] -> client logits [B, N].
+
+    softmax(z) is P(client | h) at the clients' own sizes, so gamma holds log(n_i / N). Adding one
+    number to all of gamma, or one row to all of xi, changes nothing. float64.
+    """
+
+    gamma: Tensor
+    xi: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        # In float64: a few hundred features are summed, and posteriors depend on differences.
+        xi, gamma = self.xi.to(features.device), self.gamma.to(features.device)
+        return gamma + features.double() @ xi.T
 
 
 def scores(
@@ -58,7 +81,7 @@ def posterior(logits: Tensor, sizes: Tensor, prior: Prior = "posterior") -> Tens
 def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
     """log q - log(n / N) [N]: 0 for the clients' own prior, exactly.
 
-    Raises InputError for a prior that is none for these clients.
+    Raises InputError for a prior that is no distribution over these clients.
     """
     client_shares = shares(sizes)
     if not isinstance(prior, str):
@@ -78,6 +101,7 @@ def log_tilt(sizes: Tensor, prior: Prior) -> Tensor:
 
 def shares(sizes: Tensor) -> Tensor:
     """n_i / N [N] in float64; InputError unless sizes are 0 or more and not all 0."""
+    # On the CPU, where it is a handful of numbers and checks need not wait for a GPU.
     n = sizes.detach().cpu().double()
     total = float(n.sum())
     if n.ndim != 1 or bool((n < 0).any()) or not 0.0 < total < float("inf"):

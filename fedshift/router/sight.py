@@ -14,9 +14,8 @@ from torch import Tensor
 from fedshift.client.origin import client_logits
 from fedshift.errors import InputError
 from fedshift.model import Model
-from fedshift.router.head import ClientHead
 from fedshift.router.queries import finite_logits, outputs
-from fedshift.router.score import scores
+from fedshift.router.score import ClientHead, scores
 from fedshift.tree import Params
 
 
@@ -55,6 +54,7 @@ class Sight:
         N = len(self.sizes)
         if len(inputs) != N:
             raise InputError(f"{len(inputs)} clients given, the router tells {N} apart; give all")
+        # Clients that no query is sent to are no part of a fit either.
         ids = [i for i in self.sizes.nonzero().flatten().tolist() if len(inputs[i])]
         pair = self.model, self.shared
         outs = {i: outputs(*pair, inputs[i], f"client {i}: {what.split()[-1]}") for i in ids}
@@ -63,12 +63,14 @@ class Sight:
         features = _in_order({i: client_features(out) for i, out in outs.items()}, N)
         if self.head is None and not all(_has_columns(out, N) for out in outs.values()):
             return ClientOutputs(features, None)
+        # As scores: clients that get no queries are at minus infinity, as in routing.
         z = {i: scores(self.logits_of(out), self.sizes) for i, out in outs.items()}
         return ClientOutputs(features, _in_order(z, N))
 
 
 def _in_order(values: dict[int, Tensor], clients: int) -> list[Tensor]:
-    nothing = next(iter(values.values()))[:0]
+    nothing = next(iter(values.values()))[:0]  # no rows, of the right width and type
+    # On the CPU: fits are in float64 by scipy and by small factorisations.
     return [values.get(i, nothing).cpu() for i in range(clients)]
 
 

@@ -16,6 +16,7 @@ Disagreement = Literal["mse", "pairwise"]
 
 def seen_by(q: Tensor, labels: Tensor) -> Tensor:
     """q_k(x): probabilities [B, K] at each client's labels [C, L], 0 where the label is -1."""
+    # -1 is no index; what label 0 gives there is masked.
     at = q[:, labels.clamp(min=0)].transpose(0, 1)
     return at.masked_fill((labels < 0)[:, None], 0)
 

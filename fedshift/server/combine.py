@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedshift.arguments import called, check_fields
 from fedshift.errors import InputError
-from fedshift.server.weights import BySize, Weights
+from fedshift.server.weights import BySize, Uniform, Weights
 from fedshift.tree import Params, Parts, weighted_sum
 
 # Key in the updates: the weights by which each part was summed on arrival, part -> [C].
@@ -32,8 +33,24 @@ class Combine(Protocol):
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params: ...
 
 
+class Weighed(ABC):
+    """A combination rule whose weights a are those of the rule `weights`, by default 1/C."""
+
+    weights: Weights = Uniform()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.weights.needs
+
+    def weigh(self, table: Params) -> Tensor:
+        return self.weights(table)
+
+    @abstractmethod
+    def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params: ...
+
+
 @dataclass(frozen=True)
-class Mean:
+class Mean(Weighed):
     """sum_i a_i v_i with a from a weight rule."""
 
     weights: Weights = BySize()
@@ -45,13 +62,6 @@ class Mean:
                 f"Mean weights must be a rule for weights, got {called(self.weights)}, which "
                 "combines already; give BySize()"
             )
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.weights.needs
-
-    def weigh(self, table: Params) -> Tensor:
-        return self.weights(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         return weighted_sum(weights, stacked)
@@ -68,6 +78,7 @@ def total(updates: Parts, part: str, weights: Tensor) -> Params:
     if summed_by is None:
         return weighted_sum(weights, updates[part])
     if not torch.equal(summed_by, weights):
+        # No user's mistake: the method asks for other weights than its `sums` declared.
         raise ValueError(f'"{part}" was summed by other weights than the server asks for')
     return updates[part]
 
@@ -82,6 +93,7 @@ def combined(combine: Combine, updates: Parts, seed: int) -> Params:
 
 def combine_counters(weights: Tensor, stacked: Params) -> Params:
     """The largest value among clients of positive weight; counters [C, ...] are never averaged."""
+    # A client of weight 0 may not have trained, and its counters say nothing about the model.
     active = weights > 0
 
     def largest(v: Tensor) -> Tensor:
@@ -94,7 +106,7 @@ def combine_counters(weights: Tensor, stacked: Params) -> Params:
 def check_weights(weights: Tensor, count: int) -> None:
     """Weights used in aggregation are finite, non-negative and sum to 1 within 1e-9.
 
-    Raises InputError for all other weights and says what is wrong with them.
+    Raises InputError for all other weights, with the reason.
     """
     if weights.shape != (count,):
         raise InputError(

@@ -21,9 +21,10 @@ from fedshift.arguments import check_fields
 from fedshift.errors import InputError, check_name
 from fedshift.real import described, number
 from fedshift.seeds import numpy_generator
+from fedshift.server.combine import Weighed
 from fedshift.server.hull import project
 from fedshift.server.simplex import NO_CAP, Floats, Problem
-from fedshift.server.weights import BySize, Uniform, Weights
+from fedshift.server.weights import BySize, Weights
 from fedshift.tree import Params, weighted_sum
 
 Scope = Literal["tensor", "model"]
@@ -118,7 +119,7 @@ def fairest(rows: Floats, start: Floats, alpha: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class ConFree:
+class ConFree(Weighed):
     """theta <- theta + d / (1 + alpha^2), d as in `fairest` from g_0 as in `guidance`.
 
     Zheng et al. 2025, "ConFREE: conflict-free client update aggregation for personalized federated
@@ -139,16 +140,12 @@ class ConFree:
     alpha: float = 0.5
     normalise: bool = True
     scope: Scope = "tensor"
-    needs = ("n",)
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0.0 <= number(self.alpha) < math.inf:
             raise InputError(f"ConFree alpha must be 0 or more, got {described(self.alpha)}")
         check_name("scope of ConFree", self.scope, ("tensor", "model"))
-
-    def weigh(self, table: Params) -> Tensor:
-        return Uniform()(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # Sorted names: the result must not depend on the order of the parameters.
@@ -169,7 +166,7 @@ class ConFree:
 
 
 @dataclass(frozen=True)
-class PairwiseProjection:
+class PairwiseProjection(Weighed):
     """sum_i a_i v_i,   v_i = u_i - sum_{j != i} min(0, <u_i, u_j>) u_j / ||u_j||^2.
 
     What the FedDRM authors' code, algorithms/confree.py, runs in the place of ConFREE: inner
@@ -178,18 +175,12 @@ class PairwiseProjection:
 
     weights: Weights = BySize()
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.weights.needs
-
-    def weigh(self, table: Params) -> Tensor:
-        return self.weights(table)
-
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # Sorted names: the result must not depend on the order of the parameters.
         rows = coordinates(stacked[name] for name in sorted(stacked))
         gram = rows @ rows.T
         square = np.diag(gram)
+        # A change of 0 has no direction to project on; its products are 0, so any divisor will do.
         against = np.minimum(gram, 0.0) / np.where(square > 0.0, square, 1.0)
         np.fill_diagonal(against, 0.0)
         a = weights.double().numpy()

@@ -18,22 +18,13 @@ RIDGE = 1e-12
 ROUNDING = 1e-30
 
 
-def head_quadratic(variance: Tensor, means: Tensor, client: int) -> Tensor:
-    """P_i [C, C] float64, P_i[j, l] = 1{j = l} V_j + <H_i - H_j, H_i - H_l>.
-
-    variance V [C], means H [C, ...]. A diagonal of variances plus a Gram matrix, so positive
-    semidefinite. Xu, Tong and Huang 2023 (FedPAC), arXiv 2306.11867.
-    """
-    rows = means.double().flatten(1)
-    differences = rows - rows[client]
-    return torch.diag(variance.double()) + differences @ differences.T
-
-
 def head_weights(variance: Tensor, means: Tensor, active: Tensor) -> Tensor:
     """alpha [C, C] float64, row i = argmin over the simplex of alpha' P_i alpha.
 
-    P_i as in `head_quadratic`. Clients that `active` [C] marks False give nothing and keep their
-    own head: alpha_i = e_i. Since sum_j alpha_j = 1 the objective is
+        P_i[j, l] = 1{j = l} V_j + <H_i - H_j, H_i - H_l>,    variance V [C], means H [C, ...]
+
+    Xu, Tong and Huang 2023 (FedPAC), arXiv 2306.11867. Clients that `active` [C] marks False give
+    nothing and keep their head: alpha_i = e_i. Since sum_j alpha_j = 1 the objective is
 
         ||H_i - sum_j alpha_j H_j||^2 + sum_j V_j alpha_j^2,
 

@@ -233,8 +233,9 @@ def _barred_mass(problem: Problem, nearest: Floats, barred: Flags, missed: float
     if problem.counts is None or not barred.any():
         return 0.0
     shares = problem.counts / problem.counts.sum(axis=1, keepdims=True)
-    mixed, held = nearest @ shares + missed, shares[barred]
-    upper = np.divide(mixed, held, out=np.full_like(held, np.inf), where=held > 0.0)
+    mixed, has = nearest @ shares + missed, shares[barred]
+    # A label that the client does not have sets no limit.
+    upper = np.divide(mixed, has, out=np.full_like(has, np.inf), where=has > 0.0)
     return 2.0 * float(upper.min(axis=1).sum())
 
 

@@ -43,6 +43,7 @@ class Sgd:
         return zeros(params) if self.momentum else {}
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
+        # Without momentum there is no state to keep, send to a file, or restore.
         if not self.momentum:
             return add(params, delta, self.lr), {}
         moment = map_(lambda m, d: self.momentum * m + d, state, delta)
@@ -102,6 +103,7 @@ class Yogi:
 
     def __call__(self, params: Params, delta: Params, state: Params) -> tuple[Params, Params]:
         m, v = _blend(_moment("m", state), delta, self.beta1), _moment("v", state)
+        # Additive, where Adam's is multiplicative: v falls by at most (1 - beta2) delta^2.
         v = map_(lambda v, d: v - (1.0 - self.beta2) * d * d * torch.sign(v - d * d), v, delta)
         return _step(params, m, v, self.lr, self.tau), _prefixed("m", m) | _prefixed("v", v)
 
@@ -116,6 +118,7 @@ def _check_moments(lr: float, beta1: float, beta2: float, tau: float) -> None:
 
 
 def _first_moments(params: Params, tau: float) -> Params:
+    # tau^2, the least that the paper allows: from 0 the first steps would be of size lr / tau.
     v = map_(lambda p: torch.full_like(p, tau**2), params)
     return _prefixed("m", zeros(params)) | _prefixed("v", v)
 

@@ -175,6 +175,7 @@ def _with_ess(clients: _Clients, fraction: float, fidelity: Fidelity) -> PalsWei
             f"ess={fraction:g} cannot be met: under this cap the largest ESS is {most:.6g} of the "
             "examples; raise cap or lower ess"
         )
+    # At both ends the two forms have the same solution.
     if fidelity == "squared" or lam in (0.0, math.inf):
         return _with_note(_result(clients, lam, solution), fraction)
     distance = _distance(clients, solution)
@@ -222,6 +223,7 @@ def _report(
     weights[clients.places] = active
     unmatched = residual(full, active)
     nearest = residual(full, clients.mixture.expand(clients.mixture.nearest))
+    # Read-only: results may be cached and handed out again.
     for array in (weights, unmatched):
         array.setflags(write=False)
     exact = gap <= GAP_TOLERANCE * max(1.0, abs(f)) and error <= L1_TOLERANCE
@@ -260,6 +262,7 @@ def _prepare(
     if cap is not None:
         largest = number(cap)
         check_cap(largest, active.size)
+    # Up to rounding of the cap all clients at it must sum to 1.
     bound = NO_CAP if largest >= 1.0 else max(largest, 1.0 / active.size)
     n = sizes[active]
     mixed = mixture(counts[active] / n[:, None], n, shares, bound, counts[active])

@@ -81,6 +81,7 @@ def checked_target(target: ArrayLike, classes: int, rescale: bool) -> Floats:
             raise InputError(f"target[{k}] is {shares[k]:g}, which is {what}; allowed: 0 to 1")
     with np.errstate(over="ignore"):
         total = float(shares.sum())
+    # An infinite total passes, too: `rescaled` divides by the largest entry first.
     if rescale and total > 0.0:
         return rescaled(shares)
     if abs(total - 1.0) > 1e-6:
@@ -133,6 +134,7 @@ def _check_lam(lam: float) -> None:
 
 def check_cap(cap: float, active: int) -> None:
     """Raise InputError for a cap under which the weights of `active` clients sum to less than 1."""
+    # cap = 1/M must pass, although M times its float may be below 1.
     if cap * active < 1.0 - SUM_TOLERANCE:
         raise InputError(
             f"cap={cap:g} cannot be met: {active} clients with examples could carry "

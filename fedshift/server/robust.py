@@ -16,6 +16,7 @@ from torch import Tensor
 from fedshift.arguments import check_fields
 from fedshift.errors import InputError
 from fedshift.real import described, number
+from fedshift.server.combine import Weighed
 from fedshift.server.weights import Uniform, Weights
 from fedshift.tree import Params, map_, weighted_sum
 
@@ -24,24 +25,19 @@ BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(Weighed):
     """v_k = median_i v_ik, coordinate by coordinate; the mean of the middle two where C is even.
 
     Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates",
     arXiv 1803.01498, Definition 1. Leaves [C, ...] -> [...], whatever the weights.
     """
 
-    needs = Uniform.needs
-
-    def weigh(self, table: Params) -> Tensor:
-        return Uniform()(table)
-
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         return map_(lambda leaf: _middle(leaf, (len(leaf) - 1) // 2), stacked)
 
 
 @dataclass(frozen=True)
-class Trimmed:
+class Trimmed(Weighed):
     """Coordinate by coordinate the mean without the floor(share C) smallest and as many largest.
 
     Yin et al. 2018, arXiv 1803.01498, Definition 2. share = 0 is the plain mean. Raises InputError
@@ -49,7 +45,6 @@ class Trimmed:
     """
 
     share: float = 0.2
-    needs = Uniform.needs
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -58,15 +53,13 @@ class Trimmed:
                 f"share must be at least 0 and less than 0.5, got {described(self.share)}"
             )
 
-    def weigh(self, table: Params) -> Tensor:
-        return Uniform()(table)
-
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        # 1e-9 keeps whole numbers whole: 0.29 * 100 is 28.999999999999996 in floating point.
         return map_(lambda leaf: _middle(leaf, int(self.share * len(leaf) + 1e-9)), stacked)
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(Weighed):
     """The mean of the `keep` changes with the smallest scores
 
         s_i = sum of the C - f - 2 smallest ||v_i - v_j||^2 over j != i,
@@ -79,7 +72,6 @@ class Krum:
 
     byzantine: int = 1
     keep: int = 1
-    needs = Uniform.needs
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,9 +84,10 @@ class Krum:
     def weigh(self, table: Params) -> Tensor:
         # Checked here too: a run with too few clients is refused before any client trains.
         self._check(len(table["n"]))
-        return Uniform()(table)
+        return super().weigh(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
+        # A stable sort, so that among equal scores the lower client goes first.
         near = self.scores(stacked).argsort(stable=True)[: self.keep]
         chosen = torch.zeros_like(weights).index_fill(0, near, 1.0 / self.keep)
         return weighted_sum(chosen, stacked)
@@ -117,7 +110,7 @@ class Krum:
 
 
 @dataclass(frozen=True)
-class Geometric:
+class Geometric(Weighed):
     """argmin_v sum_i a_i ||v - v_i||, by Weiszfeld's steps; the norm is over the whole model.
 
         b_i = a_i / max(`floor`, ||v - v_i||),  v <- sum_i b_i v_i / sum_i b_i
@@ -142,13 +135,6 @@ class Geometric:
                 f"tolerance={described(self.tolerance)}; allowed: floor > 0, steps >= 1 and whole, "
                 "tolerance >= 0"
             )
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.weights.needs
-
-    def weigh(self, table: Params) -> Tensor:
-        return self.weights(table)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         # Not the mean: one huge change moves it far away, and leaving from there takes many steps.
@@ -196,5 +182,6 @@ def _blocks(leaf: Tensor) -> Iterator[Tensor]:
 
 def _middle(leaf: Tensor, cut: int) -> Tensor:
     """The mean over the first axis of `leaf` [C, ...] without `cut` values at either end."""
+    # Sorted in the type of the leaf; only the few values that are averaged become float64.
     middle = leaf.sort(dim=0).values[cut : len(leaf) - cut]
     return middle.double().mean(0).to(leaf.dtype)

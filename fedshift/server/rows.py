@@ -29,7 +29,7 @@ def head_rows(params: Params, head: tuple[str, ...], labels: int) -> tuple[str, 
             f"{', '.join(list(params)[:8])}.{close}"
         )
     for name in names:
-        rows = tuple(params[name].shape)[:1]
+        rows = tuple(params[name].shape)[:1]  # () for a scalar, which has no rows
         if rows != (labels,):
             raise InputError(
                 f"label sets cut the head into one row per label, {labels} of them; {name} is "
@@ -79,6 +79,7 @@ def local_numbers(labels: Tensor, label_set: Tensor) -> Tensor:
 
     labels [L] as in a row of the table, label_set [K] bool.
     """
+    # clamp: an empty slot has no rank, but must have some index.
     rank = label_set.long().cumsum(0) - 1
     return torch.where(labels < 0, labels, rank[labels.clamp(min=0)])
 
@@ -109,6 +110,7 @@ def holder_shares(weights: Tensor, label_sets: Tensor) -> Tensor:
     hold gets the weights as they are: dividing by a sum of 1 up to rounding would change bits where
     every client has every label.
     """
+    # Renormalised per label: a row is a mean over its holders, not shrunk by all other clients.
     masses = weights.double()[:, None] * label_sets
     total = masses.sum(0)
     share = masses / torch.where(total > 0, total, 1.0)
@@ -124,6 +126,7 @@ def row_sum(shares: Tensor, stacked: Tensor) -> Tensor:
     out = torch.zeros(stacked.shape[1:], dtype=torch.float64, device=stacked.device)
     for share, rows in zip(shares, stacked, strict=True):
         factor = share.reshape(-1, *[1] * (rows.ndim - 1))
+        # Masked after multiplying: 0 * NaN is NaN.
         out.add_((rows.double() * factor).masked_fill(factor == 0, 0))
     return out.to(stacked.dtype)
 

@@ -92,7 +92,7 @@ def allocate(scores: Floats, sizes: Floats, upper: Floats) -> Floats:
 def _allocate_by_bisection(scores: Floats, sizes: Floats, upper: Floats, breaks: Floats) -> Floats:
     """`allocate` where sizes differ so much that running sums lose the small ones altogether.
 
-    The segment of theta is found by bisection over the sorted breakpoints, each sum from scratch.
+    Bisection over the sorted breakpoints gives the segment of theta, each sum from scratch.
     """
     low, high = 0, breaks.size - 1
     while high - low > 1:

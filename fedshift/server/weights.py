@@ -49,7 +49,7 @@ class BySize:
                 "the clients' numbers of examples are no finite numbers, or sum to more than a "
                 f"number can hold; the largest is {float(table['n'].max()):.4g}"
             )
-        return table["n"] / total
+        return table["n"] / total  # float64, as the table is
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Pals:
     needs = ("n", "labels")
 
     def __post_init__(self) -> None:
+        # First, because its messages know the ranges; `check_fields` only knows types.
         check_setting(self.lam, self.ess, self.cap, self.fidelity)
         check_fields(self)
         try:
@@ -93,6 +94,7 @@ class Pals:
             raise InputError(f"the target must sum to 1, it sums to {sum(target.tolist()):.6g}")
 
     def __call__(self, table: Params) -> Tensor:
+        # A copy: the cached array is read-only, which torch does not respect.
         return torch.tensor(self.solved(table).weights.tolist(), dtype=torch.float64)
 
     def solved(self, table: Params) -> PalsWeights:

@@ -5,73 +5,41 @@ a client's images look like: `transform_of(pool, client)(images)`; see `covariat
 """
 
 from fedshift.moved import moved
-from fedshift.shifts.base import (
-    Partition,
-    Shift,
-    check_partition,
-    label_counts,
-    marginals,
-)
-from fedshift.shifts.covariate import (
-    Brightness,
-    Compose,
-    Gamma,
-    Hue,
-    Invert,
-    Posterise,
-    Saturation,
-    Transform,
-    bit_pool,
-    fashion_pool,
-    transform_of,
-    wide_pool,
-)
-from fedshift.shifts.crop import RandomResizedCrop
-from fedshift.shifts.groups import group_shares, whole_groups
-from fedshift.shifts.label import DirichletPerClass, DirichletPerClient, Iid, Shards, Sparsity
-from fedshift.shifts.label_sets import LabelSetSplit
-from fedshift.shifts.measures import LabelDistances, domain_auc, label_distances
-from fedshift.shifts.noise import GaussianNoise, noise_pool, noisy_writers
-from fedshift.shifts.quantity import QuantitySkew
-from fedshift.shifts.target import dirichlet_marginal, resample_to, sparse_marginal
+from fedshift.shifts.base import Partition as Partition
+from fedshift.shifts.base import Shift as Shift
+from fedshift.shifts.base import check_partition as check_partition
+from fedshift.shifts.base import label_counts as label_counts
+from fedshift.shifts.base import marginals as marginals
+from fedshift.shifts.covariate import Brightness as Brightness
+from fedshift.shifts.covariate import Compose as Compose
+from fedshift.shifts.covariate import Gamma as Gamma
+from fedshift.shifts.covariate import Hue as Hue
+from fedshift.shifts.covariate import Invert as Invert
+from fedshift.shifts.covariate import Posterise as Posterise
+from fedshift.shifts.covariate import Saturation as Saturation
+from fedshift.shifts.covariate import Transform as Transform
+from fedshift.shifts.covariate import bit_pool as bit_pool
+from fedshift.shifts.covariate import fashion_pool as fashion_pool
+from fedshift.shifts.covariate import transform_of as transform_of
+from fedshift.shifts.covariate import wide_pool as wide_pool
+from fedshift.shifts.crop import RandomResizedCrop as RandomResizedCrop
+from fedshift.shifts.groups import group_shares as group_shares
+from fedshift.shifts.groups import whole_groups as whole_groups
+from fedshift.shifts.label import DirichletPerClass as DirichletPerClass
+from fedshift.shifts.label import DirichletPerClient as DirichletPerClient
+from fedshift.shifts.label import Iid as Iid
+from fedshift.shifts.label import Shards as Shards
+from fedshift.shifts.label import Sparsity as Sparsity
+from fedshift.shifts.label_sets import LabelSetSplit as LabelSetSplit
+from fedshift.shifts.measures import LabelDistances as LabelDistances
+from fedshift.shifts.measures import domain_auc as domain_auc
+from fedshift.shifts.measures import label_distances as label_distances
+from fedshift.shifts.noise import GaussianNoise as GaussianNoise
+from fedshift.shifts.noise import noise_pool as noise_pool
+from fedshift.shifts.noise import noisy_writers as noisy_writers
+from fedshift.shifts.quantity import QuantitySkew as QuantitySkew
+from fedshift.shifts.target import dirichlet_marginal as dirichlet_marginal
+from fedshift.shifts.target import resample_to as resample_to
+from fedshift.shifts.target import sparse_marginal as sparse_marginal
 
 __getattr__ = moved(__name__, Imbalanced="fedshift.papers.datasets.fedpals_clients")
-
-__all__ = [
-    "Brightness",
-    "Compose",
-    "DirichletPerClass",
-    "DirichletPerClient",
-    "Gamma",
-    "GaussianNoise",
-    "Hue",
-    "Iid",
-    "Invert",
-    "LabelDistances",
-    "LabelSetSplit",
-    "Partition",
-    "Posterise",
-    "QuantitySkew",
-    "RandomResizedCrop",
-    "Saturation",
-    "Shards",
-    "Shift",
-    "Sparsity",
-    "Transform",
-    "bit_pool",
-    "check_partition",
-    "dirichlet_marginal",
-    "domain_auc",
-    "fashion_pool",
-    "group_shares",
-    "label_counts",
-    "label_distances",
-    "marginals",
-    "noise_pool",
-    "noisy_writers",
-    "resample_to",
-    "sparse_marginal",
-    "transform_of",
-    "whole_groups",
-    "wide_pool",
-]

@@ -150,6 +150,7 @@ def label_counts(labels: ArrayLike, parts: Sequence[Ints], classes: int) -> Ints
     array, clients = np.asarray(labels), len(parts)
     sizes = np.array([part.size for part in parts], dtype=np.int64)
     owner = np.repeat(np.arange(clients), sizes)
+    # The empty array keeps the type of an index where there are no parts.
     used = array[np.concatenate([*parts, np.empty(0, np.int64)])]
     if used.size and (used.min() < 0 or used.max() >= classes):
         raise InputError(
@@ -185,6 +186,7 @@ def largest_remainder(quota: Floats) -> Ints:
     """
     base = np.floor(quota + _SLACK)
     missing = np.rint(quota.sum(axis=-1, keepdims=True)) - base.sum(axis=-1, keepdims=True)
+    # Sorting twice gives ranks: 0 for the largest fraction, which is rounded up first.
     rank = np.argsort(np.argsort(base - quota, axis=-1, kind="stable"), axis=-1)
     return np.asarray(base + (rank < missing), dtype=np.int64)
 
@@ -215,6 +217,8 @@ def round_within(quota: Floats, capacity: Ints) -> Ints:
 
 def _repair(up: Ints, open_: NDArray[np.bool_], missing: Ints, room: Ints) -> Ints:
     """Changes in {-1, 0, 1} [M, K]: `missing[i]` more in row i, at most `room[y]` in column y."""
+    # Nodes: rows, columns, a source that asks for what rows miss, a sink that takes columns' room.
+    # An edge row -> column rounds that entry up, column -> row rounds one down again.
     rows, columns = up.shape
     source, sink = rows + columns, rows + columns + 1
     add, drop = np.argwhere((up == 0) & open_), np.argwhere(up == 1)
@@ -238,6 +242,7 @@ def split_by_owner(order: Ints, owner: Ints, clients: int) -> Partition:
 
 def shuffled_by_label(labels: Ints, rng: np.random.Generator) -> Ints:
     """All indices, sorted by label, in random order within a label."""
+    # A stable sort of a random order keeps that order within each label.
     shuffled = rng.permutation(labels.size)
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 

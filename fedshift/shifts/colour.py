@@ -29,7 +29,7 @@ def check_images(images: Tensor) -> Tensor:
         )
     if images.numel():
         low, high = (float(v) for v in images.aminmax())
-        if low != low:
+        if low != low:  # NaN
             raise InputError("images contain NaN; allowed: numbers in [0, 1].")
         if low < 0 or high > 1:
             raise InputError(
@@ -76,6 +76,7 @@ def hsv_to_rgb(images: Tensor) -> Tensor:
     """
     hue, saturation, value = images.unbind(1)
     parts = []
+    # By arithmetic for all pixels at once; `colorsys` branches over six sectors.
     for place in _PLACES:
         k = (place + 6 * hue) % 6
         share = torch.minimum(k, 4 - k).clamp(0, 1)

@@ -121,6 +121,7 @@ class Hue:
             raise InputError(f"hue shift={self.shift!r}; allowed: a finite number, in turns.")
 
     def __call__(self, images: Tensor) -> Tensor:
+        # Greys have no hue; a whole turn would only add the rounding of the way there and back.
         if check_images(images).shape[1] == 1 or self.shift % 1 == 0:
             return images
         hsv = rgb_to_hsv(images)
@@ -144,6 +145,7 @@ class Posterise:
 
     def __call__(self, images: Tensor) -> Tensor:
         step = 2.0 ** (8 - self.bits)
+        # 8 - bits low bits are dropped: multiples of `step` are left.
         byte = (check_images(images) * _TO_BYTE).floor().clamp(max=255)
         return (byte / step).floor() * step / 255
 
@@ -225,6 +227,7 @@ def transform_of(pool: Pool, client: int) -> Transform:
 
 
 def _finite(value: object) -> bool:
+    # True is an int, but no factor.
     return isinstance(value, int | float) and value is not True and math.isfinite(value)
 
 

@@ -49,6 +49,7 @@ class RandomResizedCrop:
         n, _, height, width = check_images(images).shape
         top, left, rows, columns = self.boxes(n, height, width, generator)
         down, across = _positions(top, rows, height), _positions(left, columns, width)
+        # Rows, then columns: bilinear interpolation is the product of two linear ones.
         out = _interpolated(images, down[:, None, :, None], 2)
         return _interpolated(out, across[:, None, None, :], 3).clamp(0, 1)
 
@@ -56,13 +57,14 @@ class RandomResizedCrop:
         self, n: int, height: int, width: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(top, left, rows, columns) of n boxes, int64 [n] each."""
+        # All tries of all images at once, so that the number of draws does not depend on which fit.
         u = torch.rand(4, n, _TRIES, generator=generator, dtype=torch.float64)
         low, high = (math.log(r) for r in self.ratio)
         area = (self.scale[0] + (self.scale[1] - self.scale[0]) * u[0]) * height * width
         ratio = (low + (high - low) * u[1]).exp()
         rows, columns = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
         fits = (rows >= 1) & (rows <= height) & (columns >= 1) & (columns <= width)
-        first = fits.int().argmax(1, keepdim=True)
+        first = fits.int().argmax(1, keepdim=True)  # of equal values the first; 0 if none fits
         box = (rows, columns, (height - rows + 1) * u[2], (width - columns + 1) * u[3])
         drawn = torch.stack([v.gather(1, first)[:, 0] for v in box]).floor()
         central = drawn.new_tensor(_central(height, width, self.ratio))[:, None]

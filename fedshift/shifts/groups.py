@@ -24,12 +24,12 @@ def whole_groups(groups: ArrayLike, clients: int) -> Partition:
     Raises InputError for group numbers that are not whole and >= 0, or fewer groups than clients.
     """
     array, sizes = _checked(groups, clients)
-    filled = int((sizes > 0).sum())
     owner, totals = np.full(len(sizes), -1), np.zeros(clients, np.int64)
-    for group in np.argsort(sizes, kind="stable")[::-1][:filled]:
+    # Largest first: the small ones then level out what the large ones left uneven.
+    for group in np.argsort(sizes, kind="stable")[::-1][: np.count_nonzero(sizes)]:
         owner[group] = totals.argmin()
         totals[owner[group]] += sizes[group]
-    return tuple(np.flatnonzero(owner[array] == client) for client in range(clients))
+    return _rows(owner[array], clients)
 
 
 def group_shares(groups: ArrayLike, clients: int, rng: np.random.Generator) -> Partition:
@@ -49,7 +49,11 @@ def group_shares(groups: ArrayLike, clients: int, rng: np.random.Generator) -> P
     owner = np.full(len(sizes), -1)
     for client, share in enumerate(np.array_split(order, clients)):
         owner[share] = client
-    return tuple(np.flatnonzero(owner[array] == client) for client in range(clients))
+    return _rows(owner[array], clients)
+
+
+def _rows(owner: Ints, clients: int) -> Partition:
+    return tuple(np.flatnonzero(owner == client) for client in range(clients))
 
 
 def _checked(groups: ArrayLike, clients: int) -> tuple[Ints, Ints]:
@@ -62,7 +66,8 @@ def _checked(groups: ArrayLike, clients: int) -> tuple[Ints, Ints]:
             "for each sample"
         )
     sizes: Ints = np.bincount(array).astype(np.int64)
-    filled = int((sizes > 0).sum())
+    # Numbers may have gaps: only groups that occur can be given to a client.
+    filled = np.count_nonzero(sizes)
     if filled < clients:
         raise InputError(
             f"clients={clients}, but there are {filled} groups, and groups stay whole; "

@@ -42,6 +42,7 @@ class Iid:
         self, labels: Ints, classes: int, clients: int, rng: np.random.Generator
     ) -> Partition:
         labels = check_inputs(labels, classes, clients, rng)
+        # In turn over a random order: sizes differ by at most one.
         owner = np.arange(labels.size) % clients
         return split_by_owner(rng.permutation(labels.size), owner, clients)
 
@@ -74,6 +75,7 @@ class Sparsity:
         labels = check_inputs(labels, classes, clients, rng)
         supply = np.bincount(labels, minlength=classes)
         sets = draw_label_sets(self.labels_per_client, supply > 0, clients, rng)
+        # Labels that no client drew set no limit; any number above all others stands for that.
         holders = sets.sum(axis=0)
         each = np.where(holders > 0, supply // np.maximum(holders, 1), labels.size)
         if each.min() == 0:
@@ -105,6 +107,7 @@ def draw_label_sets(
             f"the data{note}. Lower labels_per_client."
         )
     sets = np.zeros((rows, present.size), np.int64)
+    # Each row is `size` ones and zeros in random order: uniform over sets of that size.
     sets[:, drawable] = rng.permuted(np.tile(np.arange(drawable.size) < size, (rows, 1)), axis=1)
     return sets
 
@@ -157,6 +160,7 @@ class DirichletPerClient:
             return deal(labels, fill(p, supply, even_sizes(labels.size, clients), rng), rng)
 
         def draw() -> tuple[int, Floats]:
+            # The size follows from the marginals, so it is part of what is drawn again.
             p = self._draw(supply, clients, rng)
             return largest_multiple(supply, p.sum(axis=0))[0], p
 
@@ -183,6 +187,7 @@ def fill(p: Floats, supply: Ints, sizes: Ints, rng: np.random.Generator) -> Ints
             need, _normalised(p * (supply_left > 0), supply_left.astype(np.float64))
         )
         for y in np.flatnonzero(requests.sum(axis=0) > supply_left):
+            # Which requests are refused is drawn fairly: none depends on the order of clients.
             requests[:, y] = rng.multivariate_hypergeometric(requests[:, y], supply_left[y])
         counts += requests
         supply_left -= requests.sum(axis=0)
@@ -236,6 +241,7 @@ def _cut(q: Floats, supply: Ints) -> Ints:
     # Dividing by the last entry makes it exactly 1, so that the row's last client with any mass
     # closes the row and one whose mass is 0 gets nothing, whatever the rounding.
     cuts = np.floor(cumulated / cumulated[:, -1:] * supply[:, None]).astype(np.int64)
+    # Differences of cumulated counts: they add up to n_y whatever the rounding.
     return np.diff(cuts, axis=1, prepend=0).T
 
 
@@ -244,6 +250,7 @@ def _cut_with_capacity(q: Floats, supply: Ints) -> Ints:
     counts = np.zeros((clients, supply.size), np.int64)
     sizes = np.zeros(clients, np.int64)
     for y in np.flatnonzero(supply):
+        # n_i < n / M without division, so that nothing is rounded.
         below = (sizes * clients < supply.sum()).astype(np.float64)
         counts[:, y] = _cut(_normalised(q[y : y + 1] * below, below), supply[y : y + 1])[:, 0]
         sizes += counts[:, y]
@@ -278,6 +285,7 @@ class Shards:
                 f"per_client={self.per_client} for {clients} clients makes {shards} shards of "
                 f"{labels.size} samples; allowed: per_client up to {labels.size // clients}."
             )
+        # Each client occurs `per_client` times among the shards, in random places.
         owner_of_shard = rng.permutation(shards) % clients
         owner = np.repeat(owner_of_shard, even_sizes(labels.size, shards))
         return split_by_owner(shuffled_by_label(labels, rng), owner, clients)

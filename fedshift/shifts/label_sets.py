@@ -33,8 +33,8 @@ class LabelSetSplit:
     few labels for c, or draws that never fit.
 
     Source: Breitholtz, Listo Zec and Johansson 2025, arXiv 2508.18774, whose clients hold labels
-    drawn uniformly at random (2,000 examples each, as we were told). `cover` and `common` are ours:
-    the paper's rule for labels without a client is unknown.
+    drawn uniformly at random (2,000 examples each, as reported to us). `cover` and `common`
+    are ours: the paper gives no rule for labels without a client.
     """
 
     labels_per_client: int
@@ -80,6 +80,7 @@ class LabelSetSplit:
                 "or a larger common."
             )
         sets = np.zeros((clients, len(present)), np.bool_)
+        # The first c labels for all clients, the next k - c for the first one, and so on.
         sets[:, order[:c]] = True
         sets[np.arange(clients)[:, None], order[c:needed].reshape(clients, k - c)] = True
         return sets
@@ -110,6 +111,7 @@ def shared_evenly(samples: int, sets: Sets, rng: np.random.Generator) -> Ints:
     without labels has zeros.
     """
     size = sets.sum(axis=1, keepdims=True)
+    # The rank of each label in a random order; labels outside of the set come last.
     order = np.where(sets, rng.random(sets.shape), np.inf).argsort(axis=1).argsort(axis=1)
     base, more = samples // np.maximum(size, 1), samples % np.maximum(size, 1)
     return np.asarray(sets * (base + (order < more)), dtype=np.int64)

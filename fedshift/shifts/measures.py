@@ -49,6 +49,7 @@ def label_distances(counts: ArrayLike) -> LabelDistances:
     js = (rel_entr(a, middle) + rel_entr(b, middle)).sum(-1) / (2 * np.log(2))
     overlap = np.sqrt(a * b).sum(-1)
     variation = np.abs(a - b).sum(-1) / 2
+    # Rounding can take an overlap of equal rows above 1.
     tables = (js, np.sqrt(np.maximum(1 - overlap, 0)), variation)
     absent = share.sum(1) == 0
     unknown = absent[:, None] | absent[None, :]
@@ -73,7 +74,7 @@ def domain_auc(
     scores; the AUC is the mean over folds, because scores of different fits do not compare. Below
     1/2 is chance, not a reversed classifier. NaN on the diagonal.
 
-    inputs[i] is [n_i, ...], flattened; of more than `most` examples, so many are drawn. All draws
+    inputs[i] is [n_i, ...], flattened; of more than `most` examples, `most` are drawn. All draws
     are keyed by (seed, client), so a pair's value does not depend on the other clients. Both sides
     weigh the same whatever their sizes. A linear f misses curved borders, so the value
     is a lower bound for what a better classifier finds.
@@ -106,6 +107,7 @@ def auc(high: ArrayLike, low: ArrayLike) -> float:
     up, down = np.asarray(high, dtype=np.float64), np.asarray(low, dtype=np.float64)
     if not up.size or not down.size:
         return float("nan")
+    # Ties have the mean of their ranks, which counts each as one half.
     ranks = rankdata(np.concatenate([up, down]))[: up.size].sum()
     return float((ranks - up.size * (up.size + 1) / 2) / (up.size * down.size))
 
@@ -142,6 +144,7 @@ def _drawn(values: ArrayLike, client: int, seed: int, folds: int, most: int) -> 
     x = array.reshape(len(array), -1)
     if not np.isfinite(x).all():
         raise InputError(f"client {client} has inputs that are not finite")
+    # A random order, so that folds are random and of nearly equal size.
     order = numpy_generator(seed, "domain", client).permutation(len(x))[:most]
     return x[order], np.arange(len(order), dtype=np.int64) % folds
 

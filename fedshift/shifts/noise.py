@@ -46,7 +46,7 @@ class GaussianNoise:
     def __call__(self, images: Tensor) -> Tensor:
         check_images(images)
         if not self.deviation or not len(images):
-            return images
+            return images  # torch.stack refuses an empty list
         noise = torch.stack([self._drawn(image) for image in images])
         return (images + self.deviation * noise).clamp(0.0, 1.0)
 
@@ -73,8 +73,9 @@ class Shared:
         check_count("looks in the pool", len(self.pool), 1)
 
     def __call__(self, images: Tensor) -> Tensor:
+        # Dealt in turn from a random order: parts differ in size by at most one image.
         order = numpy_generator(self.seed, "shared looks").permutation(len(images))
-        changed = images.clone()
+        changed = images.clone()  # the caller's images stay
         for i, rows in enumerate(order[k :: len(self.pool)] for k in range(len(self.pool))):
             changed[rows] = self.pool[i](images[rows])
         return changed
@@ -89,6 +90,7 @@ def noise_pool(sigma: float, clients: int, seed: int = 0) -> Pool:
     0 and no clients.
     """
     check_count("clients", clients, 1)
+    # From 1: at i = 0 the first client would see clean images.
     steps = range(1, clients + 1)
     return tuple(GaussianNoise(sigma * i / clients, seed, i - 1) for i in steps)
 

@@ -41,6 +41,7 @@ class QuantitySkew:
         self, labels: Ints, classes: int, clients: int, rng: np.random.Generator
     ) -> Partition:
         n = check_inputs(labels, classes, clients, rng, self.min_size).size
+        # The minimum first, the rest in proportion: no draw has to be repeated.
         q = dirichlet(self.beta, clients, 1, rng)[0]
         sizes = self.min_size + largest_remainder(q * (n - clients * self.min_size))
         return split_by_owner(rng.permutation(n), np.repeat(np.arange(clients), sizes), clients)

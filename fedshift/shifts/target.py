@@ -28,6 +28,7 @@ def sparse_marginal(classes: int, labels_per_client: int, rng: np.random.Generat
     """
     check_count("classes", classes, 1)
     check_count("labels_per_client", labels_per_client, 1)
+    # Drawn as a client's labels are, so that a target can be one more client.
     chosen = draw_label_sets(labels_per_client, np.ones(classes, np.bool_), 1, rng)
     return np.asarray(chosen[0] / float(labels_per_client), dtype=np.float64)
 
@@ -60,6 +61,7 @@ def check_marginal(marginal: ArrayLike, classes: int, name: str = "marginal") ->
         raise InputError(
             f"{name} sums to {total:.6g}; allowed: 1 within 1e-6. Divide counts by their sum."
         )
+    # Within 1e-6 is enough for users; sums of many shares must not be off by as much.
     return np.asarray(values / total)
 
 
@@ -90,6 +92,7 @@ def resample_to(
             f"marginal[{missing[0]}]={target[missing[0]]:.3g} but there are no samples of label "
             f"{missing[0]}. Set its mass to 0 and renormalise, or add samples of it."
         )
+    # Without replacement the label that runs out first decides.
     largest, scarce = largest_multiple(supply, target)
     if size is None:
         size = largest

@@ -23,9 +23,12 @@ from fedshift.sketch import sketched
 from fedshift.tasks.columns import Rules, fit_columns
 from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
 from fedshift.tasks.layout import Layout, Part, part_of
-from fedshift.tasks.names import Coded, Ints, listed
+from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Inputs, Tensors
 from fedshift.tasks.target import Target
+
+# Columns of an array whose deviations differ by this factor are named.
+SCALES = 100
 
 
 @sketched
@@ -218,7 +221,8 @@ def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding
     if inputs.form == "one" and not ahead:
         x = inputs.of["x"]
         pixels = x.dtype == torch.uint8
-        return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), []
+        notes = _about_scales(x, cut) if x.ndim == 2 else []
+        return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), notes
     parts = tuple(part_of(name, v) for name, v in inputs.of.items())
     layout = Layout((*parts, *ahead), inputs.form, bool(ahead))
     return Encoding(classes, task.kind, layout=layout), []
@@ -274,9 +278,9 @@ def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) 
     at_clients = labels.counts(np.concatenate(cut.rows))
     alone = [n for n, t, c in zip(labels.names, T, at_clients, strict=True) if t > 0 and not c]
     if task.target.kind in ("client", "test set"):
+        rows = many(len(cut.target), "row")
         notes.append(
-            f"T is the label counts of {task.target.text} ({len(cut.target):,} rows); its rows "
-            "are for testing alone."
+            f"T is the label counts of {task.target.text} ({rows}); its rows are for testing alone."
         )
     if alone:
         notes.append(
@@ -303,6 +307,18 @@ def _about_clients(task: Uncut, cut: Cut, labels: Coded) -> list[str]:
     if only and len(task.clients) > 1:
         notes.append(f"Labels of one client alone: {listed(only)}.")
     return notes
+
+
+def _about_scales(x: Tensor, cut: Cut) -> list[str]:
+    """Whether columns are of such different scales that training would suffer."""
+    sd = x[torch.from_numpy(np.concatenate(cut.trains))].std(0, correction=0)
+    sd = sd[sd > 0]
+    if not len(sd) or float(sd.max() / sd.min()) < SCALES:
+        return []
+    return [
+        f"The columns of x have deviations from {float(sd.min()):.3g} to {float(sd.max()):.3g}; "
+        "arrays are taken as they are, from_frame standardises them."
+    ]
 
 
 def _about_others(task: Uncut, cut: Cut, columns: tuple[Column, ...]) -> list[str]:

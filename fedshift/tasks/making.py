@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import called
+from fedshift.data import first_not_finite
 from fedshift.errors import InputError, nearest, shown, unknown
 from fedshift.tasks.columns import Rules
-from fedshift.tasks.names import Coded, coded, listed, ordered, plain, reordered
-from fedshift.tasks.rows import Columns, Inputs, inputs_of
+from fedshift.tasks.names import Coded, coded, listed, many, ordered, plain, reordered
+from fedshift.tasks.rows import Columns, Inputs, Tensors, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
 
 # Sets of labels beyond this number count as one class of the label table.
@@ -86,6 +87,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
             '"clients" or a test set'
         )
     clients, empty = _clients_with_labels(places, labels, goal)
+    _check_finite(inputs, places)
     notes += _about_rows(places, labels, outside, empty)
     return fields | {
         "clients": clients,
@@ -153,12 +155,26 @@ def _clients_with_labels(
     empty = [name for name, count in zip(places.names, counts, strict=True) if not count]
     if goal.name in empty:
         raise InputError(f'the target "{shown(goal.name)}" has no row with a label to test on')
-    clients = tuple(c for c in places.names if c not in empty and c != goal.name)
+    left_out = {*empty, goal.name}
+    clients = tuple(c for c in places.names if c not in left_out)
     if not clients:
         raise InputError(
             "no client has a row with a label; nothing is left to train on. Look at client= and y"
         )
     return clients, empty
+
+
+def _check_finite(inputs: Inputs, places: Coded) -> None:
+    """Raise InputError for tensors with NaN or infinity, with the row and its client."""
+    for name, v in inputs.of.items() if isinstance(inputs, Tensors) else ():
+        row = first_not_finite(v)
+        if row is not None:
+            client = places.codes[row]
+            whose = f' (client "{shown(places.names[client])}")' if client >= 0 else ""
+            raise InputError(
+                f"{shown(name)} holds NaN or infinity in row {row}{whose}; fill it in, leave the "
+                "row out, or give a table (from_frame), where values may be missing"
+            )
 
 
 def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
@@ -259,11 +275,12 @@ def _about_rows(places: Coded, labels: Coded, outside: int, empty: list[str]) ->
     if without.any():
         counts = Coded(places.codes[:n][without], places.names).counts()
         each = [f"{c}: {k:,}" for c, k in zip(places.names, counts, strict=True) if k]
-        notes.append(f"{int(without.sum()):,} rows without a label were left out ({listed(each)}).")
+        left_out = many(int(without.sum()), "row")
+        notes.append(f"Left out without a label: {left_out} ({listed(each)}).")
     if count := int((labels.codes[n:] < 0).sum()):
-        notes.append(f"{count:,} rows of the test set have no label and were left out.")
+        notes.append(f"Left out of the test set, without a label: {many(count, 'row')}.")
     if count := int((places.codes[:n] < 0).sum()):
-        notes.append(f"{count:,} rows name no client and were left out.")
+        notes.append(f"Left out because they name no client: {many(count, 'row')}.")
     if empty:
         notes.append(f"Clients without a labelled row were left out: {listed(empty)}.")
     return notes

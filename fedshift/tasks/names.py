@@ -99,6 +99,11 @@ def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
     return Coded(place[given.codes].astype(np.int64), wanted)
 
 
+def many(count: int, what: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """The first names, and how many more there are."""
     first = ", ".join(shown(name, 30) for name in names[:most])

@@ -11,13 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedshift.errors import DataError, InputError, nearest, shown
-from fedshift.tasks.names import listed
+from fedshift.tasks.names import listed, many
 
 # Bytes that are looked at, and lines of them.
 SAMPLE, LINES = 1 << 18, 200
-SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
+# The line that names the columns is looked for in so many.
+TITLE = 20
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", " ": "a space"}
 _POINT = re.compile(r"[+-]?\d+\.\d+", re.ASCII)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
 _GROUPS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
@@ -25,7 +28,7 @@ _GROUPS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Format:
-    """How a CSV file is written; header: the names of its columns, first: lines before the data."""
+    """How a CSV file is written; header: names of its columns, first: lines above the data."""
 
     separator: str
     decimal: str
@@ -40,8 +43,18 @@ class Format:
         odd = [f"{SEPARATORS.get(self.separator, self.separator)} between columns"]
         odd = odd if self.separator != "," else []
         odd += ["a decimal comma"] if self.decimal == "," else []
+        odd += (
+            [f"{many(self.first - 1, 'line')} above the names of columns"] if self.first > 1 else []
+        )
         odd += [f"encoding {self.encoding}"] if not self.encoding.startswith("utf-8") else []
         return [f"Read with {', '.join(odd)}."] if odd else []
+
+
+class Row(NamedTuple):
+    """The cells of a row, and the number of the line at which it ends."""
+
+    line: int
+    cells: list[str]
 
 
 def sniffed(
@@ -62,25 +75,24 @@ def sniffed(
     for name, value, allowed in (("separator", separator, None), ("decimal", decimal, (".", ","))):
         if value is not None and (len(value) != 1 or (allowed and value not in allowed)):
             raise InputError(f'{name}="{shown(value)}": give one sign, as "," or None to find it')
-    separator = separator or _separator(text, wanted)
-    rows = _rows(text, separator)
-    if not rows:
-        raise DataError(f"{path} is empty; its first line must name the columns")
-    given = [str(cell).strip() for cell in (rows[0] if header is None else header)]
-    names = tuple(name or f"unnamed: {i}" for i, name in enumerate(given))
-    cells = rows if header is not None else rows[1:]
-    _check_names(path, names, wanted, rows[0] if header is None else None)
+    separator = separator or _separator(path, text, wanted)
+    rows = _rows(path, text, separator)
+    at = 0 if header is not None else _header(rows, wanted)
+    names = _names(rows[at].cells if header is None else header)
+    cells = rows if header is not None else rows[at + 1 :]
+    _check_names(path, names, wanted, rows[at].cells if header is None else None)
     if not cells:
         raise DataError(f"{path} names columns and has no rows")
-    for number, row in enumerate(cells, 1 if header is not None else 2):
-        if len(row) != len(names):
+    for row in cells:
+        if len(row.cells) != len(names):
             raise DataError(
-                f"{path}, line {number}: {len(row)} cells; the first line names {len(names)} "
-                f"columns, {SEPARATORS.get(separator, separator)} between them. If it is another "
-                'sign, give separator="..."'
+                f"{path}, line {row.line}: {len(row.cells)} cells; the first line names "
+                f"{len(names)} columns, with {SEPARATORS.get(separator, separator)} between them. "
+                'If it is another sign, give separator="..."'
             )
-    decimal, thousands = _decimal(cells, separator, decimal)
-    return Format(separator, decimal, thousands, encoding, names, 0 if header is not None else 1)
+    decimal, thousands = _decimal([row.cells for row in cells], separator, decimal)
+    first = 0 if header is not None else rows[at].line
+    return Format(separator, decimal, thousands, encoding, names, first)
 
 
 def _decoded(path: Path, encoding: str | None) -> tuple[str, str]:
@@ -118,29 +130,41 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, str]:
     )
 
 
-def _rows(text: str, separator: str) -> list[list[str]]:
-    """The cells of the first lines that are not empty; the last may end within quotes."""
-    rows: list[list[str]] = []
+def _rows(path: Path, text: str, separator: str) -> list[Row]:
+    """The first lines that are not empty."""
+    rows: list[Row] = []
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     try:
-        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
-            if row:
-                rows.append([cell.strip() for cell in row])
+        for cells in reader:
+            if cells:
+                rows.append(Row(reader.line_num, [cell.strip() for cell in cells]))
             if len(rows) > LINES:
                 break
     except csv.Error as e:
-        raise DataError(f"no table: {shown(str(e), 100)}") from None
+        raise DataError(f"{path}, line {reader.line_num}: {shown(str(e), 100)}") from None
     return rows
 
 
-def _separator(text: str, wanted: Sequence[str]) -> str:
+def _header(rows: Sequence[Row], wanted: Sequence[str]) -> int:
+    """Which row names the columns: the first, or one below a few lines of another kind."""
+    for at, row in enumerate(rows[:TITLE]):
+        if wanted and set(wanted) <= set(row.cells):
+            return at
+    return 0
+
+
+def _names(cells: Sequence[str]) -> tuple[str, ...]:
+    texts = [str(cell).strip() for cell in cells]
+    return tuple(text or f"unnamed: {i}" for i, text in enumerate(texts))
+
+
+def _separator(path: Path, text: str, wanted: Sequence[str]) -> str:
     """The one that gives the columns wanted; else the one that gives most lines most cells."""
 
     def quality(sign: str) -> tuple[int, float, int]:
-        rows = _rows(text, sign)
-        if not rows:
-            return (0, 0.0, 0)
+        rows = [row.cells for row in _rows(path, text, sign)]
         cells, lines = Counter(map(len, rows)).most_common(1)[0]
-        named = sum(name in rows[0] for name in wanted)
+        named = max(sum(name in row for name in wanted) for row in rows[:TITLE])
         return (named, 0.0 if cells == 1 else lines / len(rows), cells)
 
     return max(SEPARATORS, key=quality)  # of equal ones the first

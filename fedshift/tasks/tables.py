@@ -54,6 +54,25 @@ def rows_of(
     return Rows(x, y[0] if isinstance(label, str) else _stacked(y), table.of[client], tuple(notes))
 
 
+def of_frame(frame: Any, names: Sequence[str]) -> tuple[Columns, list[str]]:
+    """(the columns of a DataFrame or a dict of columns, notes): text that is numbers is numbers.
+
+    names are columns that are categories or names, as those of pandas' type "category" are.
+    """
+    table = inputs_of(frame)
+    if not isinstance(table, Columns):
+        raise InputError("frame holds no named columns; give a DataFrame, or use from_arrays")
+    kinds = {str(name): str(getattr(frame[name], "dtype", "")) for name in frame}
+    notes: list[str] = []
+    made = {
+        name: _numbers_in(name, column, notes)
+        if isinstance(column, Coded) and name not in names and kinds.get(name) != "category"
+        else column
+        for name, column in table.of.items()
+    }
+    return Columns(made), notes
+
+
 def labelled(target: Any, label: str | Sequence[str], read: Any = None) -> Any:
     """A target that is a table, or the name of its file, as the pair (x, y); others as they are."""
     if isinstance(target, str | os.PathLike) and str(target).lower().endswith(FILES):
@@ -130,19 +149,18 @@ def _read(
     typed = True
     for _ in range(3):
         try:
-            return form, _collected(_pieces(path, form, use, names, typed), use, names)
+            return form, _collected(_pieces(path, form, names, typed), use, names)
         except UnicodeDecodeError:
             form = replace(form, encoding="cp1252")  # the first lines alone were UTF-8
         except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
-            raise DataError(f"{path}: {shown(' '.join(str(e).split()), 200)}") from None
+            reason = " ".join(str(e).split()).removeprefix("Error tokenizing data. C error: ")
+            raise DataError(f"{path}: {shown(reason, 200)}; look at that line") from None
         except ValueError:
             typed = False  # a column of numbers holds text further down
     raise DataError(f'{path} cannot be read as a table; give its encoding="..."')
 
 
-def _pieces(
-    path: Path, form: Format, use: Sequence[str], names: Sequence[str], typed: bool
-) -> Iterator[Any]:
+def _pieces(path: Path, form: Format, names: Sequence[str], typed: bool) -> Iterator[Any]:
     """DataFrames of PIECE rows; typed: numbers and categories as the first rows have them."""
     import pandas as pd
 
@@ -153,13 +171,13 @@ def _pieces(
         "encoding": form.encoding,
         "names": form.header,
         "header": None,
+        # Without "usecols", with which lines of too many cells would be cut in silence.
         "skiprows": form.first,
-        "usecols": list(use),
         "skipinitialspace": True,
         "index_col": False,
     }
     # Names are read as text: numbers of 17 digits would run together.
-    kinds: dict[str, Any] = {name: "category" for name in names if name in use}
+    kinds: dict[str, Any] = {name: "category" for name in names if name in form.header}
     if typed:
         sample = pd.read_csv(path, nrows=1000, **options)
         numeric = {name for name in sample if sample[name].dtype.kind in "iuf"}

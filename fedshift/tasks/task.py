@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.arguments import check_number, check_path, check_whole
+from fedshift.arguments import called, check_number, check_path, check_whole
 from fedshift.datasets import load_table
 from fedshift.errors import InputError, unknown
 from fedshift.seeds import numpy_generator
@@ -22,10 +22,10 @@ from fedshift.tasks.columns import Rules
 from fedshift.tasks.folders import rows_of_folder
 from fedshift.tasks.making import Options, Rows, task_fields
 from fedshift.tasks.names import Coded, coded, listed
-from fedshift.tasks.rows import Columns, Inputs, inputs_of
+from fedshift.tasks.rows import Columns, Inputs
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition
-from fedshift.tasks.tables import labelled, read_parquet, read_table, rows_of
+from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
 from fedshift.tasks.target import Target
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Task:
             raise unknown("kind", self.kind, KINDS)
         check_whole("seed", self.seed, 0)
         check_whole("bins", self.bins, 2)
+        if self.transform is not None and not callable(self.transform):
+            raise InputError(f"transform is {called(self.transform)}; give a function of (x, g)")
         for name in ("validation", "test"):
             share = getattr(self, name)
             check_number(name, share)
@@ -110,10 +112,9 @@ class Task:
         **options: Unpack[Options],
     ) -> Task:
         """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
-        table = inputs_of(frame)
-        if not isinstance(table, Columns):
-            raise InputError("frame holds no named columns; give a DataFrame, or use from_arrays")
-        rows = rows_of(table, client, label, columns, drop)
+        labels = [label] if isinstance(label, str) else list(label)
+        table, notes = of_frame(frame, (client, *labels, *options.get("categories", ())))
+        rows = rows_of(table, client, label, columns, drop, notes)
         return cls(**task_fields(rows, labelled(target, label), options))
 
     @classmethod

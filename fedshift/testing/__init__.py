@@ -1,1 +1,1 @@
-"""What users can try on their own federation before it meets the world."""
+"""Attacks and faults that users can try on their federation before others do."""

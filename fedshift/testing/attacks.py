@@ -133,6 +133,7 @@ def spoil(name: str, reply: Reply, seed: int = 0) -> tuple[Reply, ...]:
 def _copies(count: int, reply: Reply) -> tuple[Reply, ...]:
     if count >= 0:
         return (reply,) * count
+    # A second answer with other numbers: equal ones could be taken for a repeated message.
     halved = {k: v / 2 for k, v in reply.update.get("delta", {}).items()}
     return reply, reply._replace(update={**reply.update, "delta": halved})
 
@@ -150,19 +151,14 @@ def _with(update: Parts, part: str, name: str, v: Tensor) -> Parts:
     return {**update, part: {**update.get(part, {}), name: v}}
 
 
-def _value(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
-    name = _draw_tensor(update, row, rng)
-    v = update[row.part][name].clone()
-    to = row.to if isinstance(row.to, tuple) else (row.to,)
-    places = torch.randperm(v.numel(), generator=rng)[: len(to)]
-    for place, number in zip(places.tolist(), to, strict=False):
+def _value(v: Tensor, to: Any, rng: torch.Generator) -> Tensor:
+    v = v.clone()
+    numbers = to if isinstance(to, tuple) else (to,)
+    # Different entries, so that two numbers cannot replace each other.
+    places = torch.randperm(v.numel(), generator=rng)[: len(numbers)]
+    for place, number in zip(places.tolist(), numbers, strict=False):
         v.view(-1)[place] = number
-    return _with(update, row.part, name, v)
-
-
-def _all(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
-    name = _draw_tensor(update, row, rng)
-    return _with(update, row.part, name, torch.full_like(update[row.part][name], row.to))
+    return v
 
 
 SHAPES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -176,18 +172,24 @@ SHAPES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "flat": lambda v: v.flatten() if v.dim() != 1 else v[:, None],
     "empty": lambda v: v.flatten()[:0],
     "half": lambda v: v.flatten()[: v.numel() // 2],
+    # One number in memory: only what reads or copies it would need the terabytes.
     "terabytes": lambda v: v.flatten()[:1].expand(1 << 40),
 }
 
 
-def _shape(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
-    name = _draw_tensor(update, row, rng)
-    return _with(update, row.part, name, SHAPES[row.to](update[row.part][name]))
+# Attacks that replace one tensor: (the tensor, what it becomes, generator) -> tensor.
+TENSORS: Mapping[str, Callable[[Tensor, Any, torch.Generator], Tensor]] = {
+    "value": _value,
+    "all": lambda v, to, _: torch.full_like(v, to),
+    "shape": lambda v, to, _: SHAPES[to](v),
+    "type": lambda v, to, _: v.to(to),
+}
 
 
-def _type(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
+def _tensor(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
     name = _draw_tensor(update, row, rng)
-    return _with(update, row.part, name, update[row.part][name].to(row.to))
+    v = TENSORS[row.kind](update[row.part][name], row.to, rng)
+    return _with(update, row.part, name, v)
 
 
 def _name(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
@@ -228,10 +230,7 @@ def _id(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
 
 
 CHANGES: Mapping[str, Callable[[Parts, Attack, torch.Generator], Parts]] = {
-    "value": _value,
-    "all": _all,
-    "shape": _shape,
-    "type": _type,
+    **dict.fromkeys(TENSORS, _tensor),
     "name": _name,
     "part": _part,
     "id": _id,

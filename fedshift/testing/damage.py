@@ -78,7 +78,7 @@ def _odd(data: bytes, rng: np.random.Generator) -> bytes:
 def _span(data: bytes, rng: np.random.Generator) -> bytes:
     """Leave out a stretch, repeat it, or replace it by another."""
     first, last = sorted((_place(data, rng), _place(data, rng)))
-    last = min(last, first + 4096)
+    last = min(last, first + 4096)  # files stay about as large, and runs as fast
     at = _place(data, rng)
     kinds = (b"", data[first:last] * 2, data[at : at + last - first])
     return data[:first] + kinds[int(rng.integers(3))] + data[last:]
@@ -86,6 +86,7 @@ def _span(data: bytes, rng: np.random.Generator) -> bytes:
 
 def _place(data: bytes, rng: np.random.Generator) -> int:
     """Anywhere; half of the time among the first 300 bytes, where headers are."""
+    # Otherwise damage would hit the numbers nearly always, and hardly ever what describes them.
     end = min(300, len(data)) if rng.random() < 0.5 else len(data)
     return int(rng.integers(end + 1))
 
@@ -124,7 +125,7 @@ def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
     """
     whole, rng = reader.path.read_bytes(), numpy_generator(seed, "damage", reader.name)
     taken, broken = 0, list[str]()
-    reader.read()  # the intact file must be readable
+    reader.read()  # the intact file must be readable, or all refusals would look right
     try:
         for i in range(times):
             reader.path.write_bytes(damaged(whole, rng))
@@ -132,7 +133,7 @@ def fuzz_file(reader: Reader, times: int, seed: int) -> Read:
             try:
                 reader.read()
                 taken += 1
-            except FedshiftError as e:
+            except FedshiftError as e:  # refused, as it should be, if the message is clear
                 broken += _unclear(reader, str(e), i)
             except Exception as e:
                 broken.append(f"{reader.name} {i}: {type(e).__name__}: {str(e)[:200]}")

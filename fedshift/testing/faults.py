@@ -1,4 +1,4 @@
-"""Clients that misbehave by a plan: see what a round of your own federation does then.
+"""Clients that misbehave by a plan: see what a round of your federation does then.
 
     plan = seeded(0.1, ("drop", "nan", "delay"), seed=0)
     for played in run(algorithm, federation, 50, backend=Faulty(plan)):
@@ -38,6 +38,7 @@ def seeded(rate: float, names: Sequence[str] = tuple(ATTACKS), seed: int = 0) ->
     """
     if not 0.0 <= rate <= 1.0 or not names:
         raise InputError(f"rate={rate}, {len(names)} names; allowed: 0 to 1, and at least one")
+    # Now, not in the round in which a misspelt name happens to be drawn.
     for name in names:
         attack(name)
 
@@ -62,6 +63,7 @@ class Faulty:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies that arrive, in the backend's order; late ones come first."""
+        # Emptied before training: replies that are delayed now belong to the next round.
         arriving, self.late = self.late, []
         yield from arriving
         for reply in self.backend(update, jobs):

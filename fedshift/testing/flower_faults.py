@@ -68,6 +68,7 @@ def spoilt(name: str, content: RecordDict, client: int, t: int, seed: int = 0) -
     if name not in ATTACKS:
         raise unknown("attack", name, [*ATTACKS, *BYTES])
     replies = spoil(name, Reply(client, parts_of(content), {}, t), seed)
+    # Flower waits for one answer per message: one that is late or lost is an error to it.
     if not replies or name == "delay":
         raise RuntimeError("no answer")
     run = ConfigRecord({"round": replies[0].t})
@@ -77,6 +78,7 @@ def spoilt(name: str, content: RecordDict, client: int, t: int, seed: int = 0) -
 def _bytes(change: Callable[[bytes], bytes], content: RecordDict) -> RecordDict:
     """The answer with the first array of its change replaced."""
     record = content.array_records["delta"]
+    # One array suffices: a reader must refuse the whole answer for it.
     name, array = next(iter(record.items()))
     data = change(array.data)
     forged = Array(dtype=array.dtype, shape=array.shape, stype=array.stype, data=data)

@@ -86,6 +86,7 @@ def fuzz(place: Arena, replies: int, seed: int) -> Tally:
     rng, references = numpy_generator(seed, "fuzz"), dict[frozenset[int], Parts]()
     done, used, broken = 0, 0, list[str]()
     while done < replies:
+        # Never a majority: the honest clients must be able to finish the round.
         count = 1 + int(rng.integers(max(1, (len(place.honest) - 1) // 2)))
         touched = {int(i) for i in rng.choice(len(place.honest), count, replace=False)}
         arriving: list[Reply] = []
@@ -117,6 +118,7 @@ def _judge(
     wrong += [f"skipped: {played.skipped}"] if played.skipped else []
     wrong += list(_odd(played.server, place.server))
     if not accepted and not wrong:
+        # Once for each set of dropped clients: many fuzzed rounds drop the same ones.
         if dropped not in references:
             rest = [reply for reply in place.honest if reply.client not in dropped]
             references[dropped] = place.settled(rest).server
@@ -156,6 +158,7 @@ def fuzzed(reply: Reply, rng: np.random.Generator) -> list[Reply]:
             return [reply]
     for _ in range(1 + int(rng.integers(3))):
         reply = reply._replace(update=_mutate(reply.update, rng))
+    # Random tensors alone would hardly ever test what is checked before them.
     if rng.random() < 0.1:
         reply = reply._replace(t=reply.t + int(rng.integers(-3, 4)))
     return [reply] * (2 if rng.random() < 0.05 else 1)
@@ -199,6 +202,7 @@ def _bits(v: Tensor, rng: np.random.Generator) -> Tensor:
     """One bit flipped."""
     if not v.numel() or v.dtype == torch.bool:
         return v
+    # Through bytes: any bit may flip, those of exponents and signs, too.
     v = v.contiguous().clone()
     raw = v.view(-1).view(torch.uint8)
     raw[int(rng.integers(raw.numel()))] ^= 1 << int(rng.integers(8))

@@ -19,9 +19,8 @@ from fedshift.data import ClientData
 from fedshift.errors import InputError
 from fedshift.model import Model
 from fedshift.recipes import Setting
-from fedshift.router.head import ClientHead
 from fedshift.router.route import Router
-from fedshift.router.score import posterior, scores
+from fedshift.router.score import ClientHead, posterior, scores
 from fedshift.tree import Params, split
 from support.by_hand import apart, final
 from support.comparing import whole

@@ -154,7 +154,7 @@ def surprise(method: Any, server: Parts, played: Round) -> float:
     ],
 )
 def test_models_of_ones_own_learn_no_router(make: Make, setting: Setting) -> None:
-    with pytest.raises(InputError, match="own is trained nobody hears who is in the cohort: put "):
+    with pytest.raises(InputError, match="a model of their own are not sent the cohort: put "):
         make(setting)
 
 

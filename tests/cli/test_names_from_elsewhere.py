@@ -140,7 +140,7 @@ def test_bars_and_tables_draw_names_as_they_are(
     monkeypatch.setenv("COLUMNS", "300")
     drawn = io.StringIO()
     bars = LiveProgress(Console(file=drawn, force_terminal=True, width=200))
-    with bars:
+    with bars.bars:
         for run in (NAME, MARKED):
             bars({"event": "start", "run": run, "rounds": 2})
     assert SEEN in drawn.getvalue()

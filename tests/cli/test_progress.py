@@ -30,11 +30,11 @@ EVENT: dict[str, Any] = {
 def test_scores_are_named_by_what_they_are(
     more: dict[str, float], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with PlainProgress() as plain:
-        plain({"event": "start", "run": "a", "rounds": 1})
-        plain(EVENT | more)
+    plain, live = PlainProgress(), LiveProgress()
+    plain({"event": "start", "run": "a", "rounds": 1})
+    plain(EVENT | more)
     assert capsys.readouterr().err == f"a: 1 round\na: done  {said}\n"
-    with LiveProgress() as live:
+    with live.bars:
         live({"event": "start", "run": "a", "rounds": 1})
         live(EVENT | more)
         assert live.bars.tasks[0].fields["scores"] == said

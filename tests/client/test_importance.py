@@ -136,11 +136,11 @@ def test_the_direct_ratio_is_the_difference_of_logs() -> None:
     model, p, q = densities()
     data = make_clients()[3]
     for temper in (1.0, 0.25):
-        got, loss = Direct(temper)(model, p, q, data, {})
+        got, loss = Direct(temper)(model, (p, q), data, {})
         logs = [model(params, {}, data.x)["log_density"] for params in (p, q)]
         assert torch.allclose(got, temper * (logs[0] - logs[1]).double(), atol=1e-5)
         assert float(loss) == pytest.approx(-float(logs[1].mean()), rel=1e-5)
-        _, padded = Direct(temper)(model, p, q, filled(data), {})
+        _, padded = Direct(temper)(model, (p, q), filled(data), {})
         assert float(padded) == pytest.approx(float(loss))
 
 
@@ -153,7 +153,7 @@ def ratio_of(
     estimate: Classified, model: Model, p: Any, q: Any, data: ClientData
 ) -> tuple[Tensor, Tensor]:
     plans = plan_all(estimate.phases(), data, 1, 0, int(data.id))
-    return estimate(model, p, q, data, plans)
+    return estimate(model, (p, q), data, plans)
 
 
 def test_the_classifier_starts_at_one_and_learns_to_tell() -> None:

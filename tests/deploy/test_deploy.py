@@ -276,8 +276,8 @@ def test_what_a_run_raised(tmp_path: Path) -> None:
         event = {"event": "failed", "error": "so", "exit_code": kind.exit_code}
         lost = '{"event": "round", "rou\n'  # as a full disk leaves it
         (tmp_path / "events.jsonl").write_text(lost + json.dumps(event) + "\n")
-        with pytest.raises(FedshiftError, match="^so$") as error, PlainProgress() as listen:
-            _follow("1", tmp_path, link, listen)
+        with pytest.raises(FedshiftError, match="^so$") as error:
+            _follow("1", tmp_path, link, PlainProgress())
         assert type(error.value) is kind
 
 

@@ -8,9 +8,9 @@ import pytest
 from torch import nn
 
 from fedshift.errors import InputError
-from fedshift.experiments.python_names import PythonName, digest_of, is_python, load_python
+from fedshift.experiments.python_names import EXPECTS, PythonName, digest_of, is_python, load_python
 
-EXPECTS = "a function of the task that gives a torch.nn.Module"
+EXPECTED = EXPECTS["model.name"]
 
 
 def is_network(value: object) -> bool:
@@ -20,7 +20,7 @@ def is_network(value: object) -> bool:
 def loaded(folder: Path, source: str, name: str = "Net") -> PythonName:
     path = folder / "net.py"
     path.write_text(source)
-    return load_python("model.name", f"{path}:{name}", EXPECTS)
+    return load_python("model.name", f"{path}:{name}")
 
 
 def test_what_is_such_a_name() -> None:
@@ -63,7 +63,7 @@ def test_a_file_named_as_a_module_of_python_replaces_none(tmp_path: Path) -> Non
     import random
 
     (tmp_path / "random.py").write_text("def Net(): return 1\n")
-    assert load_python("model.name", f"{tmp_path}/random.py:Net", EXPECTS).value() == 1
+    assert load_python("model.name", f"{tmp_path}/random.py:Net").value() == 1
     assert random.Random(0).random() == random.Random(0).random()
 
 
@@ -71,10 +71,9 @@ def test_a_file_named_as_a_module_of_python_replaces_none(tmp_path: Path) -> Non
     ("source", "name", "message"),
     [
         ("class Net: pass\ndef make(): pass\n", "Nett",
-         'there is no "Nett", it defines Net, make; expected a function of the task that gives a '
-         'torch.nn.Module. Did you mean "Net"?'),
+         f'there is no "Nett", it defines Net, make; expected {EXPECTED}. Did you mean "Net"?'),
         ("from torch import nn\n", "Net", 'there is no "Net", it defines no function or class; '),
-        ("Net = 3\n", "Net", "is int 3; expected a function"),
+        ("Net = 3\n", "Net", "is int 3; expected a class or function"),
         ("x = 1\ny = z\n", "Net", "net.py, line 2: NameError: name 'z' is not defined"),
         ("def Net(:\n", "Net", "net.py, line 1: SyntaxError: invalid syntax"),
         ("import nowhere_to_be_seen\n", "Net", "line 1: ModuleNotFoundError: No module named"),
@@ -105,14 +104,14 @@ def test_calls_that_go_wrong(tmp_path: Path, source: str, message: str) -> None:
     with pytest.raises(InputError) as e:
         loaded(tmp_path, source).call(is_network, 1)
     assert message in str(e.value)
-    assert str(e.value).endswith(EXPECTS)
+    assert str(e.value).endswith(EXPECTED)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="net.py: there is no such file"):
-        load_python("model.name", f"{tmp_path}/net.py:Net", EXPECTS)
+        load_python("model.name", f"{tmp_path}/net.py:Net")
     (tmp_path / "a.py").mkdir()
     with pytest.raises(InputError, match="a.py: cannot be read"):
-        load_python("model.name", f"{tmp_path}/a.py:Net", EXPECTS)
+        load_python("model.name", f"{tmp_path}/a.py:Net")
     with pytest.raises(InputError, match="write it as FILE.py:NAME"):
-        load_python("model.name", "net", EXPECTS)
+        load_python("model.name", "net")

@@ -20,10 +20,9 @@ from fedshift.router.calibration import (
     held_out_sums,
     tempered,
 )
-from fedshift.router.head import ClientHead
 from fedshift.router.quality import calibration_error
 from fedshift.router.route import Router
-from fedshift.router.score import posterior
+from fedshift.router.score import ClientHead, posterior
 from support.federations import SIZES, make_clients
 from support.routing import drawn, routed_model
 

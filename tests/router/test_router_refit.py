@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedshift.data import ClientData
 from fedshift.errors import InputError, TrainingError
-from fedshift.router.head import ClientHead
 from fedshift.router.moments import moments, pooled
 from fedshift.router.refit import origin_sums, refit_locally
 from fedshift.router.route import Router
+from fedshift.router.score import ClientHead
 from support.federations import SIZES, make_clients
 from support.routing import drawn
 

@@ -9,9 +9,16 @@ from scipy import optimize
 from torch import Tensor
 
 from fedshift.seeds import generator
-from fedshift.server.heads import head_quadratic, head_weights, pooled_prototypes
+from fedshift.server.heads import head_weights, pooled_prototypes
 
 EVERYBODY = torch.ones(6, dtype=torch.bool)
+
+
+def head_quadratic(variance: Tensor, means: Tensor, client: int) -> Tensor:
+    """P_i [C, C]: a diagonal of variances plus a Gram matrix, so positive semidefinite."""
+    rows = means.double().flatten(1)
+    differences = rows - rows[client]
+    return torch.diag(variance.double()) + differences @ differences.T
 
 
 def told(clients: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:

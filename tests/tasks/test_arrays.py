@@ -139,8 +139,8 @@ def test_rows_without_a_label_and_odd_clients_are_named() -> None:
     client[20] = "lone"
     built = fs.Task.from_arrays(x, y, client=client, target="north").build()
     notes = " ".join(built.notes)
-    assert "rows without a label were left out" in notes
-    assert "1 rows name no client" in notes
+    assert "Left out without a label: 3 rows (east: 1, north: 1, south: 1)" in notes
+    assert "they name no client: 1 row." in notes
     assert "less than 2 rows: lone" in notes
 
 
@@ -184,13 +184,24 @@ def test_images_in_bytes_are_scaled_as_the_librarys_are() -> None:
         ({"classes": ["ill"]}, 'the label "well" is not among classes=ill'),
         ({"missing": "drop"}, "unknown way with missing values"),
         ({"x": [["a"]] * 120}, "no tensor of numbers"),
+        ({"x": [[np.nan]] * 120}, 'x holds NaN or infinity in row 0 .client "east".; fill it in'),
+        ({"transform": 3}, "transform is 3; give a function"),
+        ({"categories": ["age"]}, 'categories: there is no column "age"'),
+        ({"target": {"ill": 1, "well": 0}, "test": 0.001}, 'no row with the label "ill"'),
     ],
 )
 def test_refused_in_one_sentence(change: dict[str, Any], message: str) -> None:
     x, y, client = drawn_arrays()
     given: dict[str, Any] = {"x": x, "y": y, "client": client, "target": "north"} | change
     with pytest.raises(InputError, match=message):
-        fs.Task.from_arrays(given.pop("x"), given.pop("y"), **given)
+        fs.Task.from_arrays(given.pop("x"), given.pop("y"), **given).build()
+
+
+def test_columns_of_very_different_scale_are_named() -> None:
+    x, y, client = drawn_arrays()
+    notes = fs.Task.from_arrays(x * [1, 1, 1e4], y, client=client, target="north").build().notes
+    assert any("from_frame standardises them" in note for note in notes)
+    assert not any("standardises" in note for note in drawn_task("north").build().notes)
 
 
 def test_short_in_print_and_notebooks() -> None:

@@ -83,6 +83,7 @@ def test_raw_rows_are_encoded_as_the_tasks_were(tmp_path: Path) -> None:
         {"encoding": "cp1252"},
         {"encoding": "utf-16"},
         {"quoting": 1},
+        {"sep": " "},
     ],
     ids=str,
 )
@@ -100,6 +101,8 @@ def test_a_frame_is_the_same_task(tmp_path: Path) -> None:
     names = {"client": "hospital", "label": "outcome", "target": "north"}
     built = fs.Task.from_frame(frame, name="patients", **names).build()
     assert built.digest == read(written(tmp_path, frame)).build().digest
+    texts = frame.astype({"age": str})
+    assert fs.Task.from_frame(texts, name="patients", **names).build().digest == built.digest
 
 
 def test_thousands_in_files_with_decimal_commas(tmp_path: Path) -> None:
@@ -226,7 +229,9 @@ ROWS = "hospital,age,outcome\na,1,x\nb,2,y\na,3,y\nb,4,x\n"
         (ROWS, {"drop": ["age"]}, "no column is left to learn from"),
         (ROWS.partition("\n")[2], {}, "first line looks like data: give header="),
         ("age,age,hospital,outcome\n1,2,a,x\n", {}, '2 columns are named "age"; give each its'),
-        (ROWS + "a,5\n", {}, "line 6: 2 cells; the first line names 3 columns, a comma between"),
+        (ROWS + "a,5\n", {}, "line 6: 2 cells; the first line names 3 columns, with a comma"),
+        (ROWS + "b,5,y\n" * 300 + "a,5,x,7\n", {}, "Expected 3 fields in line 306, saw 4; look"),
+        (ROWS + "b,5,y\n" * 300 + 'a,"5,x\n', {}, "EOF inside string"),
         (b"PK\x03\x04......", {}, "no CSV file but a packed table; save it as CSV"),
         (ROWS, {"encoding": "utf-99"}, 'not utf-99; give its encoding="..."'),
         (ROWS, {"separator": ";;"}, 'separator=";;": give one sign'),
@@ -239,6 +244,12 @@ def test_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(InputError, match=message):
         read(spoilt(tmp_path, text), **{"target": "b"} | options)
+
+
+def test_lines_above_the_names_of_columns(tmp_path: Path) -> None:
+    built = read(spoilt(tmp_path, f"Export of May\n\n{ROWS}"), target="b").build()
+    assert "Read with 2 lines above the names of columns." in built.notes
+    assert len(built.task.test) == 2
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedshift.model import Model
 
 
 class Chained(Protocol):
-    """A network that says what it is a chain of: these modules in turn give its logits."""
+    """A network that lists the modules which, applied in turn, give its logits."""
 
     def chain(self) -> Sequence[nn.Module]: ...
 
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
-    """The layers of a model for inputs x [n, ...] of so many dimensions.
+    """The layers of a model for inputs x [n, ...] of `dims` dimensions.
 
     Raises UnfitError, with the reason, unless the network is an `nn.Sequential` (or `Chained`) of
     `nn.Flatten`, `nn.Linear` and `nn.ReLU` themselves, each ReLU after a linear layer, the last
@@ -37,7 +37,7 @@ def layers_of(model: Model, dims: int) -> tuple[Layer, ...]:
         raise not_dense("the model augments its inputs")
     names = {id(v): k for k, v in model.net.named_parameters()}
     layers: list[Layer] = []
-    flat = dims <= 2
+    flat = dims <= 2  # vectors need no Flatten
     for module in _modules(model.net):
         if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             flat = True

@@ -1,7 +1,7 @@
 """Chains of linear layers, those of many clients at a time, forward, backward and one step on.
 
-`phase.py` has the equations. Examples are columns: W a with a [d, B] and W [h, d], as both lie in
-memory, is up to twice as fast in batches of 32 as a W^T with a [B, d].
+`phase.py` has the equations. Examples are columns: with the memory layouts of W [h, d] and
+a [d, B], W a is up to twice as fast in batches of 32 as a W^T with a [B, d].
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Nets(NamedTuple):
         """(what each layer but the first is given, the logits [c, K, B]); z of `First`."""
         inputs, layers = list[Tensor](), self.recipe.layers
         for below, layer in itertools.pairwise(layers):
+            # In place: z is a new product, and its unrectified values are not needed again.
             inputs.append(z.relu_() if below.relu else z)
             z = self.product(layer, inputs[-1])
         return inputs, z
@@ -78,6 +79,7 @@ class Nets(NamedTuple):
         factor -lr. lr is 0 where a client has no batch left.
         """
         layers, moving = self.recipe.layers, self.recipe.moving
+        # Below the lowest layer that moves no gradient is needed.
         lowest = min(i for i, layer in enumerate(layers) if set(layer[:2]) & set(moving))
         for i in range(len(layers) - 1, max(lowest, 1) - 1, -1):
             # Before this layer moves: the gradient below it is taken at the old weights.
@@ -98,11 +100,12 @@ class Nets(NamedTuple):
             add_products(into, delta, rows)
             self._apply_step(weight, lr)
         if bias is not None and bias in self.recipe.moving:
+            # delta already has each example's share of the loss, so its sum is the gradient.
             self._start_of_sum(bias, lr).add_(delta.sum(-1, keepdim=True))
             self._apply_step(bias, lr)
 
     def together(self, batch: int) -> int:
-        """How many steps `First` takes at once, in batches of so many."""
+        """How many steps `First` takes at once, in batches of `batch` examples."""
         layer = self.recipe.layers[0]
         plain = all(self.plain(k) for k in layer[:2] if k is not None)
         return 2 if plain and by_onednn(self.at[layer.weight], batch) else 1
@@ -120,6 +123,7 @@ class Nets(NamedTuple):
     def _start_of_sum(self, name: str, lr: Tensor) -> Tensor:
         """What the gradient is added to: the velocity, or theta, moved by all else already."""
         theta = self.at[name]
+        # The batch's gradient is added by one call into this tensor, without a temporary for it.
         if self.recipe.momentum:
             v = self.velocity[name].mul_(self.recipe.momentum)
             for c, u in self._other_terms(name):
@@ -130,6 +134,7 @@ class Nets(NamedTuple):
         return theta
 
     def _apply_step(self, name: str, lr: Tensor) -> None:
+        # Without momentum `delta` contains -lr, so the sum was the step already.
         if self.recipe.momentum:
             self.at[name].addcmul_(self.velocity[name], lr, value=-1.0)
 
@@ -156,8 +161,8 @@ class Nets(NamedTuple):
 class First:
     """The first layer in one step, or in several steps at once, whose batches are given.
 
-    With X_s [B, d] the batch of step s, and D_s [h, B] what is to be added to the layer's outputs
-    for it (-lr times their gradient),
+    With X_s [B, d] the batch of step s, and D_s [h, B] the step of the layer's outputs for it (-lr
+    times their gradient),
 
         z_s = W X_s^T + b + sum_(r<s) D_r (X_r X_s^T + 1)
 
@@ -179,8 +184,10 @@ class First:
     def __iter__(self) -> Iterator[Tensor]:
         layer = self.net.recipe.layers[0]
         batches = torch.split(self.rows, self.batch, 1)
+        # One product for all steps, at the weights before the first of them.
         outputs = self.net.product(layer, self.rows.transpose(1, 2))
         for z, x in zip(torch.split(outputs, self.batch, -1), batches, strict=True):
+            # What the steps before this one would have added to the weights.
             for delta, before in zip(self.deltas, batches, strict=False):
                 z.baddbmm_(delta, _cross(before, x, layer.bias is not None))
             yield z

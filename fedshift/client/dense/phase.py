@@ -7,9 +7,9 @@ cross-entropy at the end,
     delta_(l-1) = (W_l^T delta_l) 1[a_(l-1) > 0]
     dW_l = delta_l a_(l-1)^T,   db_l = sum_b delta_l[:, b]
 
-and each step adds -lr dW_l to W_l (`nets.py`). Clients are taken together as far as their
-parameters fit in the processor's cache. A client's result is that of `client.local.Local` but for
-the order of sums.
+and each step adds -lr dW_l to W_l (`nets.py`). As many clients are trained together as have
+parameters that fit in the processor's cache. A client's result is that of `client.local.Local` but
+for the order of sums.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
 
 
 class Phase(Protocol):
-    """What is asked of a phase of local training (`client.local.Local`)."""
+    """What dense training reads of a phase (`client.local.Local`)."""
 
     @property
     def oracles(self) -> tuple[Oracle, ...]: ...

@@ -31,6 +31,7 @@ from fedshift.tree import Params, Parts, flatten, unflatten
 
 # 1: round.json without a checksum of its own.
 FORMAT = 2
+# Two: if the newest is damaged, the one before it is read.
 KEEP = 2
 STATE, ABOUT = "state.safetensors", "round.json"
 PREFIX, PARTIAL = "round-", ".part"
@@ -56,6 +57,7 @@ def write_checkpoint(folder: Path, current: Round, facts: Mapping[str, Any]) -> 
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
+        # Flushed before round.json names its checksum, and before the rename.
         written = write_tensors(partial / STATE, lambda: _tensors(current), os.fsync)
         about |= {"sha256": written.sha256}
         text = json.dumps(about | {"checksum": _checksum(about)}, allow_nan=False)
@@ -168,6 +170,7 @@ def _read(place: Path, shelf: Shelf) -> Saved:
                 f"{place}: a checkpoint of format {about['format']}, and this version of fedshift "
                 f"reads up to {FORMAT}; use the version that wrote it"
             )
+        # `pop` first: the checksum is over everything else.
         if about["format"] > 1 and about.pop("checksum") != _checksum(about):
             raise DataError(f"{place / ABOUT}: damaged (its checksum differs)")
         if _digest(place / STATE) != about["sha256"]:
@@ -198,6 +201,7 @@ def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
         entries = {p.partition("/")[2]: tensors[p].clone() for p in of.get(owner, [])}
         return unflatten(entries, names)
 
+    # Straight to where states are kept: all of them at once may not fit into memory.
     states = shelf.draft({})
     for i, names in about["states"].items():
         states.put(int(i), parts(f"client.{i}", names))

@@ -80,6 +80,7 @@ class Draft:
         """All states."""
         if math.isinf(self.shelf.memory):
             return {**self.before, **self._new}  # type: ignore[dict-item]
+        # Without reading those on disk.
         before = self.before.entries if isinstance(self.before, Kept) else self.before
         return Kept({**before, **self._new})
 

@@ -77,6 +77,7 @@ def places_in(path: Path) -> tuple[Place, ...]:
     tensors, and a checkpoint may have more. Raises OSError where the file cannot be read, and
     ValueError, LookupError or TypeError for a damaged header or a file that is too short for it.
     """
+    # A damaged header must not promise more than the file has: mapping it would crash the process.
     size = path.stat().st_size
     with path.open("rb") as f:
         start = 8 + int.from_bytes(f.read(8), "little")
@@ -137,6 +138,7 @@ def _header(places: Sequence[Place]) -> bytes:
 def _blocks(places: Sequence[Place], named: Iterable[tuple[str, Tensor]]) -> Iterator[bytes]:
     end = 0
     for p, (_, v) in zip(places, named, strict=True):
+        # Zeros up to the next aligned start; they are part of the checksum.
         yield bytes(p.start - end)
         flat = v.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         yield flat.numpy().tobytes()

@@ -79,6 +79,7 @@ class Imbalanced:
         one, two = int(0.33 * len(rest)), int(0.66 * len(rest))
         (a0, a1), (b0, b1), (c0, c1) = (_halves(labels, y) for y in self.scarce)
         small = np.concatenate([rest[:one], a0, b0])
+        # The only draw that depends on the run's seed.
         positions = rng.choice(len(small), int(self.reduced * len(small)), replace=False)
         parts = (
             small[positions],
@@ -111,7 +112,9 @@ def pacs_roles(listing: pacs.Pacs, seed: int) -> Roles:
     train = listing.rows("train")
     rng = numpy_generator(seed, "split")
     parts = Imbalanced()(listing.y[train], len(pacs.CLASSES), 3, rng)
-    validation, test = (_drop_absent(listing, name) for name in ("id_val", "test"))
+    validation, test = (
+        rows[listing.y[rows] != PACS_ABSENT] for rows in map(listing.rows, ("id_val", "test"))
+    )
     clients = tuple(train[part] for part in parts)
     return Roles(clients, validation, test, _marginal(listing.y[test], len(pacs.CLASSES)))
 
@@ -172,12 +175,6 @@ def _folder(name: str, size: int | None) -> Path:
     if size is not None:
         check_not_enlarged(path, size)
     return path
-
-
-def _drop_absent(listing: pacs.Pacs, split: str) -> Rows:
-    rows = listing.rows(split)
-    remaining: Rows = rows[listing.y[rows] != PACS_ABSENT]
-    return remaining
 
 
 def _marginal(labels: Rows, classes: int) -> NDArray[np.float64]:

@@ -57,8 +57,7 @@ def gaussians(seed: int = 0, delta: float = 0.0, n_test: int = N_TEST) -> Gaussi
 
     Shapes: x float32 [n, 2], y int64 [n], sorted by label.
 
-    Raises:
-        InputError: delta outside [0, 1] or n_test below 1.
+    Raises InputError for delta outside [0, 1] or n_test below 1.
 
     Differs: the authors' notebook draws from numpy's global generator and fits a small MLP; the
     paper's text says logistic regression.
@@ -96,8 +95,7 @@ def target_marginal(delta: float) -> NDArray[np.float64]:
 
     Shapes: float64 [3].
 
-    Raises:
-        InputError: delta outside [0, 1].
+    Raises InputError for delta outside [0, 1].
 
     Chosen: distance and weights together leave two end points, [0, 1/2, 1/2] and [1, 0, 0], one on
     either side of the hull; this one keeps two classes in the target, so accuracy still depends on

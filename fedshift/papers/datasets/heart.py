@@ -103,9 +103,8 @@ def scan(path: Path | str) -> Patients:
     The label is num > 0, as in all published work. Missing: `?` (or -9), and a blood pressure or
     cholesterol of 0.
 
-    Raises:
-        DataError: a file that is missing, no text or empty; a line with another number of values;
-            a value that is no number or cannot occur. File, line and column are named.
+    Raises DataError for a file that is missing, no text or empty; a line with another number of
+    values; a value that is no number or cannot occur. File, line and column are named.
     """
     store = Folder(Path(path))
     tables = [_table(store.place / name, store.read(name)) for name in FILES]
@@ -160,8 +159,7 @@ def federated(
     Rows are divided by `split_sites`. The scale is that of the training rows of all hospitals: each
     gives its `sums`, and the server adds them up. Test rows have no part in it.
 
-    Raises:
-        InputError: a hospital with too few patients to divide.
+    Raises InputError for a hospital with too few patients to divide.
     """
     split = split_sites(patients.site, len(SITES), seed, test)
     first, *others = (sums(patients.values[rows]) for rows in split.train)
@@ -226,6 +224,7 @@ def _row(where: Path, k: int, line: str) -> list[float]:
 def _value(where: Path, k: int, column: Column, cell: str) -> float:
     if cell in _MISSING and column is not LABEL:
         return float("nan")
+    # A pattern, because float() also takes "nan", "inf" and "1_0".
     if not _NUMBER.fullmatch(cell) or not column.allows(float(cell)):
         otherwise = "" if column is LABEL else ", or ? where it is missing"
         raise damaged(

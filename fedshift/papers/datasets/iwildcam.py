@@ -50,7 +50,7 @@ class Wildcam:
     classes: tuple[str, ...]
 
     def rows(self, *splits: str) -> Ints:
-        """Positions of all images of these splits, ascending. Raises InputError: unknown split."""
+        """Positions of all images of these splits, ascending. InputError for an unknown split."""
         return rows_of(self.split, splits)
 
     def samples(self, which: Ints, size: int = SIZE, cache: Path | None = None) -> Samples:
@@ -70,9 +70,8 @@ def scan(path: Path | str) -> Wildcam:
     The labels, cameras (`location_remapped`) and sequences must be numbered 0, 1, ... without a
     gap, as the benchmark asserts. Images are looked for when they are decoded, not here.
 
-    Raises:
-        DataError: a table missing or damaged, with its row; a numbering with a gap; a label
-            without a name.
+    Raises DataError for a table missing or damaged, with its row; a numbering with a gap; a label
+    without a name.
     """
     store = Folder(Path(path))
     where = store.place / "metadata.csv"

@@ -71,7 +71,7 @@ class Pacs:
     origin: str
 
     def rows(self, *splits: str) -> Ints:
-        """Positions of all images of these splits, ascending. Raises InputError: unknown split."""
+        """Positions of all images of these splits, ascending. InputError for an unknown split."""
         return rows_of(self.split, splits)
 
     def samples(self, which: Ints, size: int = SIZE) -> Samples:
@@ -96,8 +96,7 @@ def scan(path: Path | str, metadata: Path | str | None = None) -> Pacs:
     Where lists give the split, photo is test, art_painting val, and an image of cartoon or sketch
     that is not in its domain's training list is id_val; id_test is empty (chosen).
 
-    Raises:
-        DataError: no images, two trees, or a table or list that does not fit, with its row.
+    Raises DataError for no images, two trees, or a table or list that does not fit, with its row.
     """
     store = open_store(Path(path))
     tree = _tree(store)
@@ -282,6 +281,7 @@ def _hold_out(keys: list[str], domain: str, sizes: tuple[int, int]) -> tuple[Int
     wanted = [round(size * n / sum(COUNTS[domain])) for size in sizes]
     val, test = (largest_remainder(counts / max(n, 1) * size) for size in wanted)
     drawn = [
+        # No run seed: the split is part of the data set, and the same for all runs.
         numpy_generator("pacs", domain, y).permutation(np.flatnonzero(label == y))
         for y in range(len(CLASSES))
     ]

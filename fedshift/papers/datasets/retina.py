@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedshift.datasets.base import Samples, damaged
-from fedshift.datasets.images import ENDINGS, OTHER_ENDINGS, Images, Ints, codes, decode
+from fedshift.datasets.images import OTHER_ENDINGS, Images, Ints, codes, decode, is_image
 from fedshift.datasets.sites import TEST_SHARE, Sites, SiteSplit, pooled, split_sites
 from fedshift.datasets.store import Store, open_store
 from fedshift.errors import DataError
@@ -102,14 +102,15 @@ def scan(path: Path | str) -> Retina:
     The label is 1 for glaucoma. Class folders of the tree may have any two names, the same at every
     site; those that are not known to mean glaucoma and its absence are numbered in sorted order.
 
-    Raises:
-        DataError: a site that is absent or there twice, not two classes, or classes that differ
-            between sites; a spreadsheet that is missing or damaged, with its row.
+    Raises DataError for a site that is absent or there twice, not two classes, classes that differ
+    between sites, and a missing or damaged spreadsheet, with its row.
     """
     store = open_store(Path(path))
-    names = [name for name in store.names() if _is_image(name)]
+    # A Mac's archive has a shadow ._name of every file, in a folder __MACOSX.
+    names = [name for name in store.names() if is_image(name) and "__MACOSX" not in name]
     trees = [_tree(store, names, i) for i in range(len(SITES))]
     _check_read(store)
+    # An image of the tree is not looked for again in an original layout.
     taken = {entry.name for tree in trees for entry in tree.values()}
     rest = [name for name in names if name not in taken]
     layouts: tuple[Callable[[Store, list[str]], Listed], ...] = (_acrima, _rim_one, _refuge)
@@ -128,9 +129,7 @@ def federated(
     The tree's parts Training and Testing are put together and divided anew by `split_sites`, as in
     the authors' code.
 
-    Raises:
-        InputError: a site with too few images to divide.
-        DataError: see `Retina.sites`.
+    Raises InputError for a site with too few images to divide, DataError as `Retina.sites`.
     """
     split = split_sites(listing.site, len(SITES), seed, test)
     return listing.sites(size), split
@@ -185,12 +184,6 @@ def missing(path: Path) -> tuple[str, ...]:
             os.path.isdir(path / sub / f) for sub in (".", "retina_balanced") for f in folders
         )
     )
-
-
-def _is_image(name: str) -> bool:
-    # A Mac's archive has a shadow ._name of every file.
-    hidden = "__MACOSX" in name or os.path.basename(name).startswith(".")
-    return name.lower().endswith(ENDINGS) and not hidden
 
 
 def _tree(store: Store, names: Iterable[str], site: int) -> Listed:

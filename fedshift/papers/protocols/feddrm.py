@@ -99,11 +99,6 @@ def _shards(name: str, per_client: int) -> Column:
     return _column(name, f"SPC={per_client}", _clients(kind="shards", shards_per_client=per_client))
 
 
-def _six() -> tuple[Column, ...]:
-    pairs = (("cifar-10", 5), ("cifar-20", 25), ("cifar-100", 25))
-    return tuple(c for name, s in pairs for c in (_dirichlet(name, 0.3), _shards(name, s)))
-
-
 def _split(partition: str) -> str:
     """ "Dir=0.3" for "Dir-0.3", "SPC=5" for "5-SPC"."""
     rule, _, value = partition.partition("-")
@@ -115,11 +110,12 @@ def _split(partition: str) -> str:
 
 def _table(number: int, metric: Metric) -> Study:
     what = "a query sent to the pooled test set" if number == 1 else "each client's own queries"
+    shards = {"cifar-10": 5, "cifar-20": 25, "cifar-100": 25}
     return Study(
         f"feddrm/table{number}",
         f"{metric.name.partition(',')[0].capitalize()}: {what}",
         ALL,
-        _six(),
+        tuple(c for name, s in shards.items() for c in (_dirichlet(name, 0.3), _shards(name, s))),
         ROUNDS,
         GENERAL,
         metric=metric,

@@ -7,7 +7,7 @@ learning", arXiv 2411.03799. Settings that the paper does not state are marked i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedshift.papers.protocols.fedpals_columns import (
@@ -48,9 +48,12 @@ def _pals(lam: float, label: str = "", **options: Any) -> Row:
     return Row(label or f"FedPALS, lambda={lam:g}", "fedpals", "fedpals", {"lam": lam, **options})
 
 
-def _prox_pals(lam: float, mu: float) -> Row:
-    label = f"FedProx+FedPALS, lambda={lam:g}"
-    return Row(label, "fedprox+fedpals", "fedpals", {"lam": lam, "fidelity": "norm", "mu": mu})
+def _by_lambda(lams: Sequence[float], prox: float) -> tuple[Row, ...]:
+    """FedPALS at each lambda, FedProx + FedPALS at `prox`, and the baselines but FedRS."""
+    label = f"FedProx+FedPALS, lambda={prox:g}"
+    options = {"lam": prox, "fidelity": "norm", "mu": 1.0}
+    both = Row(label, "fedprox+fedpals", "fedpals", options)
+    return (*(_pals(lam, fidelity="norm") for lam in lams), both, *BASELINES[:4])
 
 
 # --------------------------------------------------------------------------- what the paper leaves
@@ -135,15 +138,10 @@ def _table2() -> Study:
 
 
 def _table3() -> Study:
-    rows = (
-        *(_pals(lam, fidelity="norm") for lam in (0.0, 600.0, 2500.0, 5800.0)),
-        _prox_pals(5800.0, 1.0),
-        *BASELINES[:4],
-    )
     return Study(
         "fedpals/table3",
         "Macro F1 on iWildCam, 100 clients",
-        rows,
+        _by_lambda((0.0, 600.0, 2500.0, 5800.0), prox=5800.0),
         (cameras(),),
         PHOTO_ROUNDS,
         (
@@ -158,15 +156,10 @@ def _table3() -> Study:
 
 
 def _table4() -> Study:
-    rows = (
-        *(_pals(lam, fidelity="norm") for lam in (0.0, 12.0, 42.0, 93.0)),
-        _prox_pals(0.0, 1.0),
-        *BASELINES[:4],
-    )
     return Study(
         "fedpals/table4",
         "The trade-off of lambda on PACS",
-        rows,
+        _by_lambda((0.0, 12.0, 42.0, 93.0), prox=0.0),
         (photos(), small_photos()),
         PHOTO_ROUNDS,
         (GENERAL[0], FIDELITY, PROX_PALS),
@@ -204,9 +197,10 @@ def _fig8() -> Study:
         ten_clients(CIFAR, f"E={e}", shift, rounds=ROUNDS // e, training={"epochs": e})
         for e in (1, 5, 10, 20, 40)
     ]
+    cohorts = {10: {}, 50: {"cohort": 5}, 100: {"cohort": 10}}
     clients = [
-        ten_clients(CIFAR, f"M={m}", shift | {"clients": m - 1}, training=_cohort(m))
-        for m in (10, 50, 100)
+        ten_clients(CIFAR, f"M={m}", shift | {"clients": m - 1}, training=cohort)
+        for m, cohort in cohorts.items()
     ]
     chosen = (
         *GENERAL,
@@ -223,10 +217,6 @@ def _fig8() -> Study:
     title = "Local epochs E and number of clients M"
     columns = (*epochs, *clients)
     return Study("fedpals/fig8", title, rows, columns, ROUNDS, chosen, plot="sweep")
-
-
-def _cohort(clients: int) -> dict[str, Any]:
-    return {"cohort": clients // 10} if clients > 10 else {}
 
 
 def _fig9() -> Study:

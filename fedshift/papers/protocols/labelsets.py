@@ -185,26 +185,19 @@ READS = {"global model": "global_accuracy", "own models": "average_accuracy"}
 
 
 def _open_rows() -> tuple[Row, ...]:
-    rows = []
-    for reads in READS:
-        for method in ("FedAvg", "SCAFFOLD", "Ditto"):
-            # Ditto's global model is FedAvg's.
-            if (method, reads) != ("Ditto", "global model"):
-                rows += [_open_row(method, mode, reads) for mode in MODES]
-    return tuple(rows)
-
-
-def _open_row(method: str, mode: str, reads: str) -> Row:
     """Private minus public of the same method; public minus public FedAvg."""
-    other = method if mode == "private" else "FedAvg"
-    return Row(
-        f"{mode} {method}, {reads}",
-        method.lower(),
-        f"labelset_{method.lower()}",
-        {"mode": mode},
-        reads=READS[reads],
-        against=f"public {other}, {reads}",
-    )
+    return tuple(
+        Row(
+            f"{mode} {method}, {reads}", method.lower(), f"labelset_{method.lower()}",
+            {"mode": mode}, reads=key,
+            against=f"public {method if mode == 'private' else 'FedAvg'}, {reads}",
+        )
+        for reads, key in READS.items()
+        for method in ("FedAvg", "SCAFFOLD", "Ditto")
+        # Ditto's global model is FedAvg's.
+        if (method, reads) != ("Ditto", "global model")
+        for mode in MODES
+    )  # fmt: skip
 
 
 def _open() -> Study:

@@ -86,9 +86,10 @@ def _voted(label: str, row: Row) -> tuple[Row, ...]:
     )
 
 
-def _small_column(name: str, title: str, extra: bool) -> Column:
-    settings: Tables = {
-        "data": {"name": name, "validation": 0.0, "test": 0.3, "limit": 4000},
+def small_columns() -> tuple[Column, ...]:
+    """The shipped images, and the full set where it is named."""
+    settings: dict[str, dict[str, Any]] = {
+        "data": {"validation": 0.0, "test": 0.3, "limit": 4000},
         "shift": {
             "kind": "shards", "shards_per_client": 2, "clients": 8, "target": "clients",
             "transform": "fashion",
@@ -96,15 +97,14 @@ def _small_column(name: str, title: str, extra: bool) -> Column:
         "model": {"name": "lenet-gn-small"},
         "training": cosine_sgd(steps=5, batch=32, lr=0.03),
     }  # fmt: skip
-    return Column(name, title, "SPC=2", settings, SMALL_ROUNDS, seeds=3, extra=extra)
-
-
-def small_columns() -> tuple[Column, ...]:
-    """The shipped images, and the full set where it is named."""
-    return (
-        _small_column("fashion-mnist-mini", "Fashion-MNIST-mini", False),
-        _small_column("fashion-mnist", "Fashion-MNIST", True),
-    )
+    return tuple(
+        Column(
+            title.lower(), title, "SPC=2",
+            settings | {"data": {"name": title.lower(), **settings["data"]}},
+            SMALL_ROUNDS, seeds=3, extra=extra,
+        )
+        for title, extra in (("Fashion-MNIST-mini", False), ("Fashion-MNIST", True))
+    )  # fmt: skip
 
 
 def _small() -> Study:

@@ -104,6 +104,16 @@ class Column:
         return f"{self.dataset} {self.split}"
 
     @property
+    def heading(self) -> str:
+        """For readers: "Fashion-MNIST C=3"."""
+        return f"{self.title} {self.split}"
+
+    @property
+    def file(self) -> str:
+        """The beginning of its drawings' file names: "fashion-mnist-C=3"."""
+        return f"{self.dataset}-{self.split}"
+
+    @property
     def axis(self) -> str:
         """What the split varies: "C" for "C=3"."""
         return self.split.partition("=")[0]

@@ -35,7 +35,7 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart
 
 
 def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
-    groups = [f"{c.title} {c.split}" for c in study.columns]
+    groups = [column.heading for column in study.columns]
     ours = _means(cells)
     theirs = {_place(c): None if c.printed is None else c.printed.mean for c in cells}
     axis = Axis(study.metric.name)
@@ -54,11 +54,11 @@ def _rows(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
     for column in study.columns:
         values = [means[column.key, row.label] for row in study.rows]
         base = means.get((column.key, study.baseline))
-        title = f"{column.title} {column.split}: {study.metric.name}"
+        title = f"{column.heading}: {study.metric.name}"
         caption = title + (f"; the line: {study.baseline}" if base is not None else "")
         names = [row.label for row in study.rows]
         drawing = side_bars(title, names, values, Axis(study.metric.name), mark=base)
-        drawn[f"{column.dataset}-{column.split}.svg"] = Chart(drawing, caption)
+        drawn[f"{column.file}.svg"] = Chart(drawing, caption)
     return drawn
 
 
@@ -139,10 +139,9 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Char
             means = mean_curve(cell, store, study.metric)
             curve = {t - before: value for t, value in means.items() if t > before}
             series.append(_line(row, i, list(curve), list(curve.values()), points=False))
-        title = f"{study.title}: {column.title} {column.split}"
-        name = f"{column.dataset}-{column.split}.svg"
+        title = f"{study.title}: {column.heading}"
         chart = line_chart(title, series, Axis("round"), Axis(study.metric.name))
-        drawn[name] = Chart(chart, title)
+        drawn[f"{column.file}.svg"] = Chart(chart, title)
     return drawn
 
 

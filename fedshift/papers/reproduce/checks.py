@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import product
 
 from fedshift import datasets, recipes
 from fedshift.engine.ways import ALONE
@@ -12,7 +12,7 @@ from fedshift.experiments.engines import backend_of
 from fedshift.experiments.networks import network
 from fedshift.experiments.own_tests import pool_rows
 from fedshift.experiments.places import Source
-from fedshift.papers.protocols.study import Column, Row, Study
+from fedshift.papers.protocols.study import Study
 from fedshift.papers.reproduce.plan import LAMBDA_0, Plan, config_of
 
 # Photographs take minutes to decode; their networks are met when the first run begins.
@@ -41,7 +41,10 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
     shaped = networks and any(o.strip().startswith(("model", "data")) for o in plan.overrides)
     rows_by_reason: dict[str, dict[str, None]] = {}
     built: dict[Kind, str] = {}
-    for row, column in _rows(plan):
+    # A cell whose data are missing is reported in the table, and is no mistake of --rounds or -c.
+    columns = [column for column in plan.study.columns if column.missing() is None]
+    rows = [row for row in plan.study.rows if row.available]
+    for column, row in product(columns, rows):
         try:
             config = config_of(plan, row, column, LAMBDA_0 if row.ess else {}, 0)
             if shaped:
@@ -66,12 +69,6 @@ def check_grids(study: Study, whole: Study) -> None:
         f"--tune: {study.name} has no grid of hyper-parameters to choose from"
         f"{' in these rows' * bool(others)}{which}. Leave out --tune"
     )
-
-
-def _rows(plan: Plan) -> Sequence[tuple[Row, Column]]:
-    """The cells whose method and data are there."""
-    columns = [column for column in plan.study.columns if column.missing() is None]
-    return [(row, column) for column in columns for row in plan.study.rows if row.available]
 
 
 def _check_tuning(plan: Plan) -> None:

@@ -70,7 +70,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], tuned: Mapping[Any, Any]) -> tup
     for cell in cells:
         record = tuned.get((cell.column.key, cell.row.label))
         values = ", ".join(f"{k} = {cell.options[k]:g}" for k in cell.row.grid)
-        where = f"{cell.column.title} {cell.column.split}, {cell.row.label}: {values}"
+        where = f"{cell.column.heading}, {cell.row.label}: {values}"
         if cell.row.grid and record is not None:
             notes.append(f"Tuned on validation: {where} ({_tuned_how(plan, record)}).")
         elif cell.problem is None and cell.row.grid.keys() - cell.column.method_options(cell.row):
@@ -93,9 +93,8 @@ def _versions(cells: Sequence[Cell]) -> list[str]:
     """The distinct environments that the values come from, one line each."""
     lines: dict[str, None] = {}
     for value in (v for c in cells for v in c.values):
-        packages = value.lock.get("packages", {})
-        named = ", ".join(f"{k} {v}" for k, v in sorted(packages.items()))
         lock = value.lock
+        named = ", ".join(f"{k} {v}" for k, v in sorted(lock.get("packages", {}).items()))
         backend = trained_with(lock)
         how = "" if backend == "loop" else f"; backend {backend}"
         lines[f"Python {lock.get('python')}, {named}; {lock.get('platform')}{how}"] = None
@@ -129,6 +128,7 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
         runs = [run for v in cell.values for run in (v.run, *v.others)]
         records |= {run.name: store.files(run, metrics=curves) for run in runs}
     write_records(place / RECORDS, records)
+    # Read back: the published page must come out of the records alone.
     small = Store(place, read_records(place / RECORDS))
     return _write_page(place, outcome, charts(outcome.plan.study, outcome.cells, small), small)
 
@@ -245,13 +245,9 @@ def _html(outcome: Outcome, drawn: Mapping[str, Chart], store: Store) -> str:
     parts += [section("plots", "Drawings", *(figure(c.svg, c.caption) for c in drawn.values()))]
     linked = _html_links(cell_table(study, outcome.cells), outcome.cells, store)
     parts += [section("cells", "Every cell, with its runs", linked)]
-    parts += [section("notes", _foot(outcome), items(outcome.notes))]
+    foot = "What was found, chosen" if study.verdict else "What was chosen"
+    parts += [section("notes", f"{foot}, tuned or changed", items(outcome.notes))]
     return html_page(study.name, parts)
-
-
-def _foot(outcome: Outcome) -> str:
-    title = "What was found, chosen" if outcome.plan.study.verdict else "What was chosen"
-    return f"{title}, tuned or changed"
 
 
 def _html_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:

@@ -166,7 +166,7 @@ def cells(plan: Plan) -> Iterator[tuple[Row, Column]]:
 
 
 def wanted(plan: Plan, store: Store) -> dict[str, Run]:
-    """Every run known to be needed, by name, in the order to do them: seed by seed, then column.
+    """Every run needed so far, by name, in the order to do them: seed by seed, then column.
 
     Runs that depend on others appear once those are complete; ask again after doing these.
     """
@@ -182,22 +182,16 @@ def wanted(plan: Plan, store: Store) -> dict[str, Run]:
     return runs
 
 
-def grid_of(row: Row) -> tuple[Options, ...]:
-    """Every combination of the row's hyper-parameters, in the order of the grid."""
-    names = list(row.grid)
-    combinations = product(*row.grid.values())
-    return tuple(dict(zip(names, values, strict=True)) for values in combinations)
-
-
 def tunable(plan: Plan) -> Iterator[tuple[Row, Column]]:
     """The cells that have a grid."""
     return ((row, column) for row, column in cells(plan) if row.grid)
 
 
 def tuning_runs(plan: Plan, row: Row, column: Column, seed: int) -> tuple[Candidate, ...]:
-    """One run per point of the grid."""
+    """One run per combination of the row's hyper-parameters, in the order of the grid."""
     candidates = []
-    for options in grid_of(row):
+    for values in product(*row.grid.values()):
+        options = dict(zip(row.grid, values, strict=True))
         label = ", ".join(f"{k}={v:g}" for k, v in options.items())
         candidates.append(
             Candidate(label, options, run_of(config_of(plan, row, column, options, seed)))

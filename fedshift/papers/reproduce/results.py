@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedshift.errors import DataError
-from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row, Study
+from fedshift.papers.protocols.study import Column, Metric, Options, Printed, Row
 from fedshift.papers.reproduce.plan import Candidate, Plan, runs_of
 from fedshift.sweeps.statistics import INTERVALS, LEVEL, Moments, paired
 from fedshift.sweeps.store import Finished, Run, Store
@@ -119,7 +119,8 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
         for cell in (replace(c, twin=_twin(c, cells)) for c in cells):
             base = by_label.get(cell.row.against or study.baseline)
             if base is not None and cell.row is not base.row:
-                cell = replace(cell, difference=_pair(study, cell, base))
+                difference = paired(cell.by_seed, base.by_seed, kind=study.interval)
+                cell = replace(cell, difference=difference)
             results.append(cell)
     return tuple(results)
 
@@ -132,10 +133,6 @@ def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
         if alike and other.row.options != row.options:
             return other.row.label
     return ""
-
-
-def _pair(study: Study, cell: Cell, base: Cell) -> Moments | None:
-    return paired(cell.by_seed, base.by_seed, kind=study.interval)
 
 
 def _cell(plan: Plan, row: Row, column: Column, store: Store, failures: Mapping[str, str]) -> Cell:

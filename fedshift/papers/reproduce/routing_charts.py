@@ -107,17 +107,17 @@ def mean_defined(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[
 
 
 def _accuracy_maps(column: Column, one: Routed) -> dict[str, Chart]:
-    title = f"Accuracy of each client's own model by class: {one.label}, {_where(column)}"
+    title = f"Accuracy of each client's own model by class: {one.label}, {column.heading}"
     # Which classes a client has differs from seed to seed.
     matrices = [d.class_accuracy for d in one.details]
-    return {f"{_file(column)}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
+    return {f"{column.file}-own.svg": _map(title, one, one.classes, matrices, ACCURACY)}
 
 
 def _routing_maps(column: Column, one: Routed) -> dict[str, Chart]:
-    title = f"Where each client's queries (rows) are sent: {one.label}, {_where(column)}"
+    title = f"Where each client's queries (rows) are sent: {one.label}, {column.heading}"
     clients = [str(i) for i in range(len(one.details[0].class_accuracy))]
     matrices = [r.sent for r in one.routers]
-    return {f"{_file(column)}-sent.svg": _map(title, one, clients, matrices, SENT)}
+    return {f"{column.file}-sent.svg": _map(title, one, clients, matrices, SENT)}
 
 
 def _map(
@@ -155,8 +155,8 @@ def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Chart]:
         y = tuple(mean_risk(one.routers).tolist())
         name = f"{one.label}, {_seeds(one)}"
         series.append(Series(name, COVERAGES, y, i % len(PALETTE), dash=i // len(PALETTE)))
-    title = f"Risk against coverage, by the posterior of the trained router: {_where(column)}"
-    return {f"{_file(column)}-risk.svg": Chart(risk_chart(title, series), title)}
+    title = f"Risk against coverage, by the posterior of the trained router: {column.heading}"
+    return {f"{column.file}-risk.svg": Chart(risk_chart(title, series), title)}
 
 
 def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
@@ -167,11 +167,3 @@ def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
 
 def _seeds(one: Routed) -> str:
     return "one seed" if len(one.runs) == 1 else f"mean over {len(one.runs)} seeds"
-
-
-def _where(column: Column) -> str:
-    return f"{column.title} {column.split}"
-
-
-def _file(column: Column) -> str:
-    return f"{column.dataset}-{column.split}"

@@ -127,11 +127,12 @@ def options_of(records: Records) -> dict[Key, Options]:
 def add_tuned(path: Path, records: Records) -> Records:
     """Put the records into tuned.json, beside those of other columns and rows; all that it has now.
 
-    It is read now: another invocation may have added its own while this one trained its grids.
+    It is read now: another invocation may have added records while this one trained its grids.
     """
     with _one_at_a_time(path.parent):
         merged = {**read_tuned(path), **records}
-        write_tuned(path, merged)
+        listed = [merged[key] for key in sorted(merged)]
+        write(path, json.dumps(clean(listed), indent=1) + "\n")
     return merged
 
 
@@ -150,9 +151,3 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def write_tuned(path: Path, records: Records) -> None:
-    """tuned.json: one record per column and row, with the evidence."""
-    listed = [records[key] for key in sorted(records)]
-    write(path, json.dumps(clean(listed), indent=1) + "\n")

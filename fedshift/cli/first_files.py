@@ -1,0 +1,94 @@
+"""The two files that `fedshift init` writes: an experiment on a table, and its network."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from fedshift.experiments.config_data import Data
+from fedshift.tasks.task import Task
+
+CONFIG, NET = "experiment.toml", "net.py"
+
+_CONFIG = """\
+# Made by `fedshift init`. Every key: docs/configuration.md
+name = {name}
+
+[data]
+source = {source}   # paths are relative to this file
+client = {client}   # the column that says whose row it is
+label = {label}   # the column to predict
+{kind}target = {target}   # where the model is used: a client, label shares, "pooled", "clients"
+validation = 0.2   # share of each client's rows to choose by
+test = 0.2         # share for testing, where no client is the target
+
+[model]
+name = "net.py:Net"
+
+[method]
+{method}
+
+[training]
+rounds = 30
+epochs = 1         # of each client per round
+batch = 32
+lr = 0.1
+
+[seeds]
+run = 0
+"""
+_AWARE = """\
+name = "fedpals"
+ess = "auto"       # tries several effective sample sizes and keeps the best\
+"""
+_PLAIN = 'name = "fedavg"    # `fedshift methods` lists all'
+
+_NET = '''\
+"""The network of {config}. Change it as you like: it is called once for each run."""
+
+import math
+
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    """task.input_shape is the shape of one example, task.classes are the labels' names.
+
+    task.outputs are the numbers to predict, where these are no classes.
+    """
+
+    def __init__(self, task):
+        super().__init__()
+        inputs = math.prod(task.input_shape)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 64), nn.ReLU())
+        self.head = nn.Linear(64, len(task.outputs or task.classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+'''
+
+
+def config_text(source: str, data: Data, task: Task) -> str:
+    """An experiment on the table `source`, a path relative to the file that is written."""
+    # FedPALS weighs clients by their labels: where numbers are predicted, FedAvg comes first.
+    aware = task.kind == "classification" and task.target.kind not in ("pooled", "clients")
+    # It becomes the name of the run folder, which has no other characters than these.
+    name = re.sub(r"[^\w.+=-]+", "-", task.name).strip("-.")[:80]
+    return _CONFIG.format(
+        name=_text(name or "run"),
+        source=_text(source),
+        client=_text(data.client),
+        label=_text(data.label),
+        kind="" if data.kind is None else f"kind = {_text(data.kind)}\n",
+        target=_text(data.target),
+        method=_AWARE if aware else _PLAIN,
+    )
+
+
+def net_text() -> str:
+    """A network with one hidden layer, for any task with inputs of one tensor."""
+    return _NET.format(config=CONFIG)
+
+
+def _text(value: object) -> str:
+    return json.dumps(str(value), ensure_ascii=False)  # TOML writes text as JSON does
