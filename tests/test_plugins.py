@@ -98,12 +98,14 @@ def called(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_packages_add_commands_but_replace_none(
     install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entries = "greet = stranger_plugin:app\nmethods = stranger_plugin:app"
+    entries = "".join(f"{name} = stranger_plugin:app\n" for name in ("greet", "methods", "run"))
     install(GREET, "fedshift.commands", entries)
     assert called("greet", "Ann", monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out == "hello Ann\n"
     assert called("--help", monkeypatch=monkeypatch) == 0
-    assert "Greet a client." in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "Greet a client." in page
+    assert "Run one experiment" in page
     assert called("methods", "fedavg", monkeypatch=monkeypatch) == 0
     assert "fedavg" in capsys.readouterr().out
 

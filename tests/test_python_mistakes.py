@@ -20,7 +20,6 @@ from fedshift import (
     Local,
     Model,
     Router,
-    Task,
     datasets,
     ess_curve,
     estimate_target_accuracy,
@@ -34,7 +33,7 @@ from fedshift.client.objectives import Contrastive, CrossEntropy, Proximal, Rest
 from fedshift.client.oracles import Clip, Sam
 from fedshift.client.schedules import Cosine
 from fedshift.client.sharing import Share
-from fedshift.data import Examples, client_data, register
+from fedshift.data import Examples, Task, client_data, register
 from fedshift.datasets import label_shift, load_table
 from fedshift.diagnose import diagnose
 from fedshift.engine.backends import Reply, loop, work

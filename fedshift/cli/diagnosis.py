@@ -72,6 +72,7 @@ def _reword_for_options() -> Iterator[None]:
     try:
         yield
     except InputError as e:
+        # The one argument that is a switch on the command line, without a value.
         message = str(e).replace("normalise_target=True", "--normalise")
         e.args = (reworded(message, names, " "),)
         raise

@@ -20,7 +20,7 @@ from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
 from fedshift.experiments.outcome import Experiment
-from fedshift.experiments.progress import Asked, Keeper, nobody_asks
+from fedshift.experiments.progress import Asked, Keeper, no_stop
 from fedshift.experiments.run_models import model_parts
 from fedshift.experiments.served import models
 from fedshift.experiments.summary import PACKAGES, package_version, summary
@@ -143,7 +143,7 @@ class EventLog:
 
 def kept_in(
     folder: Path, config: Config, prepared: Prepared, every: int | None = None,
-    asked: Asked = nobody_asks,
+    asked: Asked = no_stop,
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
     # Of the data as well: the same file may be run after the data set was replaced.
@@ -213,7 +213,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
-        **({"files": dict(prepared.own.sources)} if prepared.own.sources else {}),
+        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
     }
 
 

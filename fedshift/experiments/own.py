@@ -28,8 +28,8 @@ class Own:
     schedule       the local learning rate of round t, in place of the configured one
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
+    files          SHA-256 of the files that the configuration names, by path
     texts          to leave in the run folder, by name of the file
-    sources        SHA-256 of the files that the configuration names, by path
     notes          what its user should know of the data
     task           what a network of the user's is made for; None for a set of the library
     """
@@ -40,8 +40,8 @@ class Own:
     schedule: Callable[[int], float] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     task: Task | None = None
 

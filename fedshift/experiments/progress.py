@@ -125,7 +125,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     return {k: number(v) for k, v in row.items()}
 
 
-def nobody_asks() -> None:
+def no_stop() -> None:
     """No stop is requested."""
 
 
@@ -144,7 +144,7 @@ class Keeper:
     folder: Path
     identity: str
     every: int | None = None
-    asked: Asked = nobody_asks
+    asked: Asked = no_stop
     shelf: Shelf = Shelf()
     former: str = ""
 

@@ -124,6 +124,7 @@ def leave(done: Reproduced) -> None:
     if stopped is not None:
         stopped.add_note("the same command goes on from here")
         raise stopped
+    # A failure weighs more than a cell that could not be run.
     if done.report.failures or any(cell.failures for cell in done.outcome.cells):
         raise typer.Exit(FAILED)
     if done.outcome.problems or any(cell.absent for cell in done.outcome.cells):

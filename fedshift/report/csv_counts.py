@@ -103,6 +103,7 @@ def _is_row(header: _Line, rows: list[_Line], classes: Sequence[str]) -> bool:
         return False
     if set(header.cells) <= set(classes):
         return True
+    # One label may be misspelled: then the error should name it, not ask for two columns.
     over_numbers = all(_NUMBER.fullmatch(cell) for cell in rows[0].cells)
     return over_numbers and not _NUMBER.fullmatch(header.cells[1]) and not _names_columns(header)
 

@@ -27,6 +27,7 @@ def differences(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     for split in splits(runs, labels):
         first = split.runs[0]
         if (d := first.summary.differences) is not None:
+            # The clients' data are the same for all runs of a split: any of them will do.
             drawing = _auc_map(first, d) if len(d.clients) > 1 else _too_few(first)
             parts += [heading(split, runs), drawing, table(_means(d))]
     if not parts:

@@ -110,6 +110,7 @@ def _ess_curve(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str])
 
 def _client_accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
     """A heat map per run, clients by classes."""
+    # The height follows the clients, so that their names do not overlap.
     largest = max(len(r.clients) for r in runs)
     figure.set_size_inches(WIDTH + 1.5, len(runs) * (1.2 + 0.2 * largest))
     grid = figure.subplots(len(runs), 1, squeeze=False)

@@ -113,6 +113,7 @@ def _cells(
     parts = [rect(place.left, place.y, across * len(values), down, "#ffffff", FAINT, 0.5)]
     for j, (value, note) in enumerate(zip(values, notes, strict=True)):
         strength = shades.strength(value, largest)
+        # The row's frame is drawn below, so an empty cell is white.
         if value is None or strength is None:
             continue
         x = place.left + j * across

@@ -33,6 +33,7 @@ def label_sets(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def _explanation(sets_of_runs: Sequence[LabelSets]) -> str:
     """An explanation of absent labels, adapted to these runs."""
+    # Runs of several methods share the page, and the text must be right for each.
     ways = {sets.rows_move for sets in sets_of_runs}
     stays = (
         "its row of the head is averaged over no client and stays as it was"

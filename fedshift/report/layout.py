@@ -90,6 +90,7 @@ def table(rows: Table) -> str:
 
 def fold(rows: Table) -> str:
     """A table that can be folded away; short ones are open at first."""
+    # A long table would push the next section off the screen.
     state = " open" if len(rows.rows) <= LONG_TABLE else ""
     name = f"The numbers: {rows.caption}" if rows.caption else "The numbers"
     return f"<details{state}><summary>{escape(name)}</summary>{table(rows)}</details>"

@@ -123,6 +123,7 @@ def _why(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         if run.summary.why:
             labels_of.setdefault(run.summary.why, []).append(label)
     blocks = []
+    # Without a heading where there is one run: its name is the page's.
     for sentences, same in labels_of.items():
         name = f"<h3>{escape(', '.join(same))}</h3>" if len(runs) > 1 else ""
         blocks.append(name + items(sentences))

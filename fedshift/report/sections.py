@@ -150,6 +150,8 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
         # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
+        # A method without a global model has no target accuracy; its line would be a name without
+        # points.
         if any(v is not None for v in target):
             series.append(Series(label, x, target, place + 1, points=few))
         if any(v is not None for v in estimate):

@@ -136,10 +136,10 @@ def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Worst client, bottom decile, sd and Gini of own models, and every client's accuracy."""
     served = [(r, b, s.client_accuracy) for r, b, s in serving_runs(runs, labels)]
-    measured = [(run, label, own) for run, label, own in served if own is not None]
+    measured = [(run, label, values) for run, label, values in served if values is not None]
     if not measured:
         return ""
-    spreads = spread_table((label, client_names(run), own) for run, label, own in measured)
+    spreads = spread_table((label, client_names(run), values) for run, label, values in measured)
     text = (
         "Each client's own model on its own test examples, after the last round; all clients count "
         "alike. Bottom decile: mean of the lowest tenth of the clients. Gini: 0 when all clients "
@@ -157,6 +157,7 @@ def _client_table(split: Split) -> Table:
     for _, label, serving in serving_runs(split.runs, split.labels):
         columns.append((label, serving.client_accuracy or ()))
         if serving.router is not None:
+            # The diagonal: a client's queries that were sent to itself.
             hits = tuple(row[i] for i, row in enumerate(serving.router.sent))
             columns.append((f"{label}, found by the router", hits))
     first = split.runs[0]

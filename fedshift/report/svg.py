@@ -71,6 +71,7 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     """Several series over one pair of axes, with a legend; missing points break a line."""
     xs = [v for s in series for v in s.x]
     ys = [v for s in series for v in s.y if v is not None and math.isfinite(v)]
+    # An empty chart with a sentence, since the section around it is there all the same.
     if not xs or not ys:
         return _empty_chart(title)
     legend, top = _legend([(s.name, s.colour, s.dash, s.line) for s in series])
@@ -165,6 +166,7 @@ def _series(frame: _Frame, series: Series, y: Axis) -> str:
 
 def _bars(frame: _Frame, groups: Sequence[str], bars: Bars, index: int, count: int, y: Axis) -> str:
     step = frame.width / len(groups)
+    # A fifth of each group is the gap to the next.
     width = step * 0.8 / count
     colour = PALETTE[bars.colour % len(PALETTE)]
     parts = []
@@ -176,6 +178,7 @@ def _bars(frame: _Frame, groups: Sequence[str], bars: Bars, index: int, count: i
         _, top = frame.at(0.0, value)
         note = f"{groups[g]}, {bars.name}: {_value(value, y.percent)}"
         height = frame.top + frame.height - top
+        # A thin gap between bars, so that equal ones do not merge.
         parts.append(rect(x, top, width * 0.94, height, colour, note=note))
     return "".join(parts)
 

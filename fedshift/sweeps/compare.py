@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fedshift.engine.quicker import forks_safely
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.in_use import alone_in
-from fedshift.experiments.progress import Asked, nobody_asks
+from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.sweeps.execute import Report, execute
@@ -82,7 +82,7 @@ def compare(
     notes: Iterable[str] = (),
     words: Callable[[str], str] = str,
     listen: Listener = silent,
-    asked: Asked = nobody_asks,
+    asked: Asked = no_stop,
 ) -> Compared:
     """Do the runs of the plan that `folder` does not have yet, and write the table there.
 

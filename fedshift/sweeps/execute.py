@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from fedshift.experiments.progress import Asked, nobody_asks
+from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.sweeps.starting import Start, spawned
 from fedshift.sweeps.store import Run, Store
@@ -47,7 +47,7 @@ def execute(
     means: Means = Means(),
     start: Start = spawned,
     listen: Listener = silent,
-    asked: Asked = nobody_asks,
+    asked: Asked = no_stop,
 ) -> Report:
     """Do the runs that are not complete, in order, at most `jobs` at once.
 

@@ -16,7 +16,7 @@ from fedshift.experiments.engines import Engine, backend_of
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import EventLog, kept_in
 from fedshift.experiments.in_use import alone_in
-from fedshift.experiments.progress import Asked, nobody_asks
+from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.resume import check_links
 from fedshift.experiments.task import Prepared, prepare
 from fedshift.experiments.training import Listener
@@ -50,7 +50,7 @@ class Means:
 
 
 def perform(
-    run: Run, store: Store, tell: Listener, asked: Asked = nobody_asks, means: Means = Means()
+    run: Run, store: Store, tell: Listener, asked: Asked = no_stop, means: Means = Means()
 ) -> None:
     """Train the run, from its last checkpoint if it has one, and write its folder.
 

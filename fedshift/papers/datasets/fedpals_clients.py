@@ -165,6 +165,7 @@ def iwildcam_clients(wanted: Wanted) -> OwnClients:
     size = wanted.size or iwildcam.SIZE
     train, test = listing.samples(np.concatenate(parts), size), listing.samples(rest, size)
     data = _dataset("iwildcam", train, test, listing.classes, str(listing.images.store.place))
+    # Rows follow one another client by client, so that a client's images are one piece of the file.
     ends = np.cumsum([len(part) for part in parts])
     *clients, validation = np.split(np.arange(ends[-1]), ends[:-1])
     return OwnClients(data, clients, roles.target, validation, np.arange(len(rest)))

@@ -80,6 +80,7 @@ def scan(path: Path | str) -> Wildcam:
     numbers = {c: whole_numbers(table[c], where, c) for c in _COLUMNS[1:4]}
     for column, values in numbers.items():
         _check_contiguous(where, column, values)
+    # The benchmark keeps the images of all splits in train/.
     names = tuple(f"train/{name}" for name in table["filename"])
     rows = tuple(f"row {k} of metadata.csv" for k in range(1, len(names) + 1))
     return Wildcam(

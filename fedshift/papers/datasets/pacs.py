@@ -144,6 +144,7 @@ def missing(path: Path) -> tuple[str, ...]:
 
 def _tree(store: Store) -> Tree:
     """Every image's name in the store by its `domain/class/file`."""
+    # By the last three parts: archives of the set differ in the folders above them.
     tree: dict[str, str] = {}
     for name in store.names():
         parts = name.split("/")[-3:]
@@ -200,6 +201,7 @@ def _check(where: Path, row: int, key: str, tree: Tree) -> None:
 
 
 def _check_once(where: Path, keys: list[str]) -> None:
+    # The quick test first: the loop is only for the message.
     if len(set(keys)) < len(keys):
         earlier: set[str] = set()
         for k, key in enumerate(keys, 1):

@@ -158,6 +158,7 @@ def check_complete(listing: Retina) -> None:
     """
     for i, site in enumerate(SITES):
         counts = np.bincount(listing.y[listing.site == i], minlength=2)
+        # REFUGE has three parts of one size, of which one, two or all may be there.
         steps = np.cumsum(COUNTS[site], axis=0)
         if listing.original[i] and not (counts == steps).all(1).any():
             right = " or ".join(f"{n} and {g}" for n, g in steps)
@@ -213,6 +214,7 @@ def _check_read(store: Store) -> None:
 
 def _class(folder: str) -> str:
     """ "glaucoma" or "normal" where the name says so, else the name."""
+    # "Non-Glaucoma" and "nonglaucoma" are one name.
     plain = re.sub(r"[^a-z]", "", folder.casefold())
     return "glaucoma" if plain in _GLAUCOMA else "normal" if plain in _NORMAL else folder
 

@@ -100,6 +100,7 @@ def _column(name: str, split: str, shift: Mapping[str, Any], **more: Any) -> Col
         "model": {"name": "mlp", "hidden": (200,)},
         "training": {"steps": steps, "batch": 64, "lr": 0.1},
     }
+    # FEMNIST stands in for EMNIST-Digits where that is not at hand: only on request.
     extra = more.pop("extra", False) or name == "femnist-digits"
     differs = IN_PLACE.get(name, "")
     return Column(

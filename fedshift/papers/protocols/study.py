@@ -189,6 +189,7 @@ def narrowed(
     Raises InputError, with what there is and the nearest match, for a name that is not there.
     """
     _check("data set", datasets, [c.dataset for c in study.columns], study)
+    # Data sets first: --split chooses among the columns of those that are left.
     columns = [c for c in study.columns if c.dataset in datasets or not (datasets or c.extra)]
     _check("split", splits, [c.split for c in columns], study)
     columns = [c for c in columns if c.split in splits or not splits]

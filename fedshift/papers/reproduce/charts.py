@@ -30,6 +30,7 @@ def charts(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Chart
         return _sweeps(study, cells, dict.fromkeys(row.key for row in study.rows))
     if study.plot == "curves":
         return _curves(study, cells, store)
+    # A sweep over a parameter of the split is drawn over the distance that it causes, too.
     drawn = _sweeps(study, cells) if study.plot == "sweep" else {}
     return drawn | _distances(study, cells)
 
@@ -41,6 +42,7 @@ def _bars(study: Study, cells: Sequence[Cell]) -> dict[str, Chart]:
     axis = Axis(study.metric.name)
     title = f"{study.title}: here"
     drawn = {"plot.svg": Chart(grouped_bars(title, groups, _side(study, ours), axis), title)}
+    # A drawing of its own: bars of both side by side would be too thin to compare.
     if any(v is not None for v in theirs.values()):
         title = f"{study.title}: as printed"
         drawing = grouped_bars(title, groups, _side(study, theirs), axis)
@@ -135,6 +137,7 @@ def _curves(study: Study, cells: Sequence[Cell], store: Store) -> dict[str, Char
         series = []
         for i, row in enumerate(study.rows):
             cell = next(c for c in cells if c.column is column and c.row is row)
+            # Rounds in which densities are fitted come before those that the paper counts.
             before = row.rounds_before(cell.options)
             means = mean_curve(cell, store, study.metric)
             curve = {t - before: value for t, value in means.items() if t > before}

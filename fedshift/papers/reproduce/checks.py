@@ -36,6 +36,7 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
     """
     if plan.rounds is not None:
         _check_tuning(plan)
+    # Without -c, the protocol's own configurations are checked by the tests of this package.
     if not plan.overrides:
         return
     shaped = networks and any(o.strip().startswith(("model", "data")) for o in plan.overrides)
@@ -51,6 +52,7 @@ def check_plan(plan: Plan, *, networks: bool = True) -> None:
                 with Source(overrides=plan.overrides).placing():
                     _build(config, built)
         except InputError as e:
+            # Without the cell's name, so that one mistake in all cells is one message.
             why = str(e).replace(f"{plan.study.name}, {column.key}, {row.label}: ", "")
             rows_by_reason.setdefault(why, {})[row.key] = None
     if rows_by_reason:

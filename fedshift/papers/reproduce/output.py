@@ -84,6 +84,7 @@ def _tuned_how(plan: Plan, record: Mapping[str, Any]) -> str:
     """The data that a value was tuned on, and any changes other than the table's."""
     how = f"seed {record['seed']}, {record['rounds']} round{'s' * (record['rounds'] != 1)}"
     changed = record.get("changed", [])
+    # Tuned and run under the same changes, which the page names once.
     if tuple(changed) == plan.overrides:
         return how
     return f"{how}, with {', '.join(changed) or 'nothing changed from the protocol'}"
@@ -122,6 +123,7 @@ def publish(folder: Path, outcome: Outcome, store: Store) -> Path:
     """
     place = folder / outcome.folder
     records = {name: record.files for name, record in read_records(place / RECORDS).items()}
+    # Only these drawings need the rounds of a run; its other files are enough for all else.
     curves = outcome.plan.study.plot == "curves"
     for cell in outcome.cells:
         records |= {run.name: store.files(run, metrics=False) for run in cell.lost}

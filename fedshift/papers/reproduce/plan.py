@@ -117,6 +117,7 @@ def config_of(plan: Plan, row: Row, column: Column, options: Options, seed: int)
     tables["method"] = {"name": row.method, **options_of_row, **options}
     tables["seeds"] = {"run": seed}
     apply_overrides(tables, plan.overrides)
+    # Early stopping looks at every round; for a final value, evaluating the others costs time only.
     every = 1 if metric.stop == "best" or plan.study.plot == "curves" else rounds
     tables["training"] |= {"rounds": rounds, "evaluate_every": every}
     if metric.last:
@@ -172,6 +173,7 @@ def wanted(plan: Plan, store: Store) -> dict[str, Run]:
     """
     pairs = list(cells(plan))
     most = [plan.seeds_of(column) for _, column in pairs]
+    # Seed by seed: an interrupted table then has whole rows for its first seeds.
     seeds = list(dict.fromkeys(s for seeds in most for s in seeds))
     runs: dict[str, Run] = {}
     for seed in seeds:

@@ -11,7 +11,7 @@ from fedshift.engine.ways import ALONE
 from fedshift.errors import InputError
 from fedshift.experiments.folder import trained_with
 from fedshift.experiments.places import Source
-from fedshift.experiments.progress import Asked, nobody_asks
+from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import make_folder
 from fedshift.papers.protocols.study import narrowed
@@ -92,9 +92,7 @@ class Reproduced:
     page: Path
 
 
-def reproduce(
-    request: Request, listen: Listener = silent, asked: Asked = nobody_asks
-) -> Reproduced:
+def reproduce(request: Request, listen: Listener = silent, asked: Asked = no_stop) -> Reproduced:
     """Do what is asked and write the table's files.
 
     Complete runs are never trained again. asked: see `execute`; the table is written of what is
@@ -110,6 +108,7 @@ def reproduce(
     }
     _check_there(replace(plan, tuned=options_of(records)), store)
     report, do = Report(), _executor(request, store, listen, asked)
+    # The grid comes first: the table's runs use the values that it chooses.
     if request.tune and request.train:
         grid = grid_runs(plan)
         for run in filter(store.done, grid.values()):

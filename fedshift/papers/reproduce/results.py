@@ -128,6 +128,7 @@ def collect(plan: Plan, store: Store, failures: Mapping[str, str]) -> tuple[Cell
 def _twin(cell: Cell, cells: Sequence[Cell]) -> str:
     """The label of a row of other options that has the same ones here; "" where there is none."""
     row = cell.row
+    # Only options that count rounds shrink with them, and so can become equal.
     for other in (c for c in cells if row.scaled and c.row.method == row.method):
         alike = other.options == cell.options and other.row.reads == row.reads
         if alike and other.row.options != row.options:
@@ -183,6 +184,7 @@ def _ended_early(options: Sequence[Candidate], store: Store, metric: Metric) -> 
 
 def _why_not(seed: int, options: Sequence[Candidate], store: Store, metric: Metric) -> str:
     """The reason in a complete run's summary for a missing value, as of a router without refit."""
+    # The words of `experiments.served.refit`, which are kept in the run's summary.
     layer = f"The router has no {metric.key.partition('_')[0]} layer"
     reasons = [s for c in options for s in store.read(c.run).summary.get("why", ())]
     matching = [s for s in reasons if s.startswith(layer)]
@@ -260,6 +262,7 @@ def mean_curve(cell: Cell, store: Store, metric: Metric) -> dict[int, float]:
 
     Without seeds whose training diverged, unless it is all of them.
     """
+    # A run that diverged has no later rounds: with it, the mean curve would end there.
     whole = [v for v in cell.values if v.diverged is None] or cell.values
     curves = [store.curve(v.run, metric.key) for v in whole]
     if not curves:

@@ -151,6 +151,7 @@ def _names(one: Routed) -> list[str]:
 
 def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Chart]:
     series = []
+    # From 1, as in the report of a run: the first colour is FedAvg's.
     for i, one in enumerate(routers, start=1):
         y = tuple(mean_risk(one.routers).tolist())
         name = f"{one.label}, {_seeds(one)}"
@@ -161,6 +162,7 @@ def _risk(column: Column, routers: Sequence[Routed]) -> dict[str, Chart]:
 
 def mean_risk(routers: Sequence[RouterDetails]) -> Floats:
     """Mean over seeds of the risk at COVERAGES, linear between the points that a run keeps."""
+    # Runs keep different coverages, since they have different numbers of queries.
     curves = [np.interp(COVERAGES, r.coverage, r.risk) for r in routers]
     return np.mean(curves, axis=0)  # type: ignore[no-any-return]
 

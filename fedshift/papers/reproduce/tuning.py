@@ -144,6 +144,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         return
     import fcntl
 
+    # The folder is locked, not the file, which is replaced by a rename.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
