@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.processes.pipe import sendable
 from fedshift.errors import InputError
 
+T = TypeVar("T")
 # Seconds that all other rounds must take at least for processes to be tried, and of a first call
 # that is long enough not to be measured again.
 WORTH, LONG = 0.5, 1.0
@@ -67,6 +69,11 @@ class Quicker:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def during(self, rounds: Iterator[T]) -> Iterator[T]:
+        """The rounds that this backend trains; workers end with them."""
+        with self:
+            yield from rounds
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies, by whichever is due."""

@@ -185,13 +185,18 @@ class InProcess:
         if self.way.name not in FIT:
             backend = self.way.alone()
             check_fit(backend, algorithm, federation, training.rounds, cohort=cohort, after=after)
-        if self.way.processes:
+        if self.way.processes and self.way.name != QUICKER:
             return self._spread(algorithm, federation, training, after, meter)
-        self.used = self.way
-        return run(
+        self.used, backend = self.way, self.way.alone()
+        if self.way.name == QUICKER:
+            count = min(self.way.processes, _most(federation, training))
+            hire = partial(workers, federation.clients, count)
+            backend = Quicker(hire, count, training.rounds)
+        played = run(
             algorithm, federation, training.rounds,
-            cohort=cohort, backend=self.way.alone(), after=after, meter=meter,
+            cohort=cohort, backend=backend, after=after, meter=meter,
         )  # fmt: skip
+        return backend.during(played) if isinstance(backend, Quicker) else played
 
     def _spread(
         self, algorithm: Algorithm, federation: Federation, training: Training,
@@ -199,8 +204,7 @@ class InProcess:
     ) -> Iterator[Round]:  # fmt: skip
         """Rounds trained in worker processes, unless "auto" finds another way faster."""
         cohort = training.cohort
-        # More processes than clients in a round would stay idle.
-        most = len(federation.clients) if cohort is None else cohort
+        most = _most(federation, training)
         if self.way.name == "auto":
             # "auto" trains in this process first, and forks then: see `check_forked`.
             forks = training.threads == 1 and not torch.cuda.is_available()
@@ -209,18 +213,21 @@ class InProcess:
         way = self.used = self.way._replace(processes=min(self.way.processes, most))
         with contextlib.ExitStack() as stack:
             backend = way.alone()
-            hire = partial(
-                workers, federation.clients, way.processes,
-                deadline=training.deadline, retries=training.retries,
-            )  # fmt: skip
-            if way.name == QUICKER and way.processes > 1:
-                backend = stack.enter_context(Quicker(hire, way.processes, training.rounds))
-            elif way.processes and way.name != QUICKER:
-                backend = way.over(stack.enter_context(hire()))
+            if way.processes:
+                limits: dict[str, Any] = {
+                    "deadline": training.deadline, "retries": training.retries,
+                }  # fmt: skip
+                team = stack.enter_context(workers(federation.clients, way.processes, **limits))
+                backend = way.over(team)
             yield from run(
                 algorithm, federation, training.rounds,
                 cohort=cohort, backend=backend, after=after, meter=meter,
             )  # fmt: skip
+
+
+def _most(federation: Federation, training: Training) -> int:
+    """Clients of a round: more processes would stay idle."""
+    return len(federation.clients) if training.cohort is None else training.cohort
 
 
 def _settled(way: Way, training: Training) -> Way:

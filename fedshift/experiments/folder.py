@@ -7,14 +7,16 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from fedshift.errors import DataError, FedshiftError, InputError
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import PYTHON, Config
 from fedshift.experiments.config_data import OF_TASK
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
@@ -147,7 +149,11 @@ def kept_in(
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
     # Of the data as well: the same file may be run after the data set was replaced.
-    sums = (prepared.data.sha256, prepared.split_sha256)
+    mark = prepared.own.mark
+    sums = (prepared.data.sha256, prepared.split_sha256, *([mark] if mark else []))
+    if config.model.name == PYTHON:  # no key says which network that is
+        params, buffers = prepared.model.init()
+        sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
     identity, former = (_hash(of, *sums) for of in (config.identity, _all_keys(config)))
     return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
 
@@ -174,6 +180,13 @@ def _all_keys(config: Config) -> str:
     if at_default["metrics"]:
         without["metrics"] = True
     return config.model_dump_json(exclude=without)
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for v in tensors:
+        digest.update(v.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _hash(*texts: str) -> str:

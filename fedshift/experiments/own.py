@@ -29,6 +29,7 @@ class Own:
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
     files          SHA-256 of the files that the configuration names, by path
+    mark           what tells a run with these from others: checkpoints have it, too
     texts          to leave in the run folder, by name of the file
     notes          what its user should know of the data
     task           what a network of the user's is made for; None for a set of the library
@@ -40,6 +41,7 @@ class Own:
     schedule: Callable[[int], float] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
+    mark: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -72,8 +72,12 @@ def _unknown(key: str, chosen: Method) -> str:
         return f'fit has no "{key}": write {ELSEWHERE[key]}'
     if any(key in one.options for one in recipes.recipes()):
         return foreign_option(key, chosen.recipe)
-    known = [*ARGUMENTS, *chosen.recipe.options, *(k for names in SECTIONS.values() for k in names)]
-    hint = nearest(key, known)
+    allowed = [
+        *ARGUMENTS,
+        *chosen.recipe.options,
+        *(k for names in SECTIONS.values() for k in names),
+    ]
+    hint = nearest(key, allowed)
     options = ", ".join(chosen.recipe.options) or "none"
     more = "" if hint else f" Training keys: {', '.join(sorted(SECTIONS['training']))}."
     return (
@@ -82,13 +86,24 @@ def _unknown(key: str, chosen: Method) -> str:
     )
 
 
+# How a file says it, and how a program does.
+WORDS = (
+    (r"^(?:fit|config): ", ""),
+    (r'Set shift\.target = "clients"', 'Make the task with target="clients"'),
+    (r"\braise data\.validation", "raise validation= of the task"),
+    (r"\b(?:training|method|model|selection|data|shift)\.(\w+) = ", r"\1="),
+    (r"\b(?:training|method|model|selection|shift)\.(?=[a-z])", ""),
+)
+
+
 @contextmanager
 def in_python_words() -> Iterator[None]:
     """InputErrors about keys of a file are told as keywords: `training.lr = 0: ...` is lr=0."""
     try:
         yield
     except InputError as e:
-        text = re.sub(r"^(?:fit|config): ", "", str(e), flags=re.M)
-        text = re.sub(r"\b(?:training|method|model|selection|data)\.(\w+) = ", r"\1=", text)
-        e.args = (re.sub(r"\b(?:training|method|model|selection)\.(?=[a-z])", "", text),)
+        text = str(e)
+        for pattern, words in WORDS:
+            text = re.sub(pattern, words, text, flags=re.M)
+        e.args = (text,)
         raise

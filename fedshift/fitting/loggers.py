@@ -65,8 +65,8 @@ class MLflow:
     def start(self, run: str, config: Mapping[str, Any]) -> None:
         """A new MLflow run with the configuration as its parameters."""
         client = self._client
-        known = client.get_experiment_by_name(self.experiment)
-        number = known.experiment_id if known else client.create_experiment(self.experiment)
+        before = client.get_experiment_by_name(self.experiment)
+        number = before.experiment_id if before else client.create_experiment(self.experiment)
         self._runs[run] = client.create_run(number, run_name=run).info.run_id
         for key, value in config.items():
             client.log_param(self._runs[run], key, value)

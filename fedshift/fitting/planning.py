@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from fedshift.experiments.task import Prepared
 from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method
 from fedshift.fitting.networks import ALIKE, first_model, reference_of
+from fedshift.fitting.sources import mark_of
 from fedshift.model import Model
 from fedshift.record.folder import FIT
 from fedshift.tasks.building import Built
@@ -71,19 +73,34 @@ def plan(
         tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
-    own = Own(
+    added = Own(
         method=_own_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
         schedule=schedule,
         metrics=dict(metrics or {}),
         class_weights=weights_of(class_weights, made),
     )
-    check_metrics(own.metrics)
+    check_metrics(added.metrics)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
     reference = None if model is None else reference_of(net)
-    own = replace(own, texts={FIT: about(made, notes, reference)})
-    return Plan(config, prepare_built(config, made, model, own), notes)
+    texts = {FIT: about(made, notes, reference)}
+    added = replace(added, mark=_mark(chosen, added, loss), texts=texts)
+    return Plan(config, prepare_built(config, made, model, added), notes)
+
+
+def _mark(chosen: Method, added: Own, loss: Loss | None) -> str:
+    """A hash of the code and numbers that are no keys of the configuration; "" without any."""
+    weights = added.class_weights
+    parts = {
+        "method": chosen.recipe.make if chosen.own else None,
+        "loss": loss,
+        "schedule": added.schedule,
+        "weights": None if weights is None else weights.tolist(),
+        **added.metrics,
+    }
+    given = {name: mark_of(value) for name, value in parts.items() if value is not None}
+    return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
 
 
 def check_task(task: object) -> None:

@@ -97,8 +97,8 @@ class Result:
         On its own test rows where it has some, else on its validation rows.
         """
         serving = self.summary.serving
-        own = serving.client_accuracy if serving and serving.client_accuracy else None
-        values = own or self.summary.final.client_accuracy
+        served = serving.client_accuracy if serving and serving.client_accuracy else None
+        values = served or self.summary.final.client_accuracy
         return {c: _number(v) for c, v in zip(self.clients, values, strict=True)}
 
     @property

@@ -37,8 +37,8 @@ def facts_of(
     if chosen := summary.selection:
         numbers["chosen"] = f"{chosen.chosen} of {len(chosen.candidates)} by {chosen.rule}"
     if serving := summary.serving:
-        own = [v for v in serving.client_accuracy or () if v is not None]
-        numbers["worst client"] = percent(min(own, default=None))
+        accuracies = [v for v in serving.client_accuracy or () if v is not None]
+        numbers["worst client"] = percent(min(accuracies, default=None))
     numbers |= {name: f"{value:.4g}" for name, value in metrics.items()}
     title = f"{summary.method} on {summary.dataset}: {many} clients, after round {final.round}"
     return Facts(title, numbers, (*summary.why, *notes))

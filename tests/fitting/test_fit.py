@@ -195,6 +195,7 @@ def test_class_weights(task: fs.Task) -> None:
         ({"callbacks": [3]}, "callbacks has 3"),
         ({"loggers": ["x"]}, "fs.TensorBoard"),
         ({"patience": 0}, "^patience=0: must be at least 1"),
+        ({"method": "local_only"}, 'Make the task with target="clients"'),
     ],
 )
 def test_what_is_refused(task: fs.Task, given: dict[str, Any], match: str) -> None:

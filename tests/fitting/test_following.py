@@ -17,19 +17,19 @@ QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 2, "progress
 
 
 class Noting:
-    """A logger that keeps what it is told."""
+    """A logger that keeps what it gets."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.lines: list[Any] = []
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
-        self.told.append((run, dict(config)))
+        self.lines.append((run, dict(config)))
 
     def log(self, run: str, numbers: Mapping[str, float], t: int) -> None:
-        self.told.append((run, t, set(numbers)))
+        self.lines.append((run, t, set(numbers)))
 
     def finish(self) -> None:
-        self.told.append("finished")
+        self.lines.append("finished")
 
 
 def test_every_round_is_told_once() -> None:
@@ -40,7 +40,7 @@ def test_every_round_is_told_once() -> None:
     assert [r["round"] for r in rounds] == [1, 2, 3]
     assert ["target_accuracy" in r for r in rounds] == [False, True, True]
     assert rounds[-1]["target_accuracy"] == result.accuracy
-    start, *logs, end = logger.told
+    start, *logs, end = logger.lines
     assert start[1]["training.rounds"] == 3
     assert [log[1] for log in logs] == [1, 2, 3]
     assert "target_accuracy" in logs[1][2]
@@ -55,7 +55,7 @@ def test_loggers_finish_after_a_failure() -> None:
 
     with pytest.raises(RuntimeError):
         fs.fit(hospitals(), Net, callbacks=[fail], loggers=[logger], **QUICK)
-    assert logger.told[-1] == "finished"
+    assert logger.lines[-1] == "finished"
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_mlflow(tmp_path: Path) -> None:
         uri = tmp_path.as_uri()
     result = fs.fit(hospitals(), Net, loggers=[logger], **QUICK)
     client = mlflow.MlflowClient(tracking_uri=uri)
-    known = client.get_experiment_by_name("hospitals")
-    (run,) = client.search_runs([known.experiment_id])
+    before = client.get_experiment_by_name("hospitals")
+    (run,) = client.search_runs([before.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["training.rounds"] == "3"
     assert run.data.metrics["target_accuracy"] == pytest.approx(result.accuracy)

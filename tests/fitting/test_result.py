@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import fedshift as fs
+from fedshift.client.objectives import CrossEntropy
+from fedshift.experiments import progress
 from fedshift.fitting.result import Result
 from fedshift.record.folder import read_run
 from support.own_tasks import RATES, Net, hospitals, rows
@@ -159,23 +161,39 @@ def test_a_temporary_folder_goes_with_the_result() -> None:
     assert not place.exists()
 
 
-def test_a_run_folder_of_its_own_and_going_on(tmp_path: Path) -> None:
+def test_a_run_folder_of_its_own_and_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that was stopped goes on to the same model; a complete one is refused."""
-    whole = fs.fit(hospitals(), Net, folder=tmp_path / "whole", **QUICK)
+    monkeypatch.setattr(progress, "SECONDS", 0.0)  # a checkpoint after every round
+    keys = QUICK | {"rounds": 3}
+    whole = fs.fit(hospitals(), Net, folder=tmp_path / "whole", **keys)
     assert whole.folder == tmp_path / "whole"
 
     def stop(numbers: Any) -> None:
-        if numbers["round"] == 1:
+        if numbers["round"] == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fs.fit(hospitals(), Net, folder=tmp_path / "b", callbacks=[stop], **QUICK)
-    again = fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **QUICK)
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", callbacks=[stop], **keys)
+    changes: tuple[dict[str, Any], ...] = (
+        {"loss": CrossEntropy()},
+        {"class_weights": "balanced"},
+        {"metrics": {"first": lambda p, y: p[0, 0]}},
+        {"schedule": lambda t: 0.1},
+        {"seed": 1},
+    )
+    for other in changes:
+        with pytest.raises(fs.InputError, match="another configuration"):
+            fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **other, **keys)
+    with pytest.raises(fs.InputError, match="another configuration"):
+        fs.fit(hospitals(), Net(hospitals()), folder=tmp_path / "b", resume=True, **keys)
+    again = fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **keys)
     a, b = whole.module().state_dict(), again.module().state_dict()
     assert all(torch.equal(v, b[k]) for k, v in a.items())
     with pytest.raises(fs.InputError, match="complete"):
-        fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **QUICK)
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **keys)
     with pytest.raises(fs.InputError, match="not an empty folder"):
-        fs.fit(hospitals(), Net, folder=tmp_path / "b", **QUICK)
+        fs.fit(hospitals(), Net, folder=tmp_path / "b", **keys)
     events = (tmp_path / "b" / "events.jsonl").read_text().splitlines()
     assert json.loads(events[0])["event"] == "start"
