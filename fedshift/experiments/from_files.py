@@ -32,7 +32,7 @@ def own_of(config: Config) -> Own:
     for name in config.metrics.extra:
         named = load_python("metrics.extra", name)
         metrics[name.rpartition(":")[2]] = partial(named.call, _is_number)
-    return Own(method=_method(config.method), metrics=metrics, sources=files_of(config))
+    return Own(method=_method(config.method), metrics=metrics, files=files_of(config))
 
 
 def _method(section: Method) -> recipes.Recipe | None:

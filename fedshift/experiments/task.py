@@ -96,7 +96,7 @@ def again(config: Config, before: Prepared) -> Prepared:
     """
     seeds = config.seeds.resolved()
     named = own_of(config)
-    own = replace(before.own, method=named.method, metrics=named.metrics, sources=named.sources)
+    own = replace(before.own, method=named.method, metrics=named.metrics, files=named.files)
     model = first_model(config, own, before.task, seeds.init)
     gate = gate_of(config.training, before.announced)
     return replace(before, model=model, seeds=seeds, gate=gate, own=own)
