@@ -74,8 +74,8 @@ class Block(NamedTuple):
     updates: Parts
     changed: Parts
     t: int = 0
-    look: Look = {}
-    sums: Parts = {}
+    look: Look = {}  # noqa: RUF012 - never written to
+    sums: Parts = {}  # noqa: RUF012 - never written to
     odd: str = ""
 
     def replies(self) -> list[Reply]:
