@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -12,6 +12,8 @@ import typer
 from fedshift.cli import console
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
+from fedshift.experiments.own import Own
+from fedshift.fitting.naming import with_names
 from fedshift.sweeps.compare import PAGE, Compared, check_folder, compare, jobs_that_fit
 from fedshift.sweeps.from_file import plan_of
 from fedshift.sweeps.plan import Plan
@@ -56,21 +58,26 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     console.warn_of_data_folders()
     populations = Populations()
     with source.placing():
-        _check_tasks(plan, populations)
-    if lowered:
-        console.tell(f"note: {lowered}")
+        own = _check_tasks(plan, populations)
+    notes = [*own.notes, *[lowered] * bool(lowered)]
     backend = asked.backend if asked.workers is None else "workers"
     means = Means(backend, asked.workers, populations, populations.load)
     with asked_to_stop() as stop, progress_of_runs() as listen:
-        done = compare(plan, folder, means, jobs=jobs, listen=listen, asked=stop)
+        done = compare(
+            plan, folder, means, jobs=jobs, notes=notes, listen=listen, asked=stop,
+            words=lambda text: with_names(text, own.clients),
+        )  # fmt: skip
     _show(done, as_json)
     _leave(done)
 
 
-def _check_tasks(plan: Plan, populations: Populations) -> None:
-    """Load the data and build every network once, so that what cannot be is met before training."""
-    for point in plan.points:
-        populations(point.runs[plan.seeds[0]])
+def _check_tasks(plan: Plan, populations: Populations) -> Own:
+    """What the runs have beside their configurations.
+
+    Loads the data and builds every network once, so that what cannot be is met before training.
+    """
+    first = [populations(point.runs[plan.seeds[0]]) for point in plan.points]
+    return first[0].own
 
 
 def _show(done: Compared, as_json: bool) -> None:
@@ -78,7 +85,7 @@ def _show(done: Compared, as_json: bool) -> None:
     if as_json:
         console.show_json(table.document())
         return
-    console.show_report_table(replace(table.shown(), caption=table.title))
+    console.show_report_table(table.shown())
     for sentence in table.notes:
         console.say(sentence, indent=0)
     console.put(f"Report: {table.folder / PAGE}")

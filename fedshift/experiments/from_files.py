@@ -17,6 +17,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config, Method
 from fedshift.experiments.own import Own
 from fedshift.experiments.own_data import about, prepare_built
+from fedshift.experiments.own_metrics import check_metrics
 from fedshift.experiments.own_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
@@ -33,6 +34,10 @@ def own_of(config: Config) -> Own:
     for name in config.metrics.extra:
         named = load_python("metrics.extra", name)
         metrics[name.rpartition(":")[2]] = partial(named.call, _is_number)
+    try:
+        check_metrics(metrics)
+    except InputError as e:
+        raise InputError(f"metrics.extra: {str(e).removeprefix('metrics: ')}") from None
     return Own(method=_method(config.method), metrics=metrics, files=files_of(config))
 
 
@@ -53,6 +58,11 @@ def _method(section: Method) -> recipes.Recipe | None:
                 f"method.{shown(key)}: {recipe.name} in {named.path} has no such keyword-only "
                 f"argument; allowed: {', '.join(allowed)}.{nearest(key, allowed)}"
             )
+    if section.options.get("ess") == "auto" and not {"ess", "lam"} <= recipe.options.keys():
+        raise InputError(
+            'method.ess = "auto" tries values of the options ess and lam, and '
+            f"{recipe.name} in {named.path} has not both; give ess a number"
+        )
     return replace(recipe, make=partial(named.call, _is_algorithm))
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from html import escape
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.errors import visible
-from fedshift.fitting.bars import for_bars, in_notebook
+from fedshift.fitting.bars import NotebookProgress, for_bars, in_notebook
 
 
 class LiveRuns:
@@ -56,35 +54,17 @@ def end_line(event: dict[str, Any]) -> str:
 
 
 class NotebookRuns:
-    """In a notebook's output: how many runs are over, and how far those under way are."""
+    """In a notebook's output, how many runs are over."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found]
-
-        self.html = HTML
-        self.handle = display(HTML(""), display_id=True)
-        self.over = self.total = 0
-        self.active: dict[str, tuple[int, int]] = {}
+        self.bar, self.runs, self.over = NotebookProgress(), 0, 0
 
     def __call__(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "queue":
-            self.over, self.total = 0, event["runs"]
-        elif kind == "start":
-            self.active[event["run"]] = 0, event["rounds"]
-        elif kind == "round":
-            self.active[event["run"]] = event["round"], self.active[event["run"]][1]
-        elif kind == "over":
-            self.active.pop(event["run"])
+        if event["event"] == "queue":
+            self.runs, self.over = event["runs"], 0
+        elif event["event"] == "over":
             self.over += 1
-        lines = [("runs", self.over, self.total), *((k, *v) for k, v in self.active.items())]
-        self.handle.update(self.html("<br>".join(_line(*line) for line in lines)))
-
-
-def _line(name: str, done: int, most: int) -> str:
-    return (
-        f'{escape(visible(name))} <progress value="{done}" max="{most}"></progress> {done}/{most}'
-    )
+        self.bar({"event": "round", "run": "runs", "round": self.over, "rounds": self.runs})
 
 
 @contextlib.contextmanager

@@ -103,8 +103,10 @@ def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
     done = [m for m in runs if m.state == "done"]
     names = dict.fromkeys(k for m in done for k in m.facts if m.number(k) is not None)
     if plan.metric is None:
-        # Where clients serve models of their own, each is tested on its own examples.
-        return "average_accuracy" if "average_accuracy" in names else "target_accuracy"
+        # Where clients serve models of their own, each is tested on its own examples; numbers that
+        # are predicted have no accuracy.
+        first = ("average_accuracy", "target_accuracy", "target_loss")
+        return next((name for name in first if name in names), "target_accuracy")
     if done and plan.metric not in names:
         raise unknown("metric", plan.metric, names)
     return plan.metric

@@ -245,3 +245,30 @@ def test_a_metric_of_ones_choice(tmp_path: Path) -> None:
     assert "Target loss" in table.shown().header
     with pytest.raises(InputError, match='unknown metric "target_los"'):
         compared(replace(of, metric="target_los"), tmp_path / "o")
+
+
+def test_a_table_and_python_of_the_users(tmp_path: Path) -> None:
+    """Runs with a method, a network and metrics of one's own are those of each alone."""
+    rng = np.random.default_rng(0)
+    rows = [f"{'abc'[i % 3]},{rng.normal():.3f},{rng.normal():.3f},{i % 2}" for i in range(120)]
+    (tmp_path / "rows.csv").write_text("site,x,z,y\n" + "\n".join(rows) + "\n")
+    (tmp_path / "mine.py").write_text(
+        "from fedshift.recipes import fedprox\nfrom torch import nn\n\n\n"
+        "def slow(setting, *, mu=9.0):\n    return fedprox(setting, mu=mu)\n\n\n"
+        "def net(task):\n    return nn.Linear(task.input_shape[0], len(task.classes))\n\n\n"
+        "def mass(p, y):\n    return float(p[:, 1].sum())\n"
+    )
+    file = tmp_path / "f.toml"
+    file.write_text(
+        '[data]\nsource = "rows.csv"\nclient = "site"\nlabel = "y"\ntarget = "c"\n'
+        '[model]\nname = "mine.py:net"\n[metrics]\nextra = ["mine.py:mass"]\n'
+        "[training]\nrounds = 2\nsteps = 2\n"
+    )
+    of, _ = plan_of(file, ["fedavg", "mine.py:slow"], [0, 1], metric="mass")
+    table = compared(of, tmp_path / "o", jobs=2).table
+    assert [row.label for row in table.rows] == ["fedavg", "slow"]
+    assert table.rows[0].moments != table.rows[1].moments
+    for number, (name, run) in enumerate(of.runs.items()):
+        alone = tmp_path / f"alone-{number}"
+        record(alone, run.config, prepare(run.config), lambda event: None)
+        assert results(table.folder / "runs" / name) == results(alone)
