@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.engine.trial import pals_of
+from fedshift.evaluation.scores import Score
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
@@ -54,6 +55,7 @@ def summary(experiment: Experiment) -> Summary:
         name=experiment.config.name,
         method=recipe_of(experiment.config, experiment.prepared.own).name,
         dataset=experiment.config.data.name,
+        kind=None if task.kind == "classification" else task.kind,  # type: ignore[arg-type]
         classes=tuple(task.classes),
         target=tuple(target.tolist()),
         label_counts=tuple(map(tuple, counts.astype(int).tolist())),
@@ -170,7 +172,18 @@ def _final(outcome: Outcome) -> Final:
         bytes_up=up,
         bytes_model=size_in_bytes(first),
         client_accuracy=tuple(s.accuracy for s in outcome.clients),
+        client_metrics=_client_metrics(outcome.tests or outcome.clients),
     )
+
+
+def _client_metrics(scores: Sequence[Score]) -> dict[str, tuple[float, ...]]:
+    """What only tasks without classes have; empty for the others."""
+    rows = [s.others for s in scores]
+    if not all(rows):
+        return {}
+    exact = () if math.isnan(sum(s.accuracy for s in scores if s.n)) else ("accuracy",)
+    each = {name: tuple(s.accuracy for s in scores) for name in exact}
+    return each | {name: tuple(row[name] for row in rows) for name in rows[0]}
 
 
 def _last(experiment: Experiment) -> dict[str, Any] | None:

@@ -137,7 +137,10 @@ def _network(
 ) -> Model:  # fmt: skip
     layout = None if encoding is None else encoding.layout
     shape = tuple(about.get("input_shape", ()))
-    task = Remembered(str(place), "classification", (), classes, shape)
+    kind, outputs = (
+        ("classification", ()) if encoding is None else (encoding.kind, encoding.outputs)
+    )
+    task = Remembered(str(place), kind, (), classes, shape, outputs)
     if net is not None:
         return first_model(net, task, 0, layout)
     reference = about.get("net")

@@ -43,6 +43,37 @@ class Prediction:
         return table
 
 
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The predicted number of each row, values [n], in the units of y."""
+
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def frame(self) -> Any:
+        """A pandas table with the column "prediction"."""
+        import pandas as pd
+
+        return pd.DataFrame({"prediction": self.values})
+
+    def __repr__(self) -> str:
+        more = f", ... {len(self) - MOST} more" if len(self) > MOST else ""
+        first = ", ".join(f"{v:.5g}" for v in self.values[:MOST])
+        return f"Prediction of {len(self)} rows: {first}{more}"
+
+    def _repr_html_(self) -> str:
+        table: str = self.frame().head(20).to_html(float_format="{:.5g}".format)
+        return table
+
+
+def label_sets(probabilities: NDArray[np.float64], labels: Sequence[str]) -> Prediction:
+    """The labels above 1/2 of probabilities [n, L], as "one+two", or "none"."""
+    sets = ["+".join(np.array(labels)[row]) or "none" for row in probabilities > 0.5]
+    return Prediction(np.array(sets), probabilities, tuple(labels))
+
+
 def prediction(probabilities: NDArray[np.float64], classes: Sequence[str]) -> Prediction:
     """The classes of the largest probabilities [n, K]."""
     names = np.array(classes)[probabilities.argmax(1)]

@@ -127,7 +127,7 @@ def built(task: Uncut, seed: int) -> Built:
     notes = (*task.notes, *_about_labels(task, cut, labels, T), *columns)
     data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
     own = [len(rows) for rows in tests] if task.target.kind == "clients" else []
-    federation = _federation(data, encoding.pixels, cut, T, own)
+    federation = _federation(task, data, encoding.pixels, cut, T, own)
     digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
     for rows in (*cut.rows, *tests):
         digest.update(np.int64(len(rows)).tobytes())
@@ -257,7 +257,7 @@ def _dataset(
 
 
 def _federation(
-    data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
+    task: Uncut, data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
 ) -> core.Task:
     """own: the number of test rows of each client, where each is tested on its own."""
 
@@ -277,6 +277,8 @@ def _federation(
         target_validation=None,
         classes=data.classes,
         tests=tuple(split(data.test, own)) if own else (),
+        kind=task.kind,
+        outputs=task.outputs,
     )
 
 

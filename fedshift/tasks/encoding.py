@@ -70,6 +70,11 @@ class Encoding:
     layout: Layout | None = None
     missing: str = "mean"
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the numbers or labels that are predicted; () where these are classes."""
+        return () if self.kind == "classification" else self.classes
+
     def apply(self, raw: Any) -> Tensor:
         """Raw rows (DataFrame, dict of columns, list of dicts, arrays) as x [n, ...].
 
