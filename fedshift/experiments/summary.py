@@ -90,7 +90,9 @@ def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[
     task, unmeasured = experiment.prepared.task, experiment.outcome.estimate.unmeasured_mass
     if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
         unmeasured = 0.0  # no estimate was requested
-    return reasons(task.classes, task.target.tolist(), mixed.tolist(), used.tolist(), unmeasured)
+    shares = (task.target.tolist(), mixed.tolist(), used.tolist())
+    rest = "it is of the others" if task.kind == "regression" else "it counts them as wrong"
+    return reasons(task.classes, *shares, unmeasured, rest)
 
 
 def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
@@ -305,13 +307,15 @@ def reasons(
     mixed: Sequence[float],
     used: Sequence[float],
     unmeasured: float = 0.0,
+    rest: str = "it counts them as wrong",
 ) -> list[str]:
     """Why weights matter here: which of the target's labels sample-size weights train too little.
 
     `mixed` [K] is the label mix that sample-size weights train on, `used` [K] the mix of the
     weights in use. Labels are named where sample-size weights miss more than 0.02 of T; those that
     no client has are named apart, since no weights can help there. `unmeasured` is the mass of T
-    whose recall no validation example measures.
+    whose recall no validation example measures;
+    rest: what the estimate then is.
     """
     absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
     short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
@@ -340,6 +344,6 @@ def reasons(
     if unmeasured > 0:
         sentences.append(
             f"The estimate leaves out {100 * unmeasured:.0f} % of the target: labels of which no "
-            "client holds a validation example; it counts them as wrong."
+            f"client holds a validation example; {rest}."
         )
     return sentences or ["Sample-size weights already mix to the target's labels: little to gain."]

@@ -42,9 +42,9 @@ def percent(share: float | str | None, places: int = 1) -> str:
     return f"{100 * share:.{places}f} %"
 
 
-def digits(value: float) -> str:
-    """Four digits of a number; a dash for NaN."""
-    return NOTHING if math.isnan(value) else f"{value:.4g}"
+def digits(value: float | None) -> str:
+    """Four digits of a number; a dash for none."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:.4g}"
 
 
 def _finite(value: float | str | None) -> float:
