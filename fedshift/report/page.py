@@ -109,8 +109,10 @@ def _title(runs: Sequence[RunResult]) -> str:
 def _lead(runs: Sequence[RunResult]) -> str:
     data = ", ".join(dict.fromkeys(r.summary.dataset for r in runs))
     clients = sorted({len(r.summary.weights) for r in runs})
+    first = runs[0].summary
+    what = {"regression": "bins of numbers", "multilabel": "sets of labels"}.get(first.kind or "")
     text = (
-        f"{data}: {len(runs[0].summary.classes)} classes, "
+        f"{data}: {len(first.classes)} {what or 'classes'}, "
         f"{' or '.join(map(str, clients))} clients, {len(runs)} run{'s' * (len(runs) > 1)}."
     )
     if len({r.summary.target for r in runs}) > 1:

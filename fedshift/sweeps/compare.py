@@ -155,7 +155,10 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
         by = "at the target, as estimated from the clients' validation examples,"
     elif not served:
         by = "on validation examples that follow the target"
-    chosen = f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+    errors = any("estimated_loss" in m.facts for row in rows for m in row.runs)
+    what = ("squared error", "lowest") if errors else ("accuracy", "highest")
+    chosen = f"Chosen: the setting whose {what[0]} {by} is {what[1]}."
+    chosen += " No test example was looked at."
     first = [r.label for r in rows if r.validation and not any(r.validation.values())]
     why = f" Without any, the first setting stands for {', '.join(first)}." if first else ""
     return chosen + why

@@ -67,11 +67,11 @@ class Table:
         """The table that is printed."""
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
-        unit = self.words.capitalize() + ", %" * self.percent
+        unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
         unit += " (smaller is better)" * smaller_is_better(self.metric)
         header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
         numbers = self.estimate == "estimated_rmse"
-        estimate = "Estimated rmse" if numbers else "Estimated, %"
+        estimate = "Estimated RMSE" if numbers else "Estimated, %"
         header += (estimate, "ESS, %", *["Missing"] * notes)
         rows = tuple(
             (
@@ -99,7 +99,7 @@ class Table:
     @property
     def words(self) -> str:
         """The metric in words: "target accuracy"."""
-        return self.metric.replace("_", " ")
+        return self.metric.replace("_", " ").replace("rmse", "RMSE")
 
     @property
     def percent(self) -> bool:
