@@ -96,6 +96,11 @@ def score(
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones."""
     check_kind("model", model, Model, "give Model(net)")
+    if model.outputs is not None:
+        raise InputError(
+            "this network predicts no classes; score it by fedshift.evaluation.targets, on the "
+            "server where clients are Flower's"
+        )
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
     return repeatable(lambda: _score(model, params, buffers, examples, classes, batch))

@@ -30,7 +30,8 @@ def first_model(
     else:
         routed = len(task.clients) if recipe_of(config, own).traits.router else None
         model = named_network(config.model, shape, classes, seed, routed, layout)
-    model = replace(model, outputs=len(task.outputs) or None)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
     check_classes(model, x, classes)
     if config.data.augment == "photos":
         photos(x, 0)  # raises for images that it cannot change

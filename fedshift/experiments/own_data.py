@@ -46,7 +46,8 @@ def prepare_built(
     x = task.clients[0].x[:2]
     if model is None:
         model = first_model(config, own, task, seeds.init, built.encoding.layout)
-    model = replace(model, outputs=len(task.outputs) or None)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
     if built.augment is not None:
         built.augment(x, 0)  # raises where shapes change
         model = replace(model, augment=built.augment)

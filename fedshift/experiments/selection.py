@@ -68,13 +68,14 @@ def choose(
         )
     done = tuple(Candidate(label, f, solved, train_one(label, f)) for label, f, solved in grid)
     scores: dict[str, Callable[[Candidate], float]] = {
-        "estimate": lambda c: c.outcome.final.merit,
+        "estimate": lambda c: c.outcome.final.estimated_accuracy,
         "validation": lambda c: c.outcome.final.validation_accuracy,
         "source": lambda c: c.outcome.final.source_accuracy,
         "oracle": lambda c: c.outcome.final.target_accuracy,
     }
     if task.kind == "regression":
         # No set of one's own has validation examples that follow the target.
+        scores["estimate"] = lambda c: c.outcome.final.merit
         scores["source"] = lambda c: -c.outcome.final.own["source_loss"]
         scores["oracle"] = lambda c: -c.outcome.final.target_loss
     picks = {}

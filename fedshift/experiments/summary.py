@@ -77,12 +77,19 @@ def summary(experiment: Experiment) -> Summary:
         missing=outcome.missed._asdict() if _missing_answers(outcome) else None,
         selection=None if choice is None else choice.described(),
         why=(
-            *(_shift_reasons(experiment, by_size @ rows, weights @ rows) if last is None else ()),
-            *(_serving_reasons(experiment, last) if last is not None else ()),
+            *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
             *_missing_answers(outcome),
         ),
     )
+
+
+def _reasons(
+    experiment: Experiment, last: dict[str, Any] | None, mixed: Floats, used: Floats
+) -> list[str]:
+    if last is not None:
+        return _serving_reasons(experiment, last)
+    return _shift_reasons(experiment, mixed, used)
 
 
 def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[str]:

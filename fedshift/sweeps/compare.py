@@ -17,7 +17,14 @@ from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.sweeps.execute import Report, execute
-from fedshift.sweeps.measured import Measured, Row, measured, metric_of, rows_of
+from fedshift.sweeps.measured import (
+    Measured,
+    Row,
+    measured,
+    metric_of,
+    rows_of,
+    smaller_is_better,
+)
 from fedshift.sweeps.plan import Plan
 from fedshift.sweeps.starting import Forks
 from fedshift.sweeps.store import Run, Store
@@ -145,6 +152,8 @@ def table_of(
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
     every = [plan.varied, INTERVALS, *([_choice(plan, rows)] if plan.has_grid else []), *notes]
+    if smaller_is_better(metric):
+        every.insert(0, f"{metric}: smaller is better, and so is a negative difference.")
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
 
 

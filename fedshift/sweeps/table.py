@@ -13,7 +13,7 @@ from fedshift.report import tables
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.svg import Axis
 from fedshift.sweeps.drawings import drawings
-from fedshift.sweeps.measured import Measured, Row, smaller_is_better
+from fedshift.sweeps.measured import Measured, Row
 from fedshift.sweeps.statistics import Moments
 from fedshift.sweeps.texts import difference, spread
 
@@ -68,7 +68,6 @@ class Table:
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
         unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
-        unit += " (smaller is better)" * smaller_is_better(self.metric)
         header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
         numbers = self.estimate == "estimated_rmse"
         estimate = "Estimated RMSE" if numbers else "Estimated, %"

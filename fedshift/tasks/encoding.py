@@ -92,7 +92,7 @@ class Encoding:
             return torch.from_numpy(self._table(inputs, rows))
         chosen = torch.from_numpy(rows)
         if self.layout is not None:
-            parts = [v[chosen] for v in inputs.of.values()]
+            parts = [scaled(v[chosen]) if self.pixels else v[chosen] for v in inputs.of.values()]
             return replace(self.layout, parts=self.layout.inputs, targets=False).pack(parts)
         x = next(iter(inputs.of.values()))[chosen]
         if self.shape is not None and tuple(x.shape[1:]) != self.shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 
 import fedshift as fs
 from fedshift import recipes
+from fedshift.data import Examples
+from fedshift.evaluation.scores import score
 from fedshift.fitting.planning import plan
 from support.number_tasks import Net, Routed, prices, symptoms
 
@@ -128,3 +131,28 @@ def test_heads_of_networks_with_several_inputs_are_their_own() -> None:
     one, two = (result.module(client=c).state_dict() for c in ("a", "b"))
     assert torch.equal(one["body.weight"], two["body.weight"])
     assert not torch.equal(one["head.weight"], two["head.weight"])
+
+
+def test_labels_of_images() -> None:
+    """Bytes are scaled to [-1, 1], as where classes are predicted."""
+    draws = np.random.default_rng(0)
+    x = draws.integers(0, 256, (120, 1, 4, 4), dtype=np.uint8)
+    y = np.stack([x[:, 0, 0, 0] > 127, x[:, 0, 1, 1] > 127], axis=1)
+    client = np.arange(120) % 3
+    task = fs.Task.from_arrays(x, y, client=client, target="2", kind="multilabel")
+    assert task.input_shape == (1, 4, 4)
+    result = fs.fit(task, "linear", rounds=40, lr=0.2, progress=False)
+    assert result.accuracy > 0.6
+    assert result.predict(x[:3]).probabilities.shape == (3, 2)
+    images = task.build().encoding.apply(x)
+    assert images.min() == -1
+    assert images.max() == 1
+
+
+def test_scores_of_classes_refuse() -> None:
+    """Control: without a number of outputs the network is a classifier's."""
+    model = plan(prices(), Net, "fedavg").prepared.model
+    examples = Examples(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(fs.InputError, match="predicts no classes"):
+        score(model, *model.init(), examples, 1)
+    assert score(replace(model, outputs=None), *model.init(), examples, 1).n == 2

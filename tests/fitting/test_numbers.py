@@ -166,11 +166,11 @@ def test_tables_say_which_way_is_better(task: fs.Task, tmp_path: Path) -> None:
     assert table.metric == "rmse"
     assert table.row("fedavg").setting == "lr=0.05"
     text = repr(table)
-    assert "RMSE (smaller is better)" in text
+    assert "rmse: smaller is better" in text
     assert "squared error" in text
     assert "is lowest" in text
     assert "estimated_rmse" in table.frame().columns
-    assert "RMSE (smaller is better)" in table.report(tmp_path / "t.html").read_text()
+    assert "Estimated RMSE" in table.report(tmp_path / "t.html").read_text()
 
 
 def test_what_does_not_go_together(task: fs.Task) -> None:
