@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import headline
-from fedshift.report.layout import figure, fold, note, section, table
+from fedshift.report.layout import fold, note, section, table
 from fedshift.report.splits import client_names, heading, splits
-from fedshift.report.svg import Axis, Series, line_chart
 from fedshift.report.tables import Cell, Table, finite, from_columns
 
 
@@ -34,30 +33,6 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
         "weighted data would need for the same variance."
     )
     return section("results", "Results", table(Table(header, tuple(rows), formats)), note(text))
-
-
-def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """The error per round, all runs in one chart, estimates dashed."""
-    series, tables = [], []
-    for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        x = tuple(float(r.round) for r in run.rounds)
-        for column, name, dash in (
-            ("rmse", label, 0),
-            ("estimated_rmse", f"{label}, estimated", 1),
-        ):
-            y = tuple(r.values.get(column) for r in run.rounds)
-            series.append(Series(name, x, y, place + 1, dash=dash, points=len(x) <= 30))
-        columns = [
-            k for k in run.rounds[0].values if any(r.values[k] is not None for r in run.rounds)
-        ]
-        rows = tuple((r.round, *(r.values[k] for k in columns)) for r in run.rounds)
-        head = tuple(c.replace("_", " ") for c in ("round", *columns))
-        tables.append(fold(Table(head, rows, ("d", *[".5g"] * len(columns)), label)))
-    drawing = line_chart(
-        "RMSE per round", series, Axis("round", zero=True), Axis("RMSE", zero=True)
-    )
-    caption = "Solid: on the target's test data. Dashed: estimated from the clients alone."
-    return section("rounds", "Error per round", figure(drawing, caption), *tables)
 
 
 def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:

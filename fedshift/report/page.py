@@ -54,7 +54,7 @@ def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
         (sections.weights, weighted),
         (sections.curves, single),
         (sections.rounds, right),
-        (numbers.rounds, errors),
+        (sections.rounds, errors),
         (serving.curves, served),
         (serving.own_models, served),
         (routing.routing, served),

@@ -147,12 +147,14 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Accuracy per round, all runs in one chart, estimates dashed."""
+    """Accuracy or error per round, all runs in one chart, estimates dashed."""
     series, tables = [], []
+    errors = runs[0].summary.kind == "regression"
+    main = ("rmse", "estimated_rmse") if errors else ("target_accuracy", "estimated_accuracy")
+    what = "Error" if errors else "Accuracy"
     for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
         x = tuple(float(r.round) for r in run.rounds)
-        target = tuple(r.values["target_accuracy"] for r in run.rounds)
-        estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
+        target, estimate = (tuple(r.values[name] for r in run.rounds) for name in main)
         # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
         # A method without a global model has no target accuracy; its line would be a name without
@@ -163,14 +165,14 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             series.append(Series(f"{label}, estimated", x, estimate, place + 1, dash=1, points=few))
         columns = tuple(run.rounds[0].values) if run.rounds else ()
         rows = tuple((r.round, *r.values.values()) for r in run.rounds)
-        formats = tuple(".1%" if "accuracy" in c or c.endswith("_se") else ".5g" for c in columns)
+        shares = [not errors and ("accuracy" in c or c.endswith("_se")) for c in columns]
+        formats = tuple(".1%" if share else ".5g" for share in shares)
         head = tuple(c.replace("_", " ") for c in ("round", *columns))
         tables.append(fold(Table(head, rows, ("d", *formats), label)))
-    drawing = line_chart(
-        "Accuracy per round", series, Axis("round", zero=True), Axis("accuracy", percent=True)
-    )
+    axis = Axis("RMSE", zero=True) if errors else Axis("accuracy", percent=True)
+    drawing = line_chart(f"{what} per round", series, Axis("round", zero=True), axis)
     caption = "Solid: on the target's test data. Dashed: estimated from the clients alone."
-    return section("rounds", "Accuracy per round", figure(drawing, caption), *tables)
+    return section("rounds", f"{what} per round", figure(drawing, caption), *tables)
 
 
 def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
