@@ -66,8 +66,8 @@ def check_columns(logits: Tensor, classes: int, outputs: int | None = None) -> N
     n, columns = logits.shape
     due = outputs or classes
     if columns != due:
-        what = f"{classes} classes" if outputs is None else f"{due} outputs (no classes)"
+        what = f"has {classes} classes" if outputs is None else f"predicts {due} per row, no class"
         raise InputError(
             f"the model gives logits ({n}, {columns}) for {n} inputs; "
-            f"the task has {what}, so they must be ({n}, {due})"
+            f"the task {what}, so they must be ({n}, {due})"
         )

@@ -41,13 +41,16 @@ class PerExample(Term):
 def loss_of(task: Task, loss: Term | None) -> Term | None:
     """The user's loss for a task, or the task's own; None is the methods' cross-entropy.
 
-    Squared error for numbers, binary cross-entropy for several labels per example.
+    Squared error for numbers, binary cross-entropy for several labels per example; they stand for
+    a `CrossEntropy` within the user's, too.
     """
     if isinstance(loss, PerExample):
         return replace(loss, outputs=len(task.outputs) or None)
-    if loss is not None or not task.outputs:
+    if not task.outputs:
         return loss
-    return SquaredError() if task.kind == "regression" else LabelEntropy(len(task.outputs))
+    usual = SquaredError() if task.kind == "regression" else LabelEntropy(len(task.outputs))
+    changed: Term = usual if loss is None else _changed(loss, usual)
+    return changed
 
 
 def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fedshift as fs
+from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.fitting.planning import plan
 from support.number_tasks import Line, Net, prices, shifted
 
@@ -120,6 +121,9 @@ def test_own_losses_get_outputs_and_numbers(task: fs.Task) -> None:
     usual = fs.fit(task, Line, **QUICK)
     assert same(usual, fs.fit(task, Line, loss=squared, **QUICK))
     assert not same(usual, fs.fit(task, Line, loss=huber, **QUICK))
+    pulled = fs.fit(task, Line, loss=CrossEntropy() + Proximal(0.5), **QUICK)
+    assert same(pulled, fs.fit(task, Line, method="fedprox", mu=0.5, **QUICK))
+    assert not same(pulled, usual)
 
 
 def test_saved_and_loaded(task: fs.Task, tmp_path: Path) -> None:
@@ -174,7 +178,7 @@ def test_tables_say_which_way_is_better(task: fs.Task, tmp_path: Path) -> None:
 
 
 def test_what_does_not_go_together(task: fs.Task) -> None:
-    with pytest.raises(fs.InputError, match=r"1 outputs \(no classes\)"):
+    with pytest.raises(fs.InputError, match="predicts 1 per row, no class"):
         fs.fit(task, lambda task: torch.nn.Linear(3, len(task.classes)), **QUICK)
     with pytest.raises(fs.InputError, match="another number"):
         fs.fit(task, Line, metrics={"rmse": lambda p, y: 0.0}, **QUICK)
