@@ -12,16 +12,15 @@ from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy, estima
 from fedshift.evaluation.scores import Score, score
 from fedshift.evaluation.targets import NumberScore, score_labels, score_numbers
 from fedshift.model import Model
+from fedshift.record.rounds import ESTIMATES
 from fedshift.tree import Params
 
 # Numbers beside those that every run has, by the kind of the task.
 EXTRA = {
     "classification": (),
-    "regression": (
-        "rmse", "mae", "r2", "estimated_loss", "estimated_loss_se", "estimated_rmse", "source_loss",
-    ),
+    "regression": ("rmse", "mae", "r2", *ESTIMATES),
     "multilabel": ("label_accuracy",),
-}  # fmt: skip
+}
 
 
 def scored(task: Task, model: Model, pair: tuple[Params, Params], examples: Examples) -> Score:

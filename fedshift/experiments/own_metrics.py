@@ -19,7 +19,7 @@ from fedshift.experiments.measuring import EXTRA, truth
 from fedshift.experiments.own import Metric
 from fedshift.experiments.served import measured
 from fedshift.model import Model
-from fedshift.record.rounds import Metrics
+from fedshift.record.rounds import ESTIMATES, Metrics
 from fedshift.record.summary import Final
 from fedshift.repeating import repeatable
 from fedshift.tree import Params
@@ -34,7 +34,8 @@ def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -
     if not isinstance(metrics, Mapping):
         raise InputError(f'metrics is {called(metrics)}; give functions by name, as {{"auc": f}}')
     taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | measured()
-    taken |= set(EXTRA[kind])
+    # What runs are chosen by is no user's, whatever is predicted.
+    taken |= {*EXTRA[kind], *ESTIMATES}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
             raise InputError(

@@ -7,7 +7,8 @@ from html import escape
 from typing import NamedTuple
 
 from fedshift.errors import visible
-from fedshift.record.headline import NOTHING, OTHERS, headline, percent
+from fedshift.record.headline import NOTHING, headline, percent
+from fedshift.record.rounds import ESTIMATES
 from fedshift.record.summary import Summary
 
 
@@ -39,7 +40,7 @@ def facts_of(
         accuracies = [v for v in serving.client_accuracy or () if v is not None]
         numbers["worst client"] = percent(min(accuracies, default=None))
     numbers |= {
-        name: f"{value:.4g}" for name, value in metrics.items() if name not in (*OTHERS, "rmse")
+        name: f"{value:.4g}" for name, value in metrics.items() if name not in (*ESTIMATES, "rmse")
     }
     title = f"{summary.method} on {summary.dataset}: {many} clients, after round {final.round}"
     return Facts(title, numbers, (*summary.why, *notes))

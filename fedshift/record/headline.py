@@ -8,8 +8,6 @@ from typing import NamedTuple
 from fedshift.record.summary import Summary
 
 NOTHING = "–"
-# Names of numbers that the main ones are made of.
-OTHERS = ("estimated_loss", "estimated_loss_se", "estimated_rmse", "source_loss")
 
 
 class Headline(NamedTuple):

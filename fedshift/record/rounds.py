@@ -22,6 +22,8 @@ def _number(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf") else value
 
 
+# Of numbers that are predicted: what rounds and settings are chosen by, and what goes with it.
+ESTIMATES = ("estimated_loss", "estimated_loss_se", "estimated_rmse", "source_loss")
 Measured = Annotated[float, BeforeValidator(_number)]
 
 

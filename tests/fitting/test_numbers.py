@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fedshift as fs
+from fedshift.cli.app import app
+from fedshift.cli.ending import perform
 from fedshift.client.objectives import CrossEntropy, Proximal
 from fedshift.fitting.planning import plan
 from support.number_tasks import Line, Net, prices, shifted
@@ -175,6 +177,28 @@ def test_tables_say_which_way_is_better(task: fs.Task, tmp_path: Path) -> None:
     assert "is lowest" in text
     assert "estimated_rmse" in table.frame().columns
     assert "Estimated RMSE" in table.report(tmp_path / "t.html").read_text()
+
+
+def test_a_file_trains_what_fit_trains(tmp_path: Path) -> None:
+    """From a table and a network of [model], in this process and in two. Control: another seed."""
+    x = np.random.default_rng(0).normal(size=(120, 2)).round(3)
+    rows = [f"{'abc'[i % 3]},{u},{v},{u - 2 * v:.3f}" for i, (u, v) in enumerate(x)]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["site,u,v,dose", *rows]))
+    (tmp_path / "e.toml").write_text(
+        f'[data]\nsource = "{table}"\nkind = "regression"\nclient = "site"\nlabel = "dose"\n'
+        'target = "c"\n[model]\nname = "linear"\n[training]\nrounds = 2\nlr = 0.05\n'
+    )
+    task = fs.Task.from_csv(table, client="site", label="dose", target="c", kind="regression")
+    fitted = fs.fit(task, "linear", rounds=2, lr=0.05, progress=False)
+    weights = []
+    for name, options in (("a", ()), ("b", ("--workers", "2")), ("c", ("-c", "seeds.run=1"))):
+        out = str(tmp_path / name)
+        assert perform(app, ["run", str(tmp_path / "e.toml"), "--out", out, *options]) == 0
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] == (fitted.folder / "model.safetensors").read_bytes()
+    assert weights[2] != weights[0]
+    assert fs.load(tmp_path / "a").metrics == fitted.metrics
 
 
 def test_what_does_not_go_together(task: fs.Task) -> None:
