@@ -16,6 +16,7 @@ from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError, shown
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.own_source import task_of
+from fedshift.experiments.python_names import TABLES
 from fedshift.files import write
 from fedshift.tasks.look import MOST_CLASSES, ColumnLook, candidates, look
 from fedshift.tasks.rows import Columns
@@ -51,6 +52,11 @@ def init(asked: Asked, *, as_json: bool) -> None:
     for path in asked.files:
         if os.path.lexists(path):
             raise InputError(f"{path}: is there already, and nothing is overwritten; give --folder")
+    if not asked.source.name.lower().endswith(TABLES):
+        raise InputError(
+            f"{asked.source}: init looks at tables ({', '.join(TABLES)}); an experiment file names "
+            "arrays (.npz), folders of images and functions as well, with data.source"
+        )
     table, _ = read_table(asked.source, [name for name in (asked.client, asked.label) if name])
     data, columns = _section(asked, table), look(table)
     with _in_words():

@@ -91,6 +91,13 @@ def test_nothing_is_guessed(
     assert [p.name for p in patients.iterdir()] == ["patients.csv"]
 
 
+def test_what_is_no_table_is_refused(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert perform(app, ["init", str(patients), *GIVEN]) == 2
+    assert "init looks at tables (.csv, .tsv, .txt, .gz, .parquet); an experiment file names" in (
+        capsys.readouterr().err
+    )
+
+
 def test_as_json(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init(*GIVEN, "--format", "json") == 0
     facts = json.loads(capsys.readouterr().out)
