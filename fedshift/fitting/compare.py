@@ -243,14 +243,10 @@ def _points(given: Given, keys: Mapping[str, Any]) -> Iterator[tuple[str, Given,
 
 def _mark(planned: Fit) -> str:
     """What a run follows from beside its configuration: the network, and objects of Python."""
-    own, digest = planned.prepared.own, hashlib.sha256()
-    for parts in planned.prepared.model.init():
+    model, digest = planned.prepared.model, hashlib.sha256()
+    for parts in model.init():
         for name, tensor in sorted(parts.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().numpy().tobytes())
-    texts = [mark_of(planned.prepared.model.net), mark_of(own.loss), mark_of(own.schedule)]
-    texts += [str(own.class_weights)]
-    texts += [mark_of(own.method.make) if own.method else ""]
-    texts += [f"{name}: {mark_of(f)}" for name, f in sorted(own.metrics.items())]
-    digest.update("\n".join(texts).encode())
+    digest.update(f"{mark_of(model.net)} {planned.prepared.own.mark}".encode())
     return digest.hexdigest()

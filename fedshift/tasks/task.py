@@ -266,6 +266,9 @@ class Task:
         >>> task.clients
         ('0', '1', '2')
         """
+        if not callable(shift):
+            raise InputError(f"shift is {called(shift)}; give one of fedshift.shifts")
+        check_whole("clients", clients, 1)
         labels = coded(y)
         if (labels.codes < 0).any():
             raise InputError("some rows have no label, by which a shift deals; leave them out")
