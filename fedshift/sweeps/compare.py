@@ -92,6 +92,7 @@ def compare(
     Raises InputError where another process is at work in the folder, and for runs of other data,
     DataError for damaged ones. A run that fails or diverges is a line of the table.
     """
+    means.engine  # noqa: B018 - a backend that cannot be is refused here
     make_folder(folder / RUNS)
     with alone_in(folder):
         store = Store(folder / RUNS)
