@@ -6,7 +6,7 @@ import support.poison  # before anything can import an unpickler
 import support.processor  # noqa: F401 - before anything is computed
 
 # isort: split
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedshift.client.local import Local
+from fedshift.engine.backends import Block
 from fedshift.engine.run import Federation
-from fedshift.engine.sums.running import Fold, Share
+from fedshift.engine.sums.running import RunningSums
 from fedshift.kernels import products
 from fedshift.kernels.torch_private import SWITCH, plain, private
 from fedshift.model import Model, build
@@ -85,15 +86,15 @@ def federated(mlp: Model) -> Callable[..., Federation]:
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Whose sums are entered, as they come."""
+    """Clients that were added to a round's sums together, whether here or in their process."""
     seen: list[tuple[int, ...]] = []
-    enter = Fold.enter
+    add = RunningSums.add
 
-    def noted(self: Fold, share: Share) -> None:
-        seen.append(share.clients)
-        enter(self, share)
+    def noted(self: RunningSums, blocks: Sequence[Block]) -> list[Block]:
+        seen.extend(block.clients for block in blocks if len(block.clients) > 1)
+        return add(self, blocks)
 
-    monkeypatch.setattr(Fold, "enter", noted)
+    monkeypatch.setattr(RunningSums, "add", noted)
     return seen
 
 

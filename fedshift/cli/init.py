@@ -22,7 +22,7 @@ from fedshift.tasks.rows import Columns
 from fedshift.tasks.tables import read_table
 from fedshift.tasks.task import Task
 
-# Rows of a printed table; of more only their number is told.
+# Rows of a printed table; of a longer one only the rest is counted.
 MOST = 24
 QUESTIONS = {
     "client": "which column says whose row it is",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedshift.client.trainer import Trainer, trained_by
 from fedshift.data import ClientData, Plan
@@ -43,7 +42,8 @@ class Job(NamedTuple):
 class Reply(NamedTuple):
     """The result of a job: the update that leaves the client and its changed state.
 
-    t: the round that it answers.
+    t: the round that it answers. This is what backends give that train clients one by one; the
+    engine makes a `Block` of it (`fedshift.engine.checks.replies.block_of`).
     """
 
     client: int
@@ -52,69 +52,69 @@ class Reply(NamedTuple):
     t: int = 0
 
 
+# Of one client's update: part -> name -> (shape, type).
+Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
+
+
 @sketched
 class Block(NamedTuple):
-    """The results of C clients that were trained together: stacked, leaves [C, ...].
+    """What came of C clients, updates and changed states as one, leaves [C, ...]; C is often 1.
 
-    t: the round that they answer.
+    Every reply goes through the engine in this form, from whatever trained its client to the sums.
+
+    t        the round that they answer
+    look     what each client's update looked like when it came, with the parts that were added up
+             since and are no longer in `updates`; `block_of` notes it
+    sums     the sums over these clients, in float64, made in the process that trained them; empty
+             once the running sums of the round have them
+    odd      what was wrong with a reply that is no parts of plain tensors, and so is not here
     """
 
     clients: tuple[int, ...]
     updates: Parts
     changed: Parts
     t: int = 0
-
-    def first(self) -> Reply:
-        """The first client's reply, which keeps the block alive."""
-        # Views: only the forms of its tensors are looked at while the block lives.
-        return Reply(self.clients[0], _row(self.updates), _row(self.changed), self.t)
+    look: Look = {}  # noqa: RUF012 - never written to
+    sums: Parts = {}  # noqa: RUF012 - never written to
+    odd: str = ""
 
     def replies(self) -> list[Reply]:
-        """The reply of each."""
-        updates = _rows(self.updates, len(self.clients))
-        # What a client keeps outlives the round; as a view it would keep the whole block alive.
-        kept = _rows(self.changed, len(self.clients), copy=True)
-        many = zip(self.clients, updates, kept, strict=True)
-        return [Reply(client, update, changed, self.t) for client, update, changed in many]
+        """The reply of each client, without what was summed."""
+        if self.odd:
+            failed = _failed(self.odd)
+            return [Reply(client, failed, {}, self.t) for client in self.clients]
+        rows = range(len(self.clients))
+        return [Reply(self.clients[i], _row(self.updates, i), self.state(i), self.t) for i in rows]
 
-    def split(self, parts: Collection[str]) -> tuple[Block, Block]:
-        """(these parts of the updates alone, all the rest)."""
-        inside = {k: tree for k, tree in self.updates.items() if k in parts}
-        outside = {k: tree for k, tree in self.updates.items() if k not in parts}
-        return self._replace(updates=inside, changed={}), self._replace(updates=outside)
+    def state(self, row: int) -> Parts:
+        """What one of the clients changed of its state.
+
+        It outlives the round: as a view it would keep the whole block alive.
+        """
+        return _row(self.changed, row, copy=len(self.clients) > 1)
+
+    def one(self, row: int) -> Block:
+        """The block of one of the clients."""
+        rows = slice(row, row + 1)
+        updates, changed = (
+            {part: {name: v[rows] for name, v in tree.items()} for part, tree in parts.items()}
+            for parts in (self.updates, self.changed)
+        )
+        return Block((self.clients[row],), updates, changed, self.t, self.look, odd=self.odd)
+
+    def each(self) -> list[Block]:
+        """A block of each client."""
+        return [self.one(row) for row in range(len(self.clients))]
 
 
-def joined(blocks: Sequence[Block]) -> Block:
-    """One block of all clients, ascending, from blocks of one form whose clients keep no state."""
-    blocks = sorted(blocks, key=lambda block: block.clients)
-    clients = [client for block in blocks for client in block.clients]
-    order = sorted(range(len(clients)), key=clients.__getitem__)
-
-    def whole(leaves: list[Tensor]) -> Tensor:
-        joint = torch.cat(leaves)
-        # Where blocks hold consecutive clients, no second copy of all updates is made.
-        return joint if order == list(range(len(order))) else joint[order]
-
-    updates = {
-        part: {k: whole([block.updates[part][k] for block in blocks]) for k in tree}
-        for part, tree in blocks[0].updates.items()
+def _row(stacked: Parts, row: int, *, copy: bool = False) -> Parts:
+    """One client's own part: a view of the block unless copied, or made in inference mode, where
+    no one could write to a view.
+    """
+    return {
+        part: {k: v[row].clone() if copy or v.is_inference() else v[row] for k, v in tree.items()}
+        for part, tree in stacked.items()
     }
-    return blocks[0]._replace(clients=tuple(sorted(clients)), updates=updates)
-
-
-def _row(stacked: Parts) -> Parts:
-    return {part: {name: v[0] for name, v in tree.items()} for part, tree in stacked.items()}
-
-
-def _rows(stacked: Parts, count: int, *, copy: bool = False) -> list[Parts]:
-    """Each client's rows, as views of the block; as copies on request or from inference mode."""
-    rows: list[Parts] = [{part: {} for part in stacked} for _ in range(count)]
-    for part, tree in stacked.items():
-        for name, v in tree.items():
-            for one, row in zip(rows, v.unbind(), strict=True):
-                # Views of inference tensors cannot be written to outside of inference mode.
-                one[part][name] = row.clone() if copy or v.is_inference() else row
-    return rows
 
 
 def stamp(data: ClientData) -> tuple[object, ...]:
@@ -129,17 +129,6 @@ def stamp(data: ClientData) -> tuple[object, ...]:
 
 
 Backend = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply]]
-# A backend that sums updates may answer with a block for clients that it summed together.
-Summer = Callable[[ClientUpdate, Iterable[Job]], Iterator[Reply | Block]]
-
-
-@runtime_checkable
-class InBlocks(Protocol):
-    """A backend that trains clients together, and can answer with blocks."""
-
-    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        """The jobs' results, block by block as they are trained; a client that fails raises."""
-        ...
 
 
 def loop(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
@@ -196,6 +185,8 @@ class Forgiving:
             raise
         except (RuntimeError, ValueError, IndexError) as e:
             check_forked(e)
-            # As bytes in a tensor, since updates hold nothing else.
-            reason = (str(e) or type(e).__name__).encode()
-            return {FAILED: {"reason": torch.frombuffer(bytearray(reason), dtype=torch.uint8)}}, {}
+            return _failed(str(e) or type(e).__name__), {}
+
+
+def _failed(why: str) -> Parts:
+    return {FAILED: {"reason": torch.frombuffer(bytearray(why.encode()), dtype=torch.uint8)}}

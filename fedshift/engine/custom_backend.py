@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from traceback import walk_tb
 
 from fedshift.arguments import called
-from fedshift.engine.backends import Backend, Block, ClientUpdate, InBlocks, Job, Reply
-from fedshift.engine.sums.summing import Sums
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
+from fedshift.engine.sums.summing import InBlocks
 from fedshift.errors import InputError
 from fedshift.real import is_whole
 
@@ -24,8 +24,8 @@ def watched(backend: Backend, due: int | None) -> Backend:
     A TypeError that was not raised by the library's training code is the backend's own mistake.
     """
     module = getattr(backend, "__module__", None) or type(backend).__module__
-    # Those that sum, or train clients together, are more than a function: they stay what they are.
-    if module.partition(".")[0] == "fedshift" or isinstance(backend, Sums | InBlocks):
+    # Those that train clients together are more than a function: they stay what they are.
+    if module.partition(".")[0] == "fedshift" or isinstance(backend, InBlocks):
         return backend
     name = getattr(backend, "__name__", type(backend).__name__)
 

@@ -12,14 +12,14 @@ from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.local import plan_all
 from fedshift.client.plans import Drawn, Draws
 from fedshift.data import ClientData
-from fedshift.engine.backends import Block, Job, Reply
+from fedshift.engine.backends import Block, Job
 from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
-from fedshift.engine.sums.running import Fold
+from fedshift.engine.sums.running import RunningSums, joined
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
 from fedshift.sketch import sketched
-from fedshift.tree import Params, Parts, stack
+from fedshift.tree import Params, Parts
 
 States = Mapping[int, Parts]
 # Clients whose batches are drawn together.
@@ -158,33 +158,30 @@ def jobs_of(
             yield Job(i, opened.message(i), state_of(i), data, Drawn(draws, i), opened.t)
 
 
-def fold_of(opened: Opened, server: Parts) -> Fold:
+def sums_of(opened: Opened, server: Parts) -> RunningSums:
     """The sums that the method's server needs, over the clients asked."""
-    return Fold.of(opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked])
+    return RunningSums.of(
+        opened.stage, server, opened.ids[opened.asked], opened.weights[opened.asked]
+    )
 
 
 def close_round(
     opened: Opened,
     server: Parts,
-    replies: Sequence[Reply] | Block,
+    blocks: Sequence[Block],
     seed: int,
-    fold: Fold | None = None,
+    sums: RunningSums | None = None,
 ) -> tuple[Parts, float]:
     """(the server's parts after the round, the clients' mean training loss by their weights).
 
-    replies: one of each client that was asked, in any order, as the gate lets them through; or, if
-    all were summed, what is left of them as one block, by ascending client. fold: the sums that
-    were taken already; None: no sums.
+    blocks: of all clients that were asked, in any order, as the gate lets them through. sums:
+    those of what was summed of them already; None: nothing was.
     """
-    if isinstance(replies, Block):
-        updates = dict(replies.updates)
-    else:
-        replies = sorted(replies, key=lambda reply: reply.client)
-        if fold is None:
-            fold = fold_of(opened, server)
-            replies = fold.take(replies)
-        updates = stack([reply.update for reply in replies])
-    updates |= {} if fold is None else fold.parts()
+    blocks = [block._replace(changed={}) for block in blocks]
+    if sums is None:
+        sums = sums_of(opened, server)
+        blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
+    updates = joined(blocks).updates | sums.parts()
     weights = opened.weights[opened.asked]
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
     changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
@@ -205,7 +202,7 @@ def settle(
     gate: Gate,
     table: Params,
     seed: int,
-    fold: Fold | None = None,
+    sums: RunningSums | None = None,
 ) -> Round:
     """The round over the clients with usable replies, with new weights where others are missing.
 
@@ -213,7 +210,7 @@ def settle(
     opened to be skipped is skipped, whatever the gate finds. The round is also skipped, and the
     server's parts stay, if no client is left, no weights exist, a limit of the gate is passed, or
     the server's step fails or leaves numbers that are not finite or tensors of another form. With
-    `on_bad` "stop" TrainingError (or the error of the step) ends the run instead. fold: as in
+    `on_bad` "stop" TrainingError (or the error of the step) ends the run instead. sums: as in
     `close_round`, for a gate that stops, so that no client is missing.
     """
     # By client id, so that events do not depend on the order of answers.
@@ -227,7 +224,7 @@ def settle(
         if admitted.bad:
             remaining = among(opened, server, admitted.clients)
         _check_limits(remaining, gate, table, len(admitted.clients))
-        after, loss = close_round(remaining, server, admitted.whole or admitted.good, seed, fold)
+        after, loss = close_round(remaining, server, admitted.good, seed, sums)
         if odd := astray(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import check_kind
-from fedshift.engine.backends import Backend, Forgiving, Reply, loop
+from fedshift.engine.backends import Backend, Forgiving, loop
 from fedshift.engine.checks.gate import Dropped as Dropped
 from fedshift.engine.custom_backend import watched
 from fedshift.engine.federation import TABLE
@@ -22,14 +21,14 @@ from fedshift.engine.round import States as States
 from fedshift.engine.round import (
     before_rounds,
     count_skips,
-    fold_of,
     jobs_of,
     open_round,
     question,
     settle,
     skip,
+    sums_of,
 )
-from fedshift.engine.sums.summing import Books, in_turn, summing
+from fedshift.engine.sums.summing import in_turn, streamed, terms
 from fedshift.engine.traffic import Meter, metered
 from fedshift.engine.trial import (
     check_model,
@@ -122,19 +121,18 @@ def _play_round(
     asked, draft = question(opened, federation.infinite), federation.shelf.draft(states)
     # A bad reply ends the run, so sums need not be undone and can be taken at once.
     if gate.on_bad == "stop":
-        fold = fold_of(opened, server)
-
-        trained = summing(watched(backend, len(asked.clients)), Books(fold, gate, asked))
-        replies = metered(meter, trained, stage.client_update, jobs, fold.elsewhere)
-        admitted = in_turn(gate, replies, asked, fold, keep)
-        played = settle(opened, server, admitted, (), gate, federation.table, seed, fold)
+        sums = sums_of(opened, server)
+        trained = streamed(watched(backend, len(asked.clients)), partial(terms, sums, gate, asked))
+        came = metered(meter, trained, stage.client_update, jobs)
+        admitted = in_turn(gate, came, asked, sums, keep)
+        played = settle(opened, server, admitted, (), gate, federation.table, seed, sums)
         return played._replace(states=draft.whole())
-    # Replies are kept until all are judged: weights are solved again over those that remain.
-    single = metered(meter, watched(backend, None), Forgiving(stage.client_update), jobs)
-    admitted = gate.admit(cast(Iterator[Reply], single), asked)
+    trained = streamed(watched(backend, None))
+    came = metered(meter, trained, Forgiving(stage.client_update), jobs)
+    admitted = gate.admit([*came], asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
-    for reply in () if played.skipped else admitted.good:
-        keep(reply.client, reply.changed)
+    for client, changed in () if played.skipped else admitted.states():
+        keep(client, changed)
     return played._replace(states=draft.whole())
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator
+from math import prod
 from typing import NamedTuple
 
-from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, Summer
+from fedshift.engine.backends import Block, ClientUpdate, Job
 from fedshift.engine.profile import AGGREGATION, COMPUTE, PLANNING, Clock, Idle
-from fedshift.tree import Parts, size_in_bytes
+from fedshift.engine.sums.summing import Stream
+from fedshift.tree import size_in_bytes
 
 
 class Traffic(NamedTuple):
@@ -32,40 +33,34 @@ class Meter:
     def __init__(self, clock: Clock = Idle()) -> None:
         self.clock, self.last = clock, Traffic()
 
-    def listen(
-        self, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
-        elsewhere: Mapping[int, Parts],
-    ) -> Iterator[Reply | Block]:  # fmt: skip
-        """The backend's answers to a round's jobs, counted on the way.
+    def listen(self, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+        """What the backend makes of a round's jobs, counted on the way.
 
-        elsewhere: by client, the form of the parts that are summed where they were trained. They do
-        not travel, but count as if they did: traffic does not depend on the backend.
+        What was summed where it was trained, and does not travel, counts as if it had.
         """
         self.last = Traffic()
         self.clock.turn(AGGREGATION)
         sent = self.clock.each(PLANNING, map(self._sent, jobs))
         trained = self.clock.each(COMPUTE, backend(update, sent))
         # map() keeps no reply, so that its memory is free while the next client trains.
-        return map(partial(self._received, elsewhere), trained)
+        return map(self._came, trained)
 
     def _sent(self, job: Job) -> Job:
         self.last = self.last._replace(down=self.last.down + size_in_bytes(job.message))
         return job
 
-    def _received(self, elsewhere: Mapping[int, Parts], answer: Reply | Block) -> Reply | Block:
-        clients = answer.clients if isinstance(answer, Block) else (answer.client,)
-        summed = elsewhere.get(clients[0], {})  # the same form for each client of a block
-        up = size_in_bytes(answer[1]) + len(clients) * size_in_bytes(summed)
-        count = self.last.clients + len(clients)
+    def _came(self, came: Block) -> Block:
+        summed = [tree for part, tree in came.look.items() if part not in came.updates]
+        leaves = (leaf for tree in summed for leaf in tree.values())
+        each = sum(prod(shape) * kind.itemsize for shape, kind in leaves)
+        up = size_in_bytes(came.updates) + len(came.clients) * each
+        count = self.last.clients + len(came.clients)
         self.last = self.last._replace(clients=count, up=self.last.up + up)
-        return answer
+        return came
 
 
 def metered(
-    meter: Meter | None, backend: Summer, update: ClientUpdate, jobs: Iterable[Job],
-    elsewhere: Mapping[int, Parts] = {},
-) -> Iterator[Reply | Block]:  # fmt: skip
-    """The backend's answers to a round's jobs; a meter listens, if there is one."""
-    if meter is None:
-        return backend(update, jobs)
-    return meter.listen(backend, update, jobs, elsewhere)
+    meter: Meter | None, backend: Stream, update: ClientUpdate, jobs: Iterable[Job]
+) -> Iterator[Block]:
+    """What the backend makes of a round's jobs; a meter listens, if there is one."""
+    return backend(update, jobs) if meter is None else meter.listen(backend, update, jobs)

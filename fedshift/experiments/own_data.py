@@ -45,6 +45,9 @@ def prepare_built(
     x = task.clients[0].x[:2]
     if model is None:
         model = first_model(config, own, task, seeds.init)
+    if built.augment is not None:
+        built.augment(x, 0)  # raises where shapes change
+        model = replace(model, augment=built.augment)
     check_classes(model, x, len(task.classes))
     check_loss(own.loss, model, x, task.clients[0].y[:2])
     texts = {ENCODING: built.encoding.to_json(), **own.texts}

@@ -6,7 +6,6 @@ Loading runs the file. Only commands whose user names the experiment do so, neve
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import os
 import re
@@ -111,26 +110,13 @@ class PythonName:
 
     @property
     def needs(self) -> int:
-        """How many positional arguments have no default."""
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return sum(p.kind in positional and p.default is p.empty for p in self.parameters)
-
-    @property
-    def options(self) -> dict[str, inspect.Parameter]:
-        """Its arguments that may be given by name, but for the first."""
-        by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        first = 0 if self.parameters and self.parameters[0].kind not in by_name[1:] else 1
-        return {p.name: p for p in self.parameters[first:] if p.kind in by_name}
-
-    @property
-    def parameters(self) -> tuple[inspect.Parameter, ...]:
-        """Its arguments. Raises InputError where Python does not say."""
+        """How many positional arguments have no default; 1 where Python does not say."""
         try:
-            return tuple(inspect.signature(self.value).parameters.values())
+            parameters = inspect.signature(self.value).parameters.values()
         except (TypeError, ValueError):
-            raise InputError(
-                f"{self.where}: its arguments are unclear; expected {self.expects}"
-            ) from None
+            return 1
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def load_python(key: str, text: str) -> PythonName:
@@ -145,7 +131,11 @@ def load_python(key: str, text: str) -> PythonName:
     if match is None:
         raise InputError(f"{where}: write it as FILE.py:NAME, as in net.py:Net")
     path, name = Path(match["file"]), match["name"]
-    module, files = _module(path, where, _digest(path, where))
+    source = _content(path, where)
+    try:
+        module, files = _module(path, source)
+    except (Exception, SystemExit) as e:
+        raise InputError(f"{where}: {_raised(e, path)}") from e
     names = [
         one for one, v in vars(module).items()
         if callable(v) and getattr(v, "__module__", None) == module.__name__
@@ -185,39 +175,38 @@ def check_files(folder: Path, ending: str = "") -> None:
             )
 
 
-def _digest(path: Path, where: str) -> str:
-    digest = digest_of(path)
-    if digest is None:
-        how = "cannot be read" if path.exists() else "there is no such file"
-        raise InputError(f"{where}: {path}: {how}")
-    return digest
+def _content(path: Path, where: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{where}: {path}: there is no such file") from None
+    except OSError as e:
+        raise InputError(f"{where}: {path}: cannot be read: {e.strerror}") from None
 
 
 @cache
-def _module(path: Path, where: str, digest: str) -> tuple[ModuleType, Mapping[str, str]]:
+def _module(path: Path, source: bytes) -> tuple[ModuleType, Mapping[str, str]]:
     """The module of a file with this content, and the SHA-256 of what it loads from its folder."""
+    digest = hashlib.sha256(source).hexdigest()
     # With the digest, so that random.py replaces no module of Python's, and net.py no other net.py.
-    name = f"{path.stem}_{digest[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # for a path that ends in .py
-    assert spec.loader is not None
-    module, before = importlib.util.module_from_spec(spec), set(sys.modules)
-    sys.modules[name] = module  # dataclasses and pickle look there
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # last, for the same reason
+    module, before = ModuleType(f"{path.stem}_{digest[:12]}"), set(sys.modules)
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last, so that it hides no other package
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as e:
-        del sys.modules[name]
-        raise InputError(f"{where}: {_raised(e, path)}") from e
+        # What was read, and no compiled copy of what was there before.
+        exec(compile(source, str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
     beside = {
-        file for one in set(sys.modules) - before
+        file for one in set(sys.modules) - before - {module.__name__}
         if (file := getattr(sys.modules[one], "__file__", None))
         and Path(file).parent == path.parent
     }  # fmt: skip
-    files = {file: digest_of(Path(file)) or "" for file in sorted(beside | {str(path)})}
-    return module, MappingProxyType(files)
+    digests = {file: digest_of(Path(file)) or "" for file in sorted(beside)}
+    return module, MappingProxyType({str(path): digest, **digests})
 
 
 def _raised(error: BaseException, path: Path) -> str:

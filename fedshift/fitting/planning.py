@@ -171,6 +171,11 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
                 f"{chosen.recipe.name} brings its own network, and this task has several inputs; "
                 "give net, and a function of Setting in place of the Algorithm"
             )
+        if built.augment is not None:
+            raise InputError(
+                f"{chosen.recipe.name} brings its own network, to which the task's transform would "
+                "not be applied; give Model(net, augment=...) in it, and the task no transform"
+            )
         return model
     if net is None:
         raise InputError('fit needs a network: a torch.nn.Module, a function, or a name as "mlp"')

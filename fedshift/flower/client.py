@@ -16,7 +16,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_fields
 from fedshift.data import ClientData, Examples, count, label_counts, of_importance
 from fedshift.engine.backends import Reply
-from fedshift.engine.checks.replies import check_finite, not_finite
+from fedshift.engine.checks.replies import block_of, check_finite, not_finite
 from fedshift.engine.round import job_of
 from fedshift.errors import FedshiftError, InputError
 from fedshift.evaluation.scores import score
@@ -258,8 +258,7 @@ def _train(
     update, changed = repeatable(
         lambda: stage.client_update(job.message, job.state, job.data, job.plans)
     )
-    # Here, before the state is stored: a client whose training diverged keeps what it had.
-    check_finite(Reply(client, update, changed), not_finite(site.start[1]))
+    check_finite(block_of(Reply(client, update, changed)), not_finite(site.start[1]))
     return update, state | changed
 
 

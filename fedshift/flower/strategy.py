@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm, check_method
 from fedshift.arguments import check_kind, check_number, check_whole
 from fedshift.engine.checks.gate import Admitted, Dropped, Gate
-from fedshift.engine.checks.replies import not_finite
+from fedshift.engine.checks.replies import block_of, not_finite
 from fedshift.engine.round import (
     Opened,
     Round,
@@ -200,7 +200,7 @@ class AlgorithmStrategy(Strategy):
             raise InputError("aggregate_train before configure_train: no round is open")
         admitted = self._admit(opened, replies)
         good, lost = admitted.good, [*self.lost, *admitted.bad]
-        up = sum(size_in_bytes(reply.update) for reply in good)
+        up = sum(size_in_bytes(block.updates) for block in good)
         self.traffic = Traffic(len(good), self.traffic.down, up)
         table = {} if self.met is None else self.met.table
         played = settle(
@@ -299,7 +299,8 @@ class AlgorithmStrategy(Strategy):
     def _admit(self, opened: Opened, messages: Iterable[Message]) -> Admitted:
         """The replies that the gate accepts, with reasons for the others."""
         received = arrived(messages, self._client, self.gate.max_bytes)
-        admitted = self.gate.admit(received.replies, question(opened, not_finite(self.buffers)))
+        blocks = [block_of(reply) for reply in received.replies]
+        admitted = self.gate.admit(blocks, question(opened, not_finite(self.buffers)))
         unread = dict(received.unread)
         bad = [Dropped(i, unread.get(i, why)) for i, why in admitted.bad]
         return admitted._replace(bad=tuple(bad))

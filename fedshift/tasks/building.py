@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from fedshift.tasks.layout import Layout, Part, part_of
 from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Inputs, Tensors
 from fedshift.tasks.target import Target
+from fedshift.tasks.transforms import Transformed
 
 # Columns of an array whose deviations differ by this factor are named.
 SCALES = 100
@@ -41,6 +43,7 @@ class Built:
     data      the rows of the clients, and the test rows: what an oracle draws from
     pool      rows of `data.train` that are not held out
     digest    SHA-256 of contents and cut: equal for equal tasks
+    augment   what training batches go through at each reading, None for nothing
     notes     what a user should read: rows without a label, columns left out, ...
     """
 
@@ -52,6 +55,7 @@ class Built:
     notes: tuple[str, ...]
     clients: tuple[str, ...]
     target: str
+    augment: Transformed | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -93,6 +97,8 @@ class Uncut(Protocol):
     def test(self) -> float: ...
     @property
     def rules(self) -> Rules: ...
+    @property
+    def transform(self) -> Callable[[Any, torch.Generator], Any] | None: ...
 
 
 class Cut(NamedTuple):
@@ -134,6 +140,7 @@ def built(task: Uncut, seed: int) -> Built:
         notes,
         task.clients,
         task.target.text,
+        None if task.transform is None else Transformed(task.transform, encoding.layout),
     )
 
 

@@ -47,17 +47,21 @@ class Options(TypedDict, total=False):
     bins: int
     missing: str
     categories: Sequence[str]
-    transform: Callable[[Tensor, torch.Generator], Tensor] | None
+    transform: Callable[[Any, torch.Generator], Any] | None
     name: str
 
 
 class Rows(NamedTuple):
-    """Examples, their labels and the client of each, as users give them; notes of the reader."""
+    """Examples, their labels and the client of each, as users give them; notes of the reader.
+
+    labels: names of the columns of y, where it has several.
+    """
 
     x: Any
     y: Any
     client: Any
     notes: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
@@ -74,12 +78,11 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     check_rules(inputs, missing, categories)
     y, notes = rows.y, [*rows.notes]
     if is_test_set(target):
-        x_test, y_test = target if isinstance(target, tuple) else (target.x, target.y)
+        x_test, y_test = _pair(target)
         inputs, outside = _with_test_set(inputs, inputs_of(x_test), y_test)
         y = _joined(y, y_test)
-    places = coded(_per_row("client", rows.client, len(inputs) - outside))
-    if outside:
-        places = Coded(np.concatenate([places.codes, np.full(outside, -1)]), places.names)
+    places = _places(rows.client, len(inputs), outside)
+    classes = rows.labels if rows.labels and classes is None else classes
     labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
     goal = Target("test set") if outside else target_of(target, places.names, labels.names)
     if fields["kind"] == "regression" and goal.shares:
@@ -102,6 +105,17 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
         "rules": Rules(tuple(categories), missing),
         "notes": tuple(notes),
     }
+
+
+def _places(client: Any, n: int, outside: int) -> Coded:
+    """The client of each of n rows; of none for the last ones, a test set's."""
+    places = coded(_per_row("client", client, n - outside))
+    if not places.names:
+        what = "is empty in every row" if n else "has no rows, and neither has x"
+        raise InputError(f"client {what}; nothing is left to train on")
+    if not outside:
+        return places
+    return Coded(np.concatenate([places.codes, np.full(outside, -1)]), places.names)
 
 
 def labels_of(
@@ -184,6 +198,15 @@ def _check_finite(inputs: Inputs, places: Coded) -> None:
             )
 
 
+def _pair(target: Any) -> tuple[Any, Any]:
+    """(x, y) of a test set. Raises InputError for a table, whose label only other ways know."""
+    if isinstance(target, tuple):
+        return target
+    if hasattr(target, "iloc"):
+        raise InputError("target is a table without a word on its label; give the pair (x, y)")
+    return target.x, target.y
+
+
 def _with_test_set(inputs: Inputs, test: Inputs, y: Any) -> tuple[Inputs, int]:
     """(the clients' examples and then the target's, how many these are)."""
     if type(inputs) is not type(test):
@@ -220,7 +243,9 @@ def _floats(values: Any) -> Tensor:
             values = np.array([*values.names, None], dtype=object)[values.codes]
         numbers = pd.to_numeric(pd.Series(values)).to_numpy(np.float32, na_value=np.nan)
     except (ValueError, TypeError) as e:
-        raise InputError(f"y holds what is no number ({shown(str(e), 80)})") from None
+        raise InputError(
+            f"y holds what is no number ({shown(str(e), 80)}), and regression predicts numbers"
+        ) from None
     if np.isinf(numbers).any():
         raise InputError("y holds infinity; leave such rows out")
     return torch.from_numpy(numbers.copy())

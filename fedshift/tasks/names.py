@@ -111,8 +111,9 @@ def reordered(given: Coded, names: Sequence[Any], what: str) -> Coded:
 
 
 def many(count: int, what: str) -> str:
-    """`1 row`, `1,200 rows`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """`1 row`, `1,200 rows`, `2 classes`."""
+    end = "" if count == 1 else "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{end}"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

@@ -217,6 +217,8 @@ def _tensor(name: str, values: Any) -> Tensor:
             f'"{shown(name)}" is no tensor of numbers ({shown(str(e), 100)}); give an array '
             "[n, ...], or a table with named columns"
         ) from None
+    if v.ndim > 1 and len(v) and not v.numel():
+        raise InputError(f'"{shown(name)}" has shape {tuple(v.shape)}: it holds no numbers')
     if v.ndim == 0:
         raise InputError(f'"{shown(name)}" is a single number; give one row per example, [n, ...]')
     return v

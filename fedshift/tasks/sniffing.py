@@ -103,6 +103,7 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, str]:
     except FileNotFoundError:
         folder = path.parent
         beside = os.listdir(folder) if folder.is_dir() else []
+        beside = [name for name in beside if name.endswith(path.suffix)]
         near = nearest(path.name, beside)
         raise DataError(f"there is no file {path}.{near}") from None
     except OSError as e:

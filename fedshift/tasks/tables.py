@@ -48,10 +48,14 @@ def rows_of(
         check_column(name, list(table.of))
     if client in labels:
         raise InputError(f'client and label are both "{shown(client)}"; give two columns')
+    if len(labels) == 1:
+        label = labels[0]
     rest = Columns({n: v for n, v in table.of.items() if n not in (client, *labels)})
     y = [table.of[name] for name in labels]
     x = take_columns(rest, columns, drop)
-    return Rows(x, y[0] if isinstance(label, str) else _stacked(y), table.of[client], tuple(notes))
+    if isinstance(label, str):
+        return Rows(x, y[0], table.of[client], tuple(notes))
+    return Rows(x, _stacked(y), table.of[client], tuple(notes), tuple(labels))
 
 
 def of_frame(

@@ -66,6 +66,8 @@ def target_of(given: Any, clients: Sequence[str], classes: Sequence[str]) -> Tar
     """
     if isinstance(given, str) or (text_of(given) in clients and not hasattr(given, "__len__")):
         return _named(text_of(given), clients)
+    if hasattr(given, "to_dict") and {text_of(name) for name in given.index} & {*classes}:
+        given = given.to_dict()  # a pandas Series by class
     if isinstance(given, Mapping):
         return _shares(_by_class(given, classes))
     values = plain(given)

@@ -21,7 +21,7 @@ from fedshift.tasks.building import Built, built, client_rows
 from fedshift.tasks.columns import Rules
 from fedshift.tasks.folders import rows_of_folder
 from fedshift.tasks.making import Options, Rows, task_fields
-from fedshift.tasks.names import Coded, coded, listed
+from fedshift.tasks.names import Coded, coded, listed, many
 from fedshift.tasks.rows import Columns, Inputs
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition
@@ -61,7 +61,7 @@ class Task:
     rules: Rules = Rules()
     notes: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    transform: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    transform: Callable[[Any, torch.Generator], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -266,6 +266,9 @@ class Task:
         >>> task.clients
         ('0', '1', '2')
         """
+        if not callable(shift):
+            raise InputError(f"shift is {called(shift)}; give one of fedshift.shifts")
+        check_whole("clients", clients, 1)
         labels = coded(y)
         if (labels.codes < 0).any():
             raise InputError("some rows have no label, by which a shift deals; leave them out")
@@ -318,18 +321,22 @@ class Task:
         return diagnose(counts, task.target.numpy(), classes=task.classes, clients=self.clients)
 
     def __str__(self) -> str:
-        shape = " x ".join(map(str, self.input_shape))
+        try:
+            shape = " x ".join(map(str, self.input_shape))
+            ends = f"{many(len(self.classes), 'class')} ({listed(self.classes)}), inputs [{shape}]"
+            notes = self._built.notes
+        except InputError as e:  # shown, so that printing a task says what is wrong with it
+            ends, notes = "not to be built", (str(e),)
         parts = client_rows(self)
-        rows = sum(map(len, parts))
-        first = (
-            f"{self.name}: {len(self.clients)} clients ({listed(self.clients)}), {rows:,} rows, "
-            f"{len(self.classes)} classes ({listed(self.classes)}), inputs [{shape}]"
+        clients = f"{many(len(self.clients), 'client')} ({listed(self.clients)})"
+        first = f"{self.name}: {clients}, {many(sum(map(len, parts)), 'row')}, {ends}"
+        return "\n".join(
+            [first, *(f"  {line}" for line in (f"target: {self.target.text}", *notes))]
         )
-        notes = [f"  {note}" for note in self._built.notes]
-        return "\n".join([first, f"  target: {self.target.text}", *notes])
 
     def __repr__(self) -> str:
-        return f"Task({str(self).splitlines()[0]}; target: {self.target.text})"
+        rows = f"{len(self.places.codes):,} rows of {many(len(self.clients), 'client')}"
+        return f"Task({self.name}: {rows}, {self.kind}; target: {self.target.text})"
 
     def _repr_html_(self) -> str:
         """The label counts of each client, for notebooks."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedshift.algorithms.base import Algorithm
 from fedshift.engine.backends import Reply, loop
 from fedshift.engine.checks.gate import Gate
+from fedshift.engine.checks.replies import block_of
 from fedshift.engine.round import Opened, Round, job_of, open_round, question, settle
 from fedshift.engine.run import Federation, first_state, start
 from fedshift.errors import InputError
@@ -46,7 +47,7 @@ class Arena:
 
     def settled(self, replies: Sequence[Reply]) -> Round:
         """The round with these replies."""
-        admitted = self.gate.admit(replies, question(self.opened))
+        admitted = self.gate.admit([*map(block_of, replies)], question(self.opened))
         table, seed = self.federation.table, self.federation.seeds.batch
         return settle(self.opened, self.server, admitted, admitted.bad, self.gate, table, seed)
 

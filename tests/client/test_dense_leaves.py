@@ -63,7 +63,7 @@ def test_replies_can_be_written_to(setting: Setting) -> None:
     """As the loop's, though the block that they are of was made in inference mode."""
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     jobs = [one_job(algorithm, federation, i) for i in range(6)]
-    (block,) = Stacked(dense=True).trained(algorithm.client_update, jobs)
+    (block,) = Stacked(dense=True).stream(algorithm.client_update, jobs)
     assert inferred(block.updates)
     for reply in Stacked(dense=True)(algorithm.client_update, jobs):
         assert not inferred(reply.update, reply.changed)
@@ -88,7 +88,7 @@ def test_what_clients_were_sent_stays(name: str, options: dict[str, Any], settin
     algorithm, federation = MAKE[name](setting), make_federation(setting.model)
     jobs = [one_job(algorithm, federation, i) for i in range(6)]
     before = [[flatten(p) for p in (job.message, job.state)] for job in deepcopy(jobs)]
-    (block,) = Stacked(dense=True).trained(algorithm.client_update, jobs)
+    (block,) = Stacked(dense=True).stream(algorithm.client_update, jobs)
     assert any(
         v.any() for k, v in flatten(block.updates | block.changed).items() if "report" not in k
     )

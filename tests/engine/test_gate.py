@@ -15,6 +15,7 @@ from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Gate
+from fedshift.engine.checks.replies import block_of
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.round import question
 from fedshift.engine.run import Federation, Round, play_round, run, start
@@ -288,7 +289,7 @@ def test_whatever_hypothesis_makes_up(place: Arena, parts: Any, data: Any) -> No
         if flatten(update).keys() == flatten(honest.update).keys():
             continue
         reply = Reply(2, update, {}, data.draw(st.sampled_from([1, 1, 1, 0, 2])))
-        admitted = place.gate.admit([reply, *rest], question(place.opened))
+        admitted = place.gate.admit([*map(block_of, [reply, *rest])], question(place.opened))
         assert [one.client for one in admitted.bad] == [2]
     alone = place.settled([Reply(2, parts, {}, 1)])
     assert alone.skipped

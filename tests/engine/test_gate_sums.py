@@ -13,11 +13,10 @@ from fedshift.client.local import Local, plan_all, plan_many
 from fedshift.data import Plan
 from fedshift.engine.backends import Reply
 from fedshift.engine.checks.gate import Asked, Gate
-from fedshift.engine.checks.replies import alike, odd_kind
-from fedshift.engine.sums.running import Fold
+from fedshift.engine.checks.replies import block_of
+from fedshift.engine.sums.running import RunningSums
 from fedshift.engine.sums.summing import in_turn
 from fedshift.errors import DivergedError, TrainingError
-from fedshift.tree import Parts
 from support.federations import make_clients
 
 CLIENTS = 6
@@ -35,13 +34,13 @@ def each(part: str, change: Callable[[Tensor], Any]) -> Callable[[Reply], Reply]
     )
 
 
-def let(came: list[Reply], weights: Tensor | None = None) -> Fold:
+def let(came: list[Reply], weights: Tensor | None = None) -> RunningSums:
     """The sums after these replies, three at a time."""
     by = torch.full((CLIENTS,), 0.25, dtype=torch.float64) if weights is None else weights
-    fold = Fold(torch.arange(CLIENTS), {"delta": by, "own": by})
+    sums = RunningSums(torch.arange(CLIENTS), {"delta": by, "own": by})
     asked = Asked(1, tuple(range(CLIENTS)), lambda i: {"params": {"w": torch.zeros(2)}})
-    in_turn(Gate(), came, asked, fold, some=3)
-    return fold
+    in_turn(Gate(), map(block_of, came), asked, sums, some=3)
+    return sums
 
 
 def of_its_own(change: Callable[[Tensor], Tensor], r: Reply) -> Reply:
@@ -134,19 +133,19 @@ def test_no_sum_tells_of_complex_numbers() -> None:
         lambda v: v.double(),
     ],
 )
-def test_nothing_odd_is_like_what_is_plain(change: Callable[[Tensor], Any]) -> None:
-    plain = reply(0).update
-    assert odd_kind(plain) == ""
-    assert alike(reply(1).update, plain)  # the control
-    assert not alike(each("delta", change)(reply(1)).update, plain)
+def test_nothing_odd_looks_as_what_is_plain(change: Callable[[Tensor], Any]) -> None:
+    plain, odd = block_of(reply(0)), block_of(each("delta", change)(reply(1)))
+    assert plain.odd == ""
+    assert block_of(reply(1)).look == plain.look  # the control
+    assert odd.look != plain.look
 
 
 @pytest.mark.parametrize(
     "update", [None, {}, {"delta": None}, {"delta": {}}, {"delta": {"v": torch.ones(2)}}]
 )
-def test_other_names_are_not_alike(update: Any) -> None:
-    plain: Parts = {"delta": {"w": torch.ones(2)}}
-    assert not alike(update, plain)
+def test_other_names_do_not_look_alike(update: Any) -> None:
+    plain = Reply(0, {"delta": {"w": torch.ones(2)}}, {})
+    assert block_of(Reply(0, update, {})).look != block_of(plain).look
 
 
 def equal(a: Plan, b: Plan) -> bool:

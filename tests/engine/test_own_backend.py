@@ -17,7 +17,7 @@ from support.rounds import different, last
 
 
 def in_blocks(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-    return Stacked().trained(update, jobs)
+    return Stacked().stream(update, jobs)
 
 
 def too_few(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:

@@ -16,7 +16,7 @@ from fedshift.client.local import Local
 from fedshift.data import ClientData
 from fedshift.engine.backends import Forgiving
 from fedshift.engine.checks.gate import Asked, Gate
-from fedshift.engine.checks.replies import failure
+from fedshift.engine.checks.replies import block_of, failure
 from fedshift.engine.run import Federation, Round, play_round, run, start
 from fedshift.engine.stacking import stacked as module
 from fedshift.engine.stacking.stacked import Stacked, shortened
@@ -259,11 +259,11 @@ def test_failures_are_answers_one_by_one_alone(setting: Setting) -> None:
     assert sorted(replies) == [0, 1, 2, 3]
     assert failure(replies[1].update) == "no reason"
     asked = Asked(jobs[0].t, (0, 1, 2, 3), lambda i: jobs[i].message)
-    dropped = dict(Gate(on_bad="drop").admit(replies.values(), asked).bad)
+    dropped = dict(Gate(on_bad="drop").admit([*map(block_of, replies.values())], asked).bad)
     assert sorted(dropped) == [1, 2]
     assert "no tensor but str" in dropped[2]
-    with pytest.raises(TypeError, match="answers only where each client answers for itself"):
-        list(Stacked().trained(Forgiving(odd), jobs))
+    came = list(Stacked().stream(Forgiving(odd), jobs))
+    assert sorted(block.clients for block in came) == [(0,), (1,), (2,), (3,)]
 
 
 def test_shortened_plans_keep_their_sizes(setting: Setting) -> None:
@@ -306,7 +306,7 @@ def test_a_block_is_let_go_before_the_next_is_trained(setting: Setting) -> None:
         alive.append(sum(v() is not None for v in came))
         return algorithm.client_update(*given)
 
-    for block in Stacked(memory=1).trained(update, jobs):
+    for block in Stacked(memory=1).stream(update, jobs):
         came += [weakref.ref(v) for v in block.updates["delta"].values()]
         del block
     assert len(came) == 4 * len(federation.params)

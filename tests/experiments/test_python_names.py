@@ -41,8 +41,16 @@ def test_a_class_and_a_function(tmp_path: Path) -> None:
     assert isinstance(net.call(is_network, None), nn.Linear)
     assert make.call(is_network, None, 2, width=7).out_features == 7
     assert (net.needs, make.needs) == (1, 2)
-    assert (list(net.options), net.line, make.line) == (["width"], 2, 5)
+    assert (net.line, make.line) == (2, 5)
     assert type(net.call(is_network, None)) is net.value
+
+
+def test_two_names_of_one_file_run_it_once(tmp_path: Path) -> None:
+    source = "class A: pass\ndef Net(): return A()\n"
+    made, kind = loaded(tmp_path, source).value(), loaded(tmp_path, source, "A").value
+    assert type(made) is kind
+    again = load_python("method.name", f"{tmp_path}/net.py:A")
+    assert again.value is kind
 
 
 def test_a_file_runs_once_and_again_after_a_change(tmp_path: Path) -> None:

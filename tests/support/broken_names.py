@@ -14,6 +14,8 @@ CASES = (
     ("m.py", "return float(", "return str(", r"expected a function of \(probabilities", 2),
     ("m.py", "import numpy as np", "import nump", r'e.toml:13: metrics.extra = ".*m.py, line 1: '
      r"ModuleNotFoundError: No module named 'nump'", 2),
+    ("m.py", "def brier", "def round", r'there is no "brier", it defines round', 2),
+    ("e.toml", "mu = 0.5", 'ess = "auto"', r"e.toml:11: method.ess: make in .* no such keyword", 2),
     ("e.toml", "net.py:Net", "nets.py:Net", r"e.toml:8: .*nets.py: there is no such file", 2),
     ("e.toml", "net.py:Net", "nett", r"e.toml:8: model.name = \"nett\": allowed are lenet, .*"
      r"FILE.py:NAME", 2),

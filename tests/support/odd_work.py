@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from fedshift.data import ClientData, Plan
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, loop
-from fedshift.engine.sums.summing import Books
+from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, loop
+from fedshift.engine.checks.replies import block_of
+from fedshift.engine.sums.summing import TermsOf
+from fedshift.errors import InputError
 from fedshift.tree import Parts, stack
 
 
@@ -49,17 +51,20 @@ class Together:
         odd = OddWork(update, self.client, partial(changed, self.kind)) if self.kind else update
         return loop(odd, jobs)
 
-    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
+    def stream(
+        self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
+    ) -> Iterator[Block]:
         replies = list(self(update, jobs))
         replies.sort(key=lambda reply: reply.client % 2 if self.apart else 0)
         for i in range(0, len(replies), self.each):
             some = replies[i : i + self.each][:: -1 if self.turned else 1]
             clients = tuple(reply.client for reply in some)
-            sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
-            yield Block(clients, sent, kept, some[0].t)
-
-    def summing(self, books: Books) -> Backend:
-        return lambda update, jobs: books.train_and_sum(self, update, tuple(jobs))
+            try:
+                sent, kept = stack([r.update for r in some]), stack([r.changed for r in some])
+            except InputError:  # as states of FedDisk, which are as large as a client's data
+                yield from map(block_of, some)
+            else:
+                yield Block(clients, sent, kept, some[0].t)
 
 
 @dataclass(frozen=True)

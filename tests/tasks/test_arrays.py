@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -65,6 +66,7 @@ def test_the_target_takes_no_part_in_what_is_trained_on() -> None:
         (torch.tensor([0.5, 0.5]), [0.5, 0.5]),
         ({"ill": 30, "well": 10}, [0.75, 0.25]),
         (np.array([3, 1]), [0.75, 0.25]),
+        (pd.Series({"well": 0.75, "ill": 0.25}), [0.25, 0.75]),
     ],
 )
 def test_test_rows_follow_given_shares_and_counts(target: Any, T: list[float]) -> None:
@@ -172,6 +174,13 @@ def test_images_in_bytes_are_scaled_as_the_librarys_are() -> None:
         ({"target": {"ill": 0.5}}, 'no entry for "well"'),
         ({"target": [0.2, 0.2]}, "sums to 0.4; give shares that sum to 1"),
         ({"target": [1.0]}, "1 entries for 2 classes"),
+        (
+            {"target": pd.DataFrame({"a": [1]})},
+            "a table without a word on its label",
+        ),
+        ({"client": [None] * 120}, "client is empty in every row; nothing is left to train on"),
+        ({"x": np.zeros((120, 0))}, "has shape .120, 0.: it holds no numbers"),
+        ({"x": [], "y": [], "client": []}, "client has no rows, and neither has x"),
         ({"target": 3.5}, "target is 3.5; give a client's name"),
         ({"client": ["a"]}, "1 entries of client for 120 rows"),
         ({"client": "hospital"}, "one entry for each of the 120 rows"),
@@ -210,4 +219,12 @@ def test_short_in_print_and_notebooks() -> None:
     assert "target: the client north, held out" in str(task)
     assert "<td>" in task._repr_html_()
     assert "the client north" in task._repr_html_()
-    assert len(repr(task)) < 300
+    assert repr(task) == (
+        "Task(yours: 120 rows of 3 clients, classification; target: the client north, held out)"
+    )
+
+
+def test_a_task_that_cannot_be_built_says_so_in_print() -> None:
+    task = drawn_task({"ill": 1, "well": 0}, test=0.001)
+    assert 'target: no row with the label "ill"' in str(task)
+    assert repr(task).startswith("Task(yours: 120 rows")

@@ -131,3 +131,13 @@ def test_layouts_are_json_and_refuse_other_shapes() -> None:
         layout.pack((torch.ones(3, 3), torch.arange(3)))
     with pytest.raises(InputError, match="no part to predict"):
         layout.target(row)
+
+
+def test_several_label_columns_of_a_table_give_their_names() -> None:
+    x, _, client = drawn_arrays()
+    columns = {"a": x[:, 0], "fever": 1 * (x[:, 1] > 0), "cough": 1 * (x[:, 2] > 0), "at": client}
+    task = fs.Task.from_frame(
+        columns, client="at", label=["fever", "cough"], target="north", kind="multilabel"
+    )
+    assert task.build().encoding.classes == ("fever", "cough")
+    assert task.classes == ("cough", "fever", "fever+cough", "none")

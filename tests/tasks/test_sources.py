@@ -138,6 +138,13 @@ def test_a_shift_over_own_labels() -> None:
     assert task.build().digest == again.build().digest != other.build().digest
 
 
+def test_what_is_no_shift_is_refused() -> None:
+    with pytest.raises(InputError, match='shift is the text "sparsity"; give one of fedshift.shi'):
+        fs.Task.from_split(X, Y, "sparsity", clients=3, target="pooled")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="clients must be a whole number"):
+        fs.Task.from_split(X, Y, Sparsity(2), clients="3", target="pooled")  # type: ignore[arg-type]
+
+
 def pictures(folder: Path, odd: tuple[int, int] = (8, 8)) -> Path:
     for client in ("north", "south"):
         for k, label in enumerate(("cat", "dog")):

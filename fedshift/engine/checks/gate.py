@@ -7,7 +7,7 @@ the server's table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -15,19 +15,16 @@ import torch
 from torch import Tensor
 
 from fedshift.arguments import check_fields
-from fedshift.engine.backends import Block, Reply
+from fedshift.engine.backends import Block
 from fedshift.engine.checks.replies import (
-    Came,
-    alike,
     check_reply,
-    expected_update,
+    expected_look,
     failure,
     finite,
     misshapen,
-    odd_kind,
 )
 from fedshift.errors import InputError, unknown
-from fedshift.tree import Params, Parts, size_in_bytes
+from fedshift.tree import Params, Parts
 
 OnBad = Literal["stop", "drop"]
 
@@ -57,19 +54,22 @@ class Asked(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """Replies that can be used and clients whose cannot, both by client id.
+    """Replies that can be used and clients whose cannot, both by client id."""
 
-    whole: in the place of all replies, where every client's was summed and can be used.
-    """
-
-    good: tuple[Reply, ...]
+    good: tuple[Block, ...]
     bad: tuple[Dropped, ...]
-    whole: Block | None = None
 
     @property
     def clients(self) -> tuple[int, ...]:
         """Those whose replies can be used, ascending."""
-        return tuple(r.client for r in self.good) if self.whole is None else self.whole.clients
+        return tuple(sorted(client for block in self.good for client in block.clients))
+
+    def states(self) -> Iterator[tuple[int, Parts]]:
+        """(client, what it changed of its state) of those, ascending."""
+        place = {client: (b, i) for b in self.good for i, client in enumerate(b.clients)}
+        for client in self.clients:
+            block, row = place[client]
+            yield client, block.state(row)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Gate:
             raise InputError("max_gap needs the target's label shares; give target as well")
 
     def admit(
-        self, replies: Iterable[Reply], asked: Asked, summed: Collection[str] = ()
+        self, blocks: Sequence[Block], asked: Asked, summed: Collection[str] = ()
     ) -> Admitted:
         """Sort replies, in any order, into usable ones and clients that drop out, with reasons.
 
@@ -125,43 +125,13 @@ class Gate:
         asked is named, and nothing of it is used. summed: parts whose numbers may be other than
         finite here, since the caller looks at their sum.
         """
-        bad = dict.fromkeys(asked.clients, "no answer in time")
-        first: dict[int, Came] = {}
-        usual: Reply | None = None
-        for reply in replies:
-            if reply.client in first:
-                bad[reply.client] = f"client {reply.client} answered twice"
-                continue
-            like = usual if usual is not None and alike(reply.update, usual.update) else None
-            bad[reply.client] = why = self._why_refused(reply, asked, plain=like is not None)
-            first[reply.client] = Came(reply, like or reply)
-            usual = usual if why or like else reply
-        usable = [first[i] for i in sorted(first) if not bad[i]]
-        odd: dict[int, str] = {}
-        if usable:
-            expected = expected_update(asked.message, usable, asked.parts, asked.fixed)
-            odd = misshapen(usable, expected)
-        for reply, _ in usable:
-            bad[reply.client] = odd.get(reply.client) or self._why_unusable(reply, asked, summed)
-        good = tuple(reply for reply, _ in usable if not bad[reply.client])
-        return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
-
-    def passes(self, block: Block, asked: Asked) -> bool:
-        """Whether each reply of a block is let through, as one look at all of them tells.
-
-        They are of one form, which is the first one's, so that only numbers differ. False also
-        where each must be looked at by itself: for `max_norm`, counters and what is refused.
-        """
-        expected = block.t == asked.t and set(block.clients).issubset(asked.clients)
-        if not expected or math.isfinite(self.max_norm) or block.updates.get("counters"):
-            return False
-        if self.admit((block.first(),), asked._replace(clients=block.clients[:1])).bad:
-            return False
-        ids = block.updates.get("report", {}).get("id")
-        if ids is not None and tuple(ids.flatten().tolist()) != block.clients:
-            return False
-        trees = (*block.updates.values(), *block.changed.values())
-        return all(finite(v) for tree in trees for v in tree.values())
+        admitted = self._sort(blocks, asked, summed)
+        bad = {client for client, _ in admitted.bad}
+        if any(len(b.clients) > 1 and not bad.isdisjoint(b.clients) for b in blocks):
+            # Looked at as one, a block does not tell which of its clients is to blame.
+            blocks = [one for block in blocks for one in block.each()]
+            admitted = self._sort(blocks, asked, summed)
+        return admitted
 
     def gap(self, table: Params, weights: Tensor) -> float:
         """||T - S^T a|| of clients with these rows of the table, weights [C]; NaN without T."""
@@ -181,36 +151,56 @@ class Gate:
             return f"the gap to the target is {gap:.4g}, above max_gap = {self.max_gap:g}"
         return ""
 
-    def _why_refused(self, reply: Reply, asked: Asked, *, plain: bool) -> str:
-        """Why a reply is not even looked into; plain: its update looks as one not refused."""
-        if reply.client not in asked.clients:
-            return f"client {reply.client} was not asked"
-        if reply.t != asked.t:
-            return f"client {reply.client} answers round {reply.t}; this is round {asked.t}"
-        if odd := odd_kind(reply.changed):
-            return f"client {reply.client} would keep {odd}"
-        if plain:
-            return ""
-        if odd := odd_kind(reply.update):
-            return f"client {reply.client} sent {odd}"
-        if (size := size_in_bytes(reply.update)) > self.max_bytes:
-            return f"client {reply.client} sent {size} bytes; allowed: {self.max_bytes}"
-        if (why := failure(reply.update)) is not None:
-            return f"client {reply.client} failed: {why}"
+    def _sort(self, blocks: Sequence[Block], asked: Asked, summed: Collection[str]) -> Admitted:
+        """`admit`, in which the clients of a block are let through, or refused, together."""
+        bad = dict.fromkeys(asked.clients, "no answer in time")
+        due, came = frozenset(asked.clients), dict[int, Block]()
+        for block in blocks:
+            if twice := [client for client in block.clients if client in came]:
+                for client in twice:
+                    bad |= dict.fromkeys(came[client].clients, f"client {client} answered twice")
+                continue
+            bad |= dict.fromkeys(block.clients, self._why_refused(block, asked.t, due))
+            came |= dict.fromkeys(block.clients, block)
+        # What is bad of one client of a block is so of all, here.
+        usable = [block for client, block in sorted(came.items()) if client == block.clients[0]]
+        usable = [block for block in usable if not bad[block.clients[0]]]
+        expected = expected_look(asked.message, usable, asked.parts, asked.fixed) if usable else {}
+        for block in usable:
+            why = misshapen(block, expected)
+            bad |= dict.fromkeys(block.clients, why or self._why_unusable(block, asked, summed))
+        good = tuple(block for block in usable if not bad[block.clients[0]])
+        return Admitted(good, tuple(Dropped(i, bad[i]) for i in sorted(bad) if bad[i]))
+
+    def _why_refused(self, block: Block, t: int, due: frozenset[int]) -> str:
+        """Why a reply to round t is not even looked into; due: clients that were asked."""
+        client = block.clients[0]
+        if not due.issuperset(block.clients):
+            return f"client {client} was not asked"
+        if block.t != t:
+            return f"client {client} answers round {block.t}; this is round {t}"
+        if block.odd:
+            return f"client {client} {block.odd}"
+        size = sum([v.nbytes for tree in block.updates.values() for v in tree.values()])
+        if (size := size // len(block.clients)) > self.max_bytes:
+            return f"client {client} sent {size} bytes; allowed: {self.max_bytes}"
+        if (why := failure(block.updates)) is not None:
+            return f"client {client} failed: {why}"
         return ""
 
-    def _why_unusable(self, reply: Reply, asked: Asked, summed: Collection[str]) -> str:
+    def _why_unusable(self, block: Block, asked: Asked, summed: Collection[str]) -> str:
         """Why the numbers of a reply cannot be used."""
         try:
-            check_reply(reply, asked.message, summed, asked.infinite)
+            check_reply(block, asked.message, summed, asked.infinite)
         except (RuntimeError, TypeError, ValueError) as e:
             # Also errors of torch: tensors of unexpected kinds cannot even be summed.
             return str(e)
-        if math.isfinite(self.max_norm):
-            norm = norm_of(reply.update.get("delta", {}))
+        changes = block.updates.get("delta", {})
+        for i, client in enumerate(block.clients if math.isfinite(self.max_norm) else ()):
+            norm = norm_of({name: v[i] for name, v in changes.items()})
             if not norm <= self.max_norm:
                 return (
-                    f"client {reply.client} sent a change of norm {norm:.4g}, above max_norm = "
+                    f"client {client} sent a change of norm {norm:.4g}, above max_norm = "
                     f"{self.max_norm:g}"
                 )
         return ""

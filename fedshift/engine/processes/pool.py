@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
-from typing import cast
 
 from fedshift.data import ClientData, of_importance
-from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply, Summer
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
 from fedshift.engine.inputs import check_backend, check_workers
 from fedshift.engine.processes.messages import (
     Jobs,
@@ -38,7 +37,7 @@ from fedshift.engine.processes.messages import (
 from fedshift.engine.processes.pipe import UnsentError, receive, send, shared
 from fedshift.engine.processes.waiting import heard
 from fedshift.engine.processes.worker import Task, serve
-from fedshift.engine.sums.summing import Books, apart
+from fedshift.engine.sums.summing import TermsOf, streamed
 from fedshift.errors import InputError, TrainingError
 from fedshift.kernels.products import faster
 from fedshift.randomness import one_at_a_time
@@ -90,8 +89,13 @@ class Team:
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         """The replies as they come."""
-        came = _share_out(self, Task(update), ((job,) for job in jobs), self.members)
-        return cast(Iterator[Reply], came)  # without books nothing is summed
+        return _replies(self.stream(update, jobs))
+
+    def stream(
+        self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
+    ) -> Iterator[Block]:
+        """The same; single clients are not summed where they are trained."""
+        return _share_out(self, Task(update), ((job,) for job in jobs), self.members)
 
     def blocks(self, within: Backend) -> Backend:
         """Processes train shares of a round's clients by `within`, which is pickled.
@@ -125,30 +129,31 @@ class _Blocks:
     within: Backend
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        return cast(Iterator[Reply], self._spread(update, jobs, None))  # nothing is summed
+        return _replies(self.stream(update, jobs))
 
-    def summing(self, books: Books) -> Summer:
-        """The same, but that each process sums its clients' updates."""
-        return lambda update, jobs: self._spread(update, jobs, books)
-
-    def _spread(
-        self, update: ClientUpdate, jobs: Iterable[Job], books: Books | None
-    ) -> Iterator[Reply | Block]:
-        todo, task, members = tuple(jobs), Task(update, self.within, books), self.team.members
+    def stream(
+        self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
+    ) -> Iterator[Block]:
+        """The same, but that each other process sums its clients' updates."""
+        todo, task, members = tuple(jobs), Task(update, self.within, terms_of), self.team.members
         alone = self.team.deadline is not None or len(members) < 2
         count, others = (0, members) if alone else (len(todo) // len(members), members[1:])
         most = max(1, len(others)) * (SHARES if alone else 1)
         shares = list(cut(todo[count:], most))
-        if len(shares) > most:  # sums are held until the end, and would be more than updates
-            task = task._replace(books=None)
-        return _share_out(self.team, task, shares, others, lambda: self._own(task, todo[:count]))
+        if len(shares) > most:  # sums stay until the end, and would be more than updates
+            task = task._replace(terms_of=None)
 
-    def _own(self, task: Task, jobs: Jobs) -> Iterator[Reply | Block]:
-        """What this process trains; summed while others train."""
-        own = by_themselves(jobs)
-        if task.books is None:
-            return self.within(task.update, own)
-        return task.books.train_and_sum(self.within, task.update, own)
+        def here() -> Iterator[Block]:
+            return streamed(self.within)(update, by_themselves(todo[:count]))
+
+        return _share_out(self.team, task, shares, others, here)
+
+
+def _replies(came: Iterable[Block]) -> Iterator[Reply]:
+    """Clients one by one, for callers other than the rounds of a run."""
+    for one in came:
+        yield from one.replies()
+        del one  # while the next one is trained
 
 
 @contextlib.contextmanager
@@ -223,8 +228,8 @@ def _end_all(team: Sequence[_Worker]) -> None:
 
 def _share_out(
     team: Team, task: Task, shares: Iterable[Jobs], members: Sequence[_Worker],
-    own: Callable[[], Iterable[Reply | Block]] = tuple,
-) -> Iterator[Reply | Block]:  # fmt: skip
+    own: Callable[[], Iterable[Block]] = tuple,
+) -> Iterator[Block]:  # fmt: skip
     """Give each idle worker the next share, until all are done or the time is over.
 
     own: trains this process's share while the workers train the first ones.
@@ -280,8 +285,8 @@ def _assign(
     check_clients(team.clients, jobs)
     about = packed(jobs, worker.message)
     worker.jobs, worker.attempt = jobs, attempt
-    terms = None if task.books is None else task.books.terms([job.client for job in jobs])
-    bare = task._replace(books=None)
+    terms = None if task.terms_of is None else task.terms_of([job.client for job in jobs])
+    bare = task._replace(terms_of=None)
     try:
         news = None if _knows(worker, bare) else bare
         with one_at_a_time():  # elsewhere a pass may have other tensors in the network's places
@@ -308,13 +313,11 @@ def _knows(worker: _Worker, task: Task) -> bool:
         return False
 
 
-def _answer(
-    team: Team, worker: _Worker, task: Task, end: float | None
-) -> Sequence[Reply | Block] | None:
+def _answer(team: Team, worker: _Worker, task: Task, end: float | None) -> list[Block] | None:
     """The worker's answer; None where it is gone and its clients are trained again."""
     assert worker.jobs  # only busy workers are asked
     try:
-        answer = receive(worker.connection, worker.room, end)
+        answer: list[Block] | Exception = receive(worker.connection, worker.room, end)
     except TimeoutError:  # it began to answer before the deadline, and did not finish
         team.replace(worker)
         return None
@@ -324,10 +327,7 @@ def _answer(
     worker.jobs = ()
     if isinstance(answer, Exception):
         raise answer
-    came, share = answer
-    if share is not None and task.books is not None:
-        task.books.fold.enter(share)
-    return came if share is None else list(apart(came, share))
+    return answer
 
 
 def _died(team: Team, worker: _Worker, task: Task, end: float | None) -> None:

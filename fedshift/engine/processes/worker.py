@@ -12,31 +12,27 @@ from typing import Any, NamedTuple
 import torch
 
 from fedshift.data import ClientData
-from fedshift.engine.backends import FAILED, Backend, Block, ClientUpdate, Job, Reply, work
-from fedshift.engine.checks.replies import odd_kind
+from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, work
+from fedshift.engine.checks.replies import block_of
 from fedshift.engine.processes.messages import unpacked
 from fedshift.engine.processes.pipe import UnsentError, receive, send
 from fedshift.engine.processes.waiting import awake, heard
-from fedshift.engine.sums.running import Share
-from fedshift.engine.sums.summing import Books, Terms, summed
+from fedshift.engine.sums.summing import Terms, TermsOf, summed
 from fedshift.errors import FedshiftError, TrainingError
 from fedshift.kernels.allocator import keep_memory
 from fedshift.repeating import repeatable
 from fedshift.tree import Parts
 
-# Replies without what was summed here, and the sums.
-Answer = tuple[Sequence[Reply | Block], Share | None]
-
 
 class Task(NamedTuple):
     """How a worker trains its jobs: by the backend `within`, or one after the other (None).
 
-    books: where the main process enters the sums of a worker's updates; never sent.
+    terms_of: by which a worker sums its clients' updates, None where it does not; never sent.
     """
 
     update: ClientUpdate
     within: Backend | None = None
-    books: Books | None = None
+    terms_of: TermsOf | None = None
 
     @property
     def patience(self) -> float:
@@ -76,31 +72,20 @@ def serve(
                 send(connection, _plain(answer if isinstance(answer, Exception) else e), room)
 
 
-def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> Answer | Exception:
-    """What is sent back: replies and sums, or the error that training raised."""
+def _answer(task: Task, jobs: Sequence[Job], terms: Terms | None) -> list[Block] | Exception:
+    """What is sent back: what came of the jobs, or the error that training raised."""
 
-    def train() -> Answer:
+    def train() -> list[Block]:
         if task.within is None:
-            return [work(task.update, job) for job in jobs], None
+            return [block_of(work(task.update, job)) for job in jobs]
         if terms is None:
-            return list(task.within(task.update, jobs)), None
+            return [block_of(reply) for reply in task.within(task.update, jobs)]
         return summed(task.within, task.update, jobs, terms)
 
     try:
-        came, share = repeatable(train)
+        return repeatable(train)
     except Exception as e:
         return e if _arrives(e) else _plain(e)
-    return [one for whole in came for one in _that_arrive(whole)], share
-
-
-def _that_arrive(came: Reply | Block) -> Sequence[Reply | Block]:
-    """What came; as each client's failure what would not arrive as it is."""
-    for parts, did in ((came[1], "sent"), (came[2], "would keep")):
-        if odd := odd_kind(parts):
-            clients = came.clients if isinstance(came, Block) else (came.client,)
-            reason = torch.frombuffer(bytearray(f"{did} {odd}".encode()), dtype=torch.uint8)
-            return [Reply(client, {FAILED: {"reason": reason}}, {}, came.t) for client in clients]
-    return [came]
 
 
 def _plain(e: Exception) -> TrainingError:

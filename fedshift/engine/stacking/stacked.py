@@ -28,12 +28,12 @@ from fedshift.engine.backends import (
     Forgiving,
     Job,
     Reply,
-    Summer,
     stamp,
     work,
 )
+from fedshift.engine.checks.replies import block_of
 from fedshift.engine.stacking.forms import Form, Forms
-from fedshift.engine.sums.summing import Books
+from fedshift.engine.sums.summing import TermsOf
 from fedshift.errors import InputError, UnfitError, shown
 from fedshift.tree import Parts, size_in_bytes
 
@@ -64,7 +64,7 @@ class Stacked:
 
     dense: phases are trained by `fedshift.client.dense`, which takes chains of linear layers and
     ReLUs alone, trained by plain SGD, and is faster; UnfitError says what else it met. Its blocks
-    (`trained`) may be made in inference mode: clone() what is to be written to.
+    (`stream`) may be made in inference mode: clone() what is to be written to.
     """
 
     memory: int = ROOM
@@ -79,25 +79,19 @@ class Stacked:
             raise InputError(f"{self.memory} bytes for stacked clients; give 1 or more")
 
     def __call__(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
-        for came in self._came(update, jobs):
-            yield from came.replies() if isinstance(came, Block) else came
+        for came in self.stream(update, jobs):
+            yield from came.replies()
             del came  # while the next ones are trained
 
-    def trained(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block]:
-        """What came of the jobs, block by block, as they lie in memory."""
-        for came in self._came(update, jobs):
-            if not isinstance(came, Block):
-                raise TypeError("failures are answers only where each client answers for itself")
-            yield came
-            del came  # while the next ones are trained
+    def stream(
+        self, update: ClientUpdate, jobs: Iterable[Job], terms_of: TermsOf | None = None
+    ) -> Iterator[Block]:
+        """What came of the jobs, block by block, as they lie in memory.
 
-    def summing(self, books: Books) -> Summer:
-        """The same, but that updates are summed block by block."""
-        return lambda update, jobs: books.train_and_sum(self, update, tuple(jobs))
-
-    def _came(self, update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Block | list[Reply]]:
+        Clients one by one where failures are answers, and there is one. They are not summed here.
+        """
         for block in self._blocks(update, list(jobs)):
-            yield _trained(update, block, self._data(block), self.dense)
+            yield from _trained(update, block, self._data(block), self.dense)
 
     def _blocks(self, update: ClientUpdate, jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
         """Jobs of one form, the clients with most examples last, cut so that each block fits."""
@@ -206,21 +200,21 @@ def _saved(update: ClientUpdate, job: Job) -> int:
 
 def _trained(
     update: ClientUpdate, block: Sequence[Job], data: ClientData, dense: bool
-) -> Block | list[Reply]:
+) -> list[Block]:
     """What came of one block. A client that fails alone, too, fails as it does in `loop`.
 
-    Replies one by one where failures are answers, and there is one.
+    Of each client by itself where failures are answers, and there is one.
     """
     inner = update.update if isinstance(update, Forgiving) else update
     try:
-        return _together(inner, block, data, dense)
+        return [_together(inner, block, data, dense)]
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as e:
         if not any(word in str(e) for word in ITS_WORDS):
             alone = [work(update, job) for job in block]  # raises, unless failures are answers
             if any(reply.update.keys() == {FAILED} for reply in alone):
-                return alone
+                return [block_of(reply) for reply in alone]
         _refuse(e)
 
 

@@ -13,11 +13,12 @@ import torch
 from fedshift import recipes
 from fedshift.algorithms.base import Capabilities, ask
 from fedshift.engine import run as rounds
-from fedshift.engine.backends import ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Block, ClientUpdate, Job, Reply, loop
 from fedshift.engine.checks.gate import Asked, Gate
+from fedshift.engine.checks.replies import block_of
 from fedshift.engine.round import close_round, settle
 from fedshift.engine.run import run
-from fedshift.engine.sums.running import Fold
+from fedshift.engine.sums.running import RunningSums
 from fedshift.engine.sums.summing import in_turn
 from fedshift.errors import TrainingError
 from fedshift.recipes import Setting
@@ -50,7 +51,9 @@ def compared(make: Make, setting: Setting, monkeypatch: pytest.MonkeyPatch) -> l
 
     def settled(opened: Any, server: Parts, *rest: Any) -> Any:
         by_sums = settle(opened, server, *rest)
-        stacked, _ = close_round(opened, server, came, 0, Fold(opened.ids, {}))
+        stacked, _ = close_round(
+            opened, server, [*map(block_of, came)], 0, RunningSums(opened.ids, {})
+        )
         found.append(different(by_sums.server, stacked))
         return by_sums
 
@@ -162,14 +165,18 @@ def replies(*clients: int, shape: int = 3) -> list[Reply]:
     return [Reply(i, {"delta": {"w": torch.full((shape,), float(i))}}, {}, 1) for i in clients]
 
 
-def let(came: list[Reply], asked: tuple[int, ...]) -> tuple[Reply, ...]:
+def blocks(*clients: int, shape: int = 3) -> list[Block]:
+    return [block_of(reply) for reply in replies(*clients, shape=shape)]
+
+
+def let(came: list[Reply], asked: tuple[int, ...]) -> tuple[int, ...]:
     question = Asked(1, asked, lambda i: {"params": {"w": torch.zeros(3)}}, frozenset())
-    nothing = Fold(torch.tensor(question.clients), {})
-    return in_turn(Gate(), came, question, nothing, some=2).good
+    nothing = RunningSums(torch.tensor(question.clients), {})
+    return in_turn(Gate(), map(block_of, came), question, nothing, some=2).clients
 
 
 def test_replies_pass_in_ascending_order() -> None:
-    assert [r.client for r in let(replies(4, 2, 0, 7), (0, 2, 4, 7))] == [0, 2, 4, 7]
+    assert let(replies(4, 2, 0, 7), (0, 2, 4, 7)) == (0, 2, 4, 7)
 
 
 @pytest.mark.parametrize(
@@ -188,18 +195,18 @@ def test_odd_answers_end_the_round(came: tuple[int, ...], why: str) -> None:
 
 
 def test_another_shape_later_on_is_named() -> None:
-    fold = Fold(torch.arange(4), {"delta": torch.full((4,), 0.25, dtype=torch.float64)})
-    fold.take(replies(0, 1))
+    sums = RunningSums(torch.arange(4), {"delta": torch.full((4,), 0.25, dtype=torch.float64)})
+    sums.add(blocks(0, 1))
     with pytest.raises(TrainingError, match='client 2 sent an update with another "delta"'):
-        fold.take(replies(2, 3, shape=4))
+        sums.add(blocks(2, 3, shape=4))
 
 
 def test_a_sum_by_other_weights_is_refused() -> None:
     weights = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
-    fold = Fold(torch.tensor([2, 5, 6]), {"delta": weights})
-    rest = fold.take(replies(2, 5)) + fold.take(replies(6))
-    assert all(reply.update == {} for reply in rest)
-    updates = fold.parts()
+    sums = RunningSums(torch.tensor([2, 5, 6]), {"delta": weights})
+    rest = sums.add(blocks(2, 5)) + sums.add(blocks(6))
+    assert all(block.updates == {} for block in rest)
+    updates = sums.parts()
     stacked = {"w": torch.stack([r.update["delta"]["w"] for r in replies(2, 5, 6)])}
     assert torch.equal(total(updates, "delta", weights)["w"], weighted_sum(weights, stacked)["w"])
     assert torch.equal(total({"delta": stacked}, "delta", weights)["w"], updates["delta"]["w"])

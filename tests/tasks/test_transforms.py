@@ -1,0 +1,60 @@
+"""Random changes of training examples: repeatable, of training alone, and refused where odd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedshift as fs
+from fedshift.algorithms.fedavg import FedAvg
+from fedshift.errors import InputError
+from fedshift.model import Model
+from support.drawn_tasks import drawn_task
+
+
+def noise(x: Any, random: torch.Generator) -> Any:
+    return x + torch.randn(x.shape, generator=random)
+
+
+def test_draws_depend_on_the_seed_of_the_step() -> None:
+    built = drawn_task("north", transform=noise).build()
+    assert built.augment is not None
+    x = built.task.clients[0].x
+    assert torch.equal(built.augment(x, 3), built.augment(x, 3))
+    assert not torch.equal(built.augment(x, 3), built.augment(x, 4))
+    assert drawn_task("north").build().augment is None
+
+
+def test_packed_inputs_are_changed_as_the_network_gets_them() -> None:
+    x = (torch.rand(12, 2), torch.arange(12)[:, None])
+    built = fs.Task.from_arrays(
+        x, [0, 1] * 6, client=["a"] * 6 + ["b"] * 6, target="b",
+        transform=lambda given, random: (given[0] * 0, given[1]),
+    ).build()  # fmt: skip
+    assert built.augment is not None
+    assert built.encoding.layout is not None
+    changed = built.encoding.layout.unpack(built.augment(built.task.test.x, 0))
+    assert (changed[0] == 0).all()
+    assert torch.equal(changed[1], x[1][6:])
+
+
+def test_training_sees_changed_examples_and_tests_do_not() -> None:
+    """Control: without the transform another model is learnt."""
+    options = {"rounds": 2, "lr": 0.1}
+    start = nn.Linear(3, 2)
+    blind = fs.fit(drawn_task("north", transform=lambda x, random: 0 * x), start, **options)
+    assert torch.equal(blind.module().weight, start.weight)  # no gradient reaches it
+    seeing = fs.fit(drawn_task("north"), start, **options)
+    assert not torch.equal(seeing.module().weight, start.weight)
+
+
+def test_other_shapes_and_methods_with_their_own_network_are_refused() -> None:
+    task = drawn_task("north", transform=lambda x, random: x[:, :2])
+    with pytest.raises(InputError, match="transform made .* keep their shape"):
+        fs.fit(task, nn.Linear(3, 2), rounds=1)
+    method = FedAvg(Model(nn.Linear(3, 2)))
+    with pytest.raises(InputError, match="the task's transform would not be applied"):
+        fs.fit(drawn_task("north", transform=noise), None, method=method, rounds=1)
