@@ -206,10 +206,14 @@ class _Tasks:
         return planned, run
 
     def _planned(self, asked: _Asked) -> Fit:
+        keys = {**self.extras, **asked.keys}
+        return plan_fit(self._cut(asked), self.net, asked.method, seed=asked.seed, **keys)
+
+    def _cut(self, asked: _Asked) -> Task:
+        """The task with the run's cut; the last one is kept."""
         if self.vary == "split" and self.cut.seed != asked.seed:
             self.cut = replace(self.task, seed=asked.seed)
-        keys = {**self.extras, **asked.keys}
-        return plan_fit(self.cut, self.net, asked.method, seed=asked.seed, **keys)
+        return self.cut
 
     def __call__(self, run: Run) -> Prepared:
         """The task of a run."""
@@ -217,7 +221,7 @@ class _Tasks:
 
     def load(self, run: Run) -> None:
         """Cut the run's task here."""
-        self._planned(self.asked[run.name])
+        self._cut(self.asked[run.name]).build()
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
