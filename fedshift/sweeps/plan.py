@@ -83,7 +83,8 @@ class Plan:
         seeds = _listed(self.seeds)
         if self.vary == "split":
             return (
-                f"{seeds}: the cut into clients and target is drawn anew for each, and trained on."
+                f"{seeds}: each cuts the data into clients and target anew; first weights, cohorts "
+                "and batches differ as well."
             )
         return (
             f"{seeds}: first weights, cohorts and batches differ; clients, validation and target "
