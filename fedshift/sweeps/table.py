@@ -69,7 +69,7 @@ class Table:
         notes = any(row.note for row in self.rows)
         unit = self.words.capitalize() + ", %" * self.percent
         header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
-        header += ("Estimated, %", "ESS, %", *["Missing"] * notes)
+        header += ("Estimated", "ESS", *["Missing"] * notes)
         rows = tuple(
             (
                 row.label,

@@ -76,7 +76,7 @@ def test_the_same_population_or_one_for_every_seed() -> None:
     alone = fs.fit(replace(task, seed=2), Net, seed=2, **FAST)
     assert files(folder_of(apart, "fedavg", 2)) == files(alone.folder)
     assert files(folder_of(stays, "fedavg", 2)) != files(alone.folder)
-    assert "drawn anew for each" in apart.notes[0]
+    assert "each cuts the data into clients and target anew" in apart.notes[0]
 
 
 def test_an_instance_starts_every_seed_alike_and_is_not_changed() -> None:
