@@ -59,8 +59,12 @@ def plan_of(
     check_metric(metric, (extra.rpartition(":")[2] for extra in config.metrics.extra))
     made = [(name, _recipe(file, name)) for name in methods or [config.method.name]]
     _check_used(values, made)
+    in_file = {METHOD + option for option in config.method.options}
     contenders = tuple(
-        Contender(recipe.name, tuple(_points(file, name, recipe, values, seeds, vary)))
+        Contender(
+            recipe.name,
+            tuple(_points(file, name, recipe, _chosen(recipe, values, in_file), seeds, vary)),
+        )
         for name, recipe in made
     )
     plan = Plan(config.name, contenders, tuple(seeds), vary, base, metric, config.selection.rule)
@@ -85,6 +89,14 @@ def _check_used(values: Values, made: Sequence[tuple[str, Recipe]]) -> None:
             listed = ", ".join(sorted(allowed)) or "no options"
             names = ", ".join(name for name, _ in made)
             raise InputError(f"-c {key}: none of {names} has it; they have {listed}")
+
+
+def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
+    """The values, with ess = "auto" for a method that can choose it and is given none."""
+    given = values.keys() | in_file
+    if recipe.traits.auto_ess and not given & {f"{METHOD}ess", f"{METHOD}lam"}:
+        return {**values, f"{METHOD}ess": ("auto",)}
+    return values
 
 
 def _points(
