@@ -60,7 +60,15 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
-    names = list(dict.fromkeys(name for run in runs for name in own_columns(run.rounds)))
+    # In the summary as well: metrics.csv of early versions has other columns that are no metrics.
+    names = list(
+        dict.fromkeys(
+            name
+            for run in runs
+            for name in own_columns(run.rounds)
+            if name in run.summary.final.others
+        )
+    )
     if not names:
         return ""
     rows = tuple(
