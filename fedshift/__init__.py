@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedshift.client.local import Local
     from fedshift.engine.run import Federation, run
     from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
+    from fedshift.fitting.compare import compare
     from fedshift.fitting.fit import fit, load
     from fedshift.fitting.loggers import MLflow, TensorBoard, WandB
     from fedshift.fitting.methods import method
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedshift.model import Model
     from fedshift.router.route import Router
     from fedshift.server.pals import PalsWeights, ess_curve, pals_weights
+    from fedshift.sweeps.table import Table
     from fedshift.tasks.task import Task
 
 _LAZY = {
@@ -41,6 +43,8 @@ _LAZY = {
     "Result": "fedshift.fitting.result",
     "TensorBoard": "fedshift.fitting.loggers",
     "WandB": "fedshift.fitting.loggers",
+    "Table": "fedshift.sweeps.table",
+    "compare": "fedshift.fitting.compare",
     "fit": "fedshift.fitting.fit",
     "load": "fedshift.fitting.fit",
     "method": "fedshift.fitting.methods",
@@ -62,10 +66,12 @@ __all__ = [
     "PalsWeights",
     "Result",
     "Router",
+    "Table",
     "Task",
     "TensorBoard",
     "TrainingError",
     "WandB",
+    "compare",
     "ess_curve",
     "estimate_target_accuracy",
     "fit",

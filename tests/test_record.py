@@ -57,7 +57,7 @@ def test_tables_come_back() -> None:
     (row,) = read_rounds(Path("metrics.csv"), rounds_csv([one]), ROUND_COLUMNS)
     assert row.round == 3
     assert row.values == dict.fromkeys(names, 0.5) | {"gap": None, "auc": 0.5, "brier": None}
-    assert own_columns([row]) == ("auc", "brier")
+    assert own_columns([row], ("auc", "brier", "gap")) == ("auc", "brier")
     clients = (
         Client("0", 12, 0.25, 0.5, 0.75, 4, (5.0, 7.0)),
         Client("1", 12, 0.75, 0.5, None, 0, (12.0, 0.0)),

@@ -32,7 +32,7 @@ RISK = Local(epochs=1, batch=1000)
 def project_simplex(v: Tensor, total: float = 1.0) -> Tensor:
     """argmin_u ||u - v||^2 over u >= 0, sum u = total; v [D] -> u [D] in float64.
 
-    u = max(v - tau, 0) with the tau that makes the sum right, found exactly from the sorted
+    u = max(v - tau, 0) with the tau that makes the sum right, computed exactly from the sorted
     entries in O(D log D). The largest entry is taken off first: the result does not depend on a
     common constant, and large losses would otherwise cost digits. Raises InputError for an empty
     or non-finite v, or a total that is not positive.
@@ -109,6 +109,7 @@ class Afl(SharedModel):
     def __post_init__(self) -> None:
         check_fields(self)
         check_not_negative("gamma", self.gamma)
+        # Gaps would be domains without clients, whose loss is never measured.
         numbers = set(self.domains or (0,))
         if numbers != set(range(len(numbers))):
             raise InputError(f"domains must be numbered 0..D-1 without gaps, got {sorted(numbers)}")

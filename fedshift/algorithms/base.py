@@ -148,12 +148,14 @@ def ask(
 
     Example: `ask(algorithm, Capabilities.trains_router)`. Methods need not inherit from anything.
     """
+    # By name, because users' methods inherit from nothing.
     defined: Callable[Arguments, Answer] | None = getattr(method, capability.__name__, None)
     return capability(method, *args, **kwargs) if defined is None else defined(*args, **kwargs)
 
 
 def check_method(algorithm: Any) -> None:
     """Raise InputError unless the object has every member of `Algorithm`, and a `Model`."""
+    # More than two missing members: most likely no method at all, so naming one would not help.
     missing = [name for name in members(Algorithm) if not hasattr(algorithm, name)]
     if isinstance(algorithm, type):
         raise InputError(
@@ -176,6 +178,7 @@ def is_elementwise(client_update: Callable[..., Any]) -> bool:
     alone; and its phases must train as `Local` does, which leaves several clients to a `Trainer`.
     """
     method: Any = getattr(client_update, "__self__", None)
+    # The most derived class that defines `client_update`, as Python would look it up.
     kinds = (kind for kind in type(method).__mro__ if "client_update" in vars(kind))
     if "is_elementwise" not in vars(next(kinds, object)) or not method.is_elementwise():
         return False

@@ -63,6 +63,7 @@ class Ditto(Around):
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
         server = self.inner.init(params, buffers, table)
+        # Before any client trains: the pull would fail on the first parameter that is not sent.
         if missing := sorted(params.keys() - server["params"].keys()):
             raise InputError(
                 f"Ditto pulls towards a whole model, and clients would not receive {missing[0]} "

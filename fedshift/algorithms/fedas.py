@@ -102,7 +102,7 @@ class FedAs(SharedModel):
         }
 
     def phases(self) -> Mapping[str, Local]:
-        # One pass in the batches of training, for the trace and the class means.
+        # One pass in the batches of training: the trace depends on their size.
         passes = {"pass": replace(self.local, epochs=1, steps=None)}
         return {**numbered(self.local), **self._align(), **passes}
 

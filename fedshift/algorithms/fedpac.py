@@ -83,7 +83,7 @@ class FedPac(SharedModel):
                 )
 
     def init(self, params: Params, buffers: Params, table: Params) -> Parts:
-        Share(self.head).check(params)
+        Share(self.head).check(params)  # the head must exist, and leave a body
         shared, n = self._shared(params), table["n"]
         shape, like = head_shape(self.model, self.head), next(iter(params.values()))
         state = server_state(self.model, self.server, shared, buffers, table, self.combine.needs)
@@ -154,7 +154,7 @@ class FedPac(SharedModel):
 
     def model_for(self, server: Parts, state: Parts) -> tuple[Params, Params]:
         # On a client, `server` is its message: the only head in there is its own.
-        received = server.get("head")
+        received = server.get("head")  # of a message; the server's state has "heads"
         head = received or map_(lambda v: v[state["client"]["id"]], server["heads"])
         return server["params"] | head, server["buffers"]
 

@@ -6,9 +6,8 @@ import sys
 import time
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from fedshift.cli.console import counted, for_bars, tell
+from fedshift.cli.console import counted, tell
+from fedshift.fitting.many_bars import LiveRuns, end_line
 
 # Seconds between two lines of progress, where there is no terminal.
 BETWEEN = 30
@@ -38,7 +37,7 @@ class PlainRuns:
             self._round(event["run"], event["round"])
         elif event["event"] == "over":
             self.over += 1
-            tell(f"[{self.over}/{self.total}] {_end_line(event)}")
+            tell(f"[{self.over}/{self.total}] {end_line(event)}")
 
     def _round(self, run: str, t: int) -> None:
         now, resumed = time.monotonic(), t > 1 and run not in self.last
@@ -51,43 +50,3 @@ class PlainRuns:
 
     def __exit__(self, *exc: object) -> None:
         pass
-
-
-class LiveRuns:
-    """On a terminal: a bar for all runs, and one for each under way."""
-
-    def __init__(self) -> None:
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            console=for_bars(),
-        )
-        self.whole = self.bars.add_task("runs", total=0)
-        self.tasks: dict[str, Any] = {}
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "queue":
-            self.bars.reset(self.whole, total=event["runs"])
-        elif kind == "start":
-            self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["rounds"])
-        elif kind == "round":
-            self.bars.update(self.tasks[event["run"]], completed=event["round"])
-        elif kind == "over":
-            self.bars.remove_task(self.tasks.pop(event["run"]))
-            self.bars.advance(self.whole)
-            self.bars.console.print(_end_line(event), markup=False, highlight=False)
-
-    def __enter__(self) -> LiveRuns:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bars.stop()
-
-
-def _end_line(event: dict[str, Any]) -> str:
-    end = f"failed: {event['error']}" if event["error"] else "done"
-    return f"{event['run']}: {end} ({event['seconds']:.0f} s)"

@@ -53,6 +53,7 @@ class Score:
     @property
     def accuracy(self) -> float:
         """Fraction right; NaN without examples."""
+        # Of integers: exact, whatever the number of examples.
         return int(self.correct.sum()) / self.n if self.n else float("nan")
 
     @property

@@ -131,9 +131,11 @@ def site_of(context: Context) -> Site:
     """What this node's client has, from the function that the run's configuration names."""
     module, _, name = str(context.run_config["site"]).partition(":")
     text = str(context.run_config["experiment"])
+    # First: the text comes by message, and must name no file that the site's function would run.
+    config = configured(text)
     site: Site = getattr(import_module(module), name)(text, partition(context))
     # Here, not in the app: only the run's configuration says how many.
-    torch.set_num_threads(configured(text).training.threads)
+    torch.set_num_threads(config.training.threads)
     return site
 
 

@@ -133,6 +133,8 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     clients = prepared.task.clients
     shape = tuple(clients[0].x.shape[1:])
     base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
+    if prepared.own.schedule is not None:
+        base = replace(base, local=replace(base.local, lr=prepared.own.schedule))
     return partial(recipe_of(config, prepared.own).make, replace(base, clients=len(clients)))
 
 

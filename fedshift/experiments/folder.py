@@ -213,7 +213,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
-        **({"files": dict(prepared.own.sources)} if prepared.own.sources else {}),
+        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
     }
 
 

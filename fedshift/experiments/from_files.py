@@ -21,6 +21,7 @@ from fedshift.experiments.own_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
 from fedshift.record.folder import FIT
+from fedshift.tasks.task import Task
 
 
 def own_of(config: Config) -> Own:
@@ -32,7 +33,7 @@ def own_of(config: Config) -> Own:
     for name in config.metrics.extra:
         named = load_python("metrics.extra", name)
         metrics[name.rpartition(":")[2]] = partial(named.call, _is_number)
-    return Own(method=_method(config.method), metrics=metrics, sources=files_of(config))
+    return Own(method=_method(config.method), metrics=metrics, files=files_of(config))
 
 
 def _method(section: Method) -> recipes.Recipe | None:
@@ -63,10 +64,17 @@ def _is_algorithm(value: object) -> bool:
     return all(hasattr(value, name) for name in members(Algorithm))
 
 
-def prepare_source(config: Config, own: Own) -> Prepared:
-    """The experiment on the data that `data.source` names. Raises InputError or DataError."""
-    seeds = config.seeds.resolved()
-    task = task_of(config.data, seeds.split)
+def source_of(config: Config) -> Task:
+    """The data that `data.source` names. Raises InputError, and DataError for unreadable files."""
+    return task_of(config.data, config.seeds.resolved().split)
+
+
+def prepare_source(config: Config, own: Own, task: Task | None = None) -> Prepared:
+    """The experiment on the data that `data.source` names; task: these, read before.
+
+    Raises InputError or DataError.
+    """
+    task = source_of(config) if task is None else task
     built = task.build()
     own = replace(own, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
     return prepare_built(config, built, own=own)

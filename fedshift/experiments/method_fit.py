@@ -35,8 +35,8 @@ def has_body(model: Network) -> bool:
 
 def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     """Why the recipe cannot be made as configured, as (key, message); empty where it can."""
-    brings_one = config.model.name == PYTHON or is_python(config.model.name)
-    if recipe.traits.router and not (brings_one or config.model.name in ROUTED):
+    name = config.model.name
+    if recipe.traits.router and not (name in (PYTHON, *ROUTED) or is_python(name)):
         return [(("model", "name"), unrouted(config.model.name))]
     # Stands for the server's examples: recipes ask only whether there are some.
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None

@@ -25,10 +25,11 @@ class Own:
     clients        names of the training clients [M], in order
     method         in place of the configured recipe
     loss           in place of the cross-entropy, in the local objective
+    schedule       the local learning rate of round t, in place of the configured one
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
+    files          SHA-256 of the files that the configuration names, by path
     texts          to leave in the run folder, by name of the file
-    sources        SHA-256 of the files that the configuration names, by path
     notes          what its user should know of the data
     task           what a network of the user's is made for; None for a set of the library
     """
@@ -36,10 +37,11 @@ class Own:
     clients: tuple[str, ...] = ()
     method: recipes.Recipe | None = None
     loss: Term | None = None
+    schedule: Callable[[int], float] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     task: Task | None = None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
 from fedshift.experiments.first_model import first_model
-from fedshift.experiments.from_files import own_of, prepare_source
+from fedshift.experiments.from_files import own_of, prepare_source, source_of
 from fedshift.experiments.natural import Dealt, natural
 from fedshift.experiments.networks import BYTES
 from fedshift.experiments.own_looks import check_images
@@ -89,14 +90,21 @@ def _check_files(config: Config) -> None:
             )
 
 
-def again(config: Config, before: Prepared) -> Prepared:
-    """`prepare` of a configuration whose data, clients and target are those of `before`: shared.
+def population(config: Config) -> Callable[[Config], Prepared]:
+    """`prepare` for configurations whose data, clients and target are those of this one: shared.
 
-    These follow from [data], [shift], [server], the split's seed and `as_bytes`.
+    These follow from [data], [shift], [server], the split's seed and `as_bytes`. Raises what
+    `prepare` raises.
     """
-    seeds = config.seeds.resolved()
-    named = own_of(config)
-    own = replace(before.own, method=named.method, metrics=named.metrics, sources=named.sources)
+    _check_files(config)
+    if config.data.source is not None:
+        task = source_of(config)
+        return lambda other: prepare_source(other, own_of(other), task)
+    return partial(_again, prepare(config))
+
+
+def _again(before: Prepared, config: Config) -> Prepared:
+    seeds, own = config.seeds.resolved(), own_of(config)
     model = first_model(config, own, before.task, seeds.init)
     gate = gate_of(config.training, before.announced)
     return replace(before, model=model, seeds=seeds, gate=gate, own=own)

@@ -70,7 +70,8 @@ def fit(
                    `Algorithm`
     keys           the recipe's options (ess="auto"), and the keys of [training], [model] and
                    [selection] in docs/configuration.md: rounds, lr, epochs, batch, cohort,
-                   schedule, patience, keep, hidden, ...
+                   patience, keep, hidden, ...; schedule="cosine", or a function of the round that
+                   gives the learning rate
     seed           of first weights, batches and cohorts; the task's own seed cuts the data
     metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]
@@ -92,7 +93,7 @@ def fit(
     engine = _engine(backend, workers)
     with (
         by_name(task.clients),
-        _one_thread(),
+        keep_threads(),
         _place(planned, folder, resume, engine) as (place, keeper),
         shown_progress(progress) as bar,
         following(planned.config, callbacks, loggers) as follow,
@@ -100,7 +101,7 @@ def fit(
         record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)
     if folder is None:
-        weakref.finalize(result, _remove, place, os.getpid())
+        weakref.finalize(result, remove, place, os.getpid())
     return result
 
 
@@ -155,13 +156,14 @@ def _result(place: Path, model: Model) -> Result:
     return Result(read_run(place), load_models(place, model=model), encoding_in(place), about)
 
 
-def _remove(place: Path, owner: int) -> None:
+def remove(place: Path, owner: int) -> None:
+    """Delete a temporary folder, in the process that made it."""
     if os.getpid() == owner:  # and not a process that was forked meanwhile
         shutil.rmtree(place, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def keep_threads() -> Iterator[None]:
     """A run sets torch's threads; the user's program gets its own number back."""
     threads = torch.get_num_threads()
     try:
@@ -189,7 +191,7 @@ def _place(
         try:
             yield temporary, None
         except BaseException:
-            _remove(temporary, os.getpid())
+            remove(temporary, os.getpid())
             raise
         return
     place = Path(folder)

@@ -64,6 +64,9 @@ def plan(
     check_task(task)
     check_whole("seed", seed, 0)
     chosen = as_method(method)
+    schedule = keys.pop("schedule") if callable(keys.get("schedule")) else None
+    if schedule is not None and "lr" in keys:
+        raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
     with in_python_words():
         tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
         config = _config(task, net, chosen, tables, seed, name)
@@ -71,6 +74,7 @@ def plan(
     own = Own(
         method=_own_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
+        schedule=schedule,
         metrics=dict(metrics or {}),
         class_weights=weights_of(class_weights, made),
     )
@@ -144,6 +148,11 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
             raise InputError(
                 f"{chosen.recipe.name} brings its own network; leave net out, or give a function "
                 "of Setting in place of the Algorithm, which then trains net"
+            )
+        if built.encoding.layout is not None:
+            raise InputError(
+                f"{chosen.recipe.name} brings its own network, and this task has several inputs; "
+                "give net, and a function of Setting in place of the Algorithm"
             )
         return model
     if net is None:

@@ -87,8 +87,8 @@ class Result:
     @property
     def metrics(self) -> dict[str, float]:
         """The user's own metrics on the target's test rows."""
-        final = self.summary.final
-        return {k: _number(final.others.get(k)) for k in own_columns(self.run.rounds)}
+        others = self.summary.final.others
+        return {k: _number(others[k]) for k in own_columns(self.run.rounds, others)}
 
     @property
     def accuracies(self) -> dict[str, float]:

@@ -76,6 +76,7 @@ class Routed(nn.Module):
         self.shared = shared
         self.body = nn.Sequential(*(make() for make in stages))
         self.head = nn.Linear(width, classes)
+        # Part by part, so that the router's draws come after all others.
         init(self.body)
         init(self.head)
         # Made last: see the docstring.

@@ -109,6 +109,7 @@ def feddisk(
         ratio_epochs=ratio_epochs,
     )
     _check_rounds_left(setting, density_rounds + weighing_rounds)
+    # After the checks of counts: a network of width 0 would fail in torch's words.
     density = _density(setting, hidden, ordering, low, high)
     ratio = _ratio(setting, estimator, temper, ratio_epochs)
     local = replace(LOCAL, epochs=density_epochs)

@@ -101,6 +101,7 @@ def fedpals(
     Note: exactly one of lam and ess; mu > 0 adds FedProx's term (FedProx + FedPALS); cap bounds
     any client's weight.
     """
+    # Pals checks that exactly one of lam and ess is given, before any data is seen.
     weights = Pals(setting.target, lam=lam, ess=ess, cap=cap, fidelity=fidelity)
     return FedAvg(
         setting.model,
@@ -145,6 +146,7 @@ def fedrs(
     """
     if alpha == 1:
         return fedavg(setting)  # nothing is restricted
+    # In place of the cross-entropy, not beside it: it is one, of scaled logits.
     restricted = RestrictedSoftmax(len(setting.target), alpha, mode)
     return replace(fedavg(setting), objective=restricted)
 

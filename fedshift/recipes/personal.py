@@ -181,6 +181,7 @@ def fedrep(setting: Setting, *, head_epochs: int = 10) -> FedAvg:
         raise InputError(f"head_epochs must be 0 or more, got {head_epochs}")
     if not head_epochs:
         return replace(fedper(setting), local=body)
+    # steps=None: a phase has epochs or steps, not both.
     head = _head_only(setting, replace(setting.local, epochs=head_epochs, steps=None))
     return replace(fedper(setting), local=(head, body))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,10 +93,10 @@ class ServedMetrics:
     router_accuracy: float
 
 
-def own_columns(rounds: Sequence[Round]) -> tuple[str, ...]:
-    """Names of the user's metrics among the columns of metrics.csv."""
-    library = {one.name for one in fields(Metrics)}
-    return tuple(name for name in (rounds[0].values if rounds else ()) if name not in library)
+def own_columns(rounds: Sequence[Round], final: Collection[str]) -> tuple[str, ...]:
+    """Names of the user's metrics: columns of metrics.csv that the summary's "final" has, too."""
+    names = set(final) - {one.name for one in fields(Metrics)}
+    return tuple(name for name in (rounds[0].values if rounds else ()) if name in names)
 
 
 # Columns that every version wrote.

@@ -60,15 +60,8 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
-    # In the summary as well: metrics.csv of early versions has other columns that are no metrics.
-    names = list(
-        dict.fromkeys(
-            name
-            for run in runs
-            for name in own_columns(run.rounds)
-            if name in run.summary.final.others
-        )
-    )
+    columns = (own_columns(run.rounds, run.summary.final.others) for run in runs)
+    names = list(dict.fromkeys(name for row in columns for name in row))
     if not names:
         return ""
     rows = tuple(

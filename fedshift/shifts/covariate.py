@@ -100,6 +100,7 @@ class Saturation:
     def __call__(self, images: Tensor) -> Tensor:
         if check_images(images).shape[1] == 1:
             return images
+        # A weighted mean, as eyes see brightness; kappa above 1 moves away from it.
         grey = (images * images.new_tensor(_LUMA).view(3, 1, 1)).sum(1, keepdim=True)
         return (self.factor * images + (1 - self.factor) * grey).clamp(0, 1)
 

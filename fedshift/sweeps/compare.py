@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedshift.engine.quicker import forks_safely
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, no_stop
@@ -65,8 +66,8 @@ def jobs_that_fit(jobs: int | None, workers: int | None, plan: Plan) -> tuple[in
     why += f", and each run {each} workers" * (each > 1)
     if threads > 1:
         most, why = 1, f"training.threads = {threads}, and runs at once have one thread each"
-    elif "fork" not in multiprocessing.get_all_start_methods():
-        most, why = 1, "this system cannot fork processes"
+    elif not forks_safely():
+        most, why = 1, "no copies of this process can train (a Mac, a GPU, or a thread)"
     if jobs is None or jobs <= most:
         return min(jobs or most, len(runs)), ""
     return most, f"jobs = {jobs} became {most}: {why}."
@@ -79,6 +80,7 @@ def compare(
     *,
     jobs: int = 1,
     notes: Iterable[str] = (),
+    words: Callable[[str], str] = str,
     listen: Listener = silent,
     asked: Asked = no_stop,
 ) -> Compared:
@@ -86,6 +88,7 @@ def compare(
 
     Each run is the one that `fedshift run` does of the same configuration, bit for bit, whatever
     `jobs`; it has one torch thread. means: what they are trained by, and what makes their tasks.
+    words: puts messages about runs in the caller's words.
     Raises InputError where another process is at work in the folder, and for runs of other data,
     DataError for damaged ones. A run that fails or diverges is a line of the table.
     """
@@ -97,7 +100,7 @@ def compare(
             plan.runs, store, jobs=jobs, means=means, start=Forks(), listen=_by_label(plan, listen),
             asked=asked,
         )  # fmt: skip
-        table = table_of(plan, store, report, folder, notes)
+        table = table_of(plan, store, report, folder, notes, words)
         write_table(table)
     return Compared(table, report)
 
@@ -133,10 +136,11 @@ def _check_data(plan: Plan, store: Store, means: Means) -> None:
 
 
 def table_of(
-    plan: Plan, store: Store, report: Report, folder: Path, notes: Iterable[str] = ()
-) -> Table:
+    plan: Plan, store: Store, report: Report, folder: Path, notes: Iterable[str],
+    words: Callable[[str], str],
+) -> Table:  # fmt: skip
     """The table of what is complete."""
-    runs = measured(plan, store, report)
+    runs = tuple(replace(m, why=words(m.why)) for m in measured(plan, store, report))
     metric = metric_of(plan, runs)
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
@@ -144,14 +148,17 @@ def table_of(
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
 
 
-def _choice(plan: Plan, rows: Iterable[Row]) -> str:
+def _choice(plan: Plan, rows: Sequence[Row]) -> str:
     served = any("average_accuracy" in m.facts for row in rows for m in row.runs)
     by = "on the clients' validation examples"
     if not served and plan.rule == "estimate":
         by = "at the target, as estimated from the clients' validation examples,"
     elif not served:
         by = "on validation examples that follow the target"
-    return f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+    chosen = f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+    first = [r.label for r in rows if r.validation and not any(r.validation.values())]
+    why = f" Without any, the first setting stands for {', '.join(first)}." if first else ""
+    return chosen + why
 
 
 def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, float]:

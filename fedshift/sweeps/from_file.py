@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from fedshift import recipes
 from fedshift.errors import InputError
+from fedshift.experiments.from_files import files_of, own_of
 from fedshift.experiments.load import load_with_source
+from fedshift.experiments.own import recipe_of
 from fedshift.experiments.places import Source
+from fedshift.experiments.python_names import is_python
+from fedshift.recipes import Recipe, recipe
 from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, seeded
 from fedshift.sweeps.spans import values_of
 from fedshift.sweeps.store import run_of
@@ -36,7 +40,7 @@ def plan_of(
 
     overrides  as `section.key=value`; where one lists values, each is tried. Those of [method] are
                for the methods that have them
-    methods    names of recipes; empty: the file's own
+    methods    names of recipes, or FILE.py:NAME; empty: the file's own
 
     Raises InputError for what cannot be configured, and for a grid without validation.
     """
@@ -52,10 +56,11 @@ def plan_of(
             )
     shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
     config, source = load_with_source(file, shared)
-    names = tuple(methods) or (config.method.name,)
-    _check_used(values, names)
+    made = [(name, _recipe(file, name)) for name in methods or [config.method.name]]
+    _check_used(values, made)
     contenders = tuple(
-        Contender(name, tuple(_points(file, name, values, seeds, vary))) for name in names
+        Contender(recipe.name, tuple(_points(file, name, recipe, values, seeds, vary)))
+        for name, recipe in made
     )
     plan = Plan(config.name, contenders, tuple(seeds), vary, base, metric, config.selection.rule)
     if plan.has_grid:
@@ -63,20 +68,29 @@ def plan_of(
     return plan, source
 
 
-def _check_used(values: Values, names: Sequence[str]) -> None:
+def _recipe(file: Path, name: str) -> Recipe:
+    """A method by its name, or by FILE.py:NAME, which is run."""
+    if not is_python(name):
+        return recipe(name)
+    config, _ = load_with_source(file, [f"method.name={name}"])
+    return recipe_of(config, own_of(config))
+
+
+def _check_used(values: Values, made: Sequence[tuple[str, Recipe]]) -> None:
     """Raise InputError for an option that none of the methods has."""
-    allowed = {f"{METHOD}{k}" for name in names for k in recipes.recipe(name).options}
+    allowed = {f"{METHOD}{k}" for _, one in made for k in one.options}
     for key in values:
         if key.startswith(METHOD) and key not in allowed:
-            listed = ", ".join(sorted(allowed)) or "nothing"
-            raise InputError(f"-c {key}: none of {', '.join(names)} has it; they have {listed}")
+            listed = ", ".join(sorted(allowed)) or "no options"
+            names = ", ".join(name for name, _ in made)
+            raise InputError(f"-c {key}: none of {names} has it; they have {listed}")
 
 
 def _points(
-    file: Path, name: str, values: Values, seeds: Sequence[int], vary: str
+    file: Path, name: str, recipe: Recipe, values: Values, seeds: Sequence[int], vary: str
 ) -> Iterator[Point]:
     """A method's settings: every combination of the values that are for it."""
-    options = {METHOD + option for option in recipes.recipe(name).options}
+    options = {METHOD + option for option in recipe.options}
     of = {k: v for k, v in values.items() if not k.startswith(METHOD) or k in options}
     for chosen in product(*of.values()):
         given = dict(zip(of, chosen, strict=True))
@@ -86,7 +100,10 @@ def _points(
         except InputError as e:  # in the words of the command line
             raise InputError(str(e).replace("-c method.name", f"--methods {name}")) from None
         label = ", ".join(f"{_short(k, of)}={v}" for k, v in given.items() if len(of[k]) > 1)
-        yield Point(label, {s: run_of(seeded(config, s, vary)) for s in seeds})
+        # Files that changed since make other runs.
+        files = files_of(config)
+        beside = json.dumps(files) if files else ""
+        yield Point(label, {s: run_of(seeded(config, s, vary), beside) for s in seeds})
 
 
 def _short(key: str, keys: Values) -> str:

@@ -124,15 +124,25 @@ def check_vary(vary: str) -> None:
 
 
 def check_choosing(config: Config) -> None:
-    """Raise InputError where no validation examples could choose among several settings."""
-    drawn = config.shift.target == "drawn" or config.server.validation > 0
-    if config.selection.rule == "validation" and not drawn:
+    """Raise InputError where an experiment file leaves nothing to choose a setting by."""
+    drawn = config.data.source is None and config.shift.target == "drawn"
+    drawn = drawn or config.server.validation > 0
+    check_choice(config.selection.rule, config.data.validation > 0, drawn)
+
+
+def check_choice(rule: str, held_out: bool, follows: bool) -> None:
+    """Raise InputError where no validation rows could choose among several settings.
+
+    held_out: whether clients hold some out; follows: whether some follow the target
+    """
+    if rule == "validation" and not follows:
         raise InputError(
             'a grid is chosen by selection.rule = "validation", and no examples that follow the '
-            'target are kept for it; use "estimate", shift.target = "drawn", or server.validation'
+            'target are kept for it; use "estimate", or keep some with shift.target = "drawn" or '
+            "server.validation"
         )
-    if config.selection.rule == "estimate" and not config.data.validation:
+    if rule == "estimate" and not held_out:
         raise InputError(
-            "a grid is chosen by the clients' validation examples, and data.validation = 0; set it "
-            "to 0.2, or give every key one value"
+            "a grid is chosen by the clients' validation examples, and there are none; set "
+            "data.validation to 0.2, or give every key one value"
         )

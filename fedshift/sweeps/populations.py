@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from fedshift.errors import FedshiftError
 from fedshift.experiments.config import Config
-from fedshift.experiments.task import Prepared, again, as_bytes, prepare
+from fedshift.experiments.task import Prepared, as_bytes, population
 from fedshift.sweeps.store import Run
 
 
@@ -23,16 +24,15 @@ class Populations:
     """
 
     def __init__(self) -> None:
-        self.last: tuple[str, Prepared] | None = None
+        self.last: tuple[str, Callable[[Config], Prepared]] | None = None
 
     def __call__(self, run: Run) -> Prepared:
         """The task of a run, equal to what `prepare` makes. Raises what that raises."""
         key = population_of(run.config)
         if self.last is None or self.last[0] != key:
             self.last = None  # let go of it before the next is loaded
-            self.last = key, prepare(run.config)
-            return self.last[1]
-        return again(run.config, self.last[1])
+            self.last = key, population(run.config)
+        return self.last[1](run.config)
 
     def load(self, run: Run) -> None:
         """Have the run's population here; the run itself will say what is wrong with it."""

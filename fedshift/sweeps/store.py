@@ -53,13 +53,18 @@ class Finished:
     config_sha256: str = ""
 
 
-def run_of(config: Config) -> Run:
+def run_of(config: Config, beside: str = "") -> Run:
     """The run of a configuration. Its own `name` does not count; it is set to the folder's name.
+
+    beside: what else tells it from others, where no configuration can hold it.
 
     Runs outlive new keys (`Config.identity`); `Store.read` refuses runs whose other keys have
     changed since.
     """
-    name = f"{_readable(config)}-{config.identity[:HASH]}"
+    identity = config.identity
+    if beside:
+        identity = hashlib.sha256(f"{identity} {beside}".encode()).hexdigest()
+    name = f"{_readable(config)}-{identity[:HASH]}"
     return Run(name, config.model_copy(update={"name": name}))
 
 

@@ -117,7 +117,8 @@ def built(task: Uncut, seed: int) -> Built:
     cut = _cut(task, seed)
     labels = _labels(task, cut)
     T, tests = _tested(task, cut, labels, seed)
-    encoding, notes = _encoding(task, cut, task.outputs or labels.names)
+    encoding, columns = _encoding(task, cut, task.outputs or labels.names)
+    notes = (*task.notes, *_about_labels(task, cut, labels, T), *columns)
     data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
     own = [len(rows) for rows in tests] if task.target.kind == "clients" else []
     federation = _federation(data, encoding.pixels, cut, T, own)
@@ -130,7 +131,7 @@ def built(task: Uncut, seed: int) -> Built:
         data,
         np.arange(sum(map(len, cut.trains))),
         digest.hexdigest(),
-        (*task.notes, *_about_labels(task, cut, labels, T), *notes),
+        notes,
         task.clients,
         task.target.text,
     )
@@ -241,7 +242,7 @@ def _dataset(
             if task.values is not None:
                 ahead = task.values[torch.from_numpy(rows)].reshape(len(rows), -1)
                 x = torch.cat([x.reshape(len(rows), -1), ahead], dim=1)
-        return Samples(x, torch.from_numpy(labels.codes[rows]))
+        return Samples(x, torch.from_numpy(labels.codes[rows]).long())
 
     train, test = samples(order), samples(np.concatenate(tests))
     sha256 = content_sha256(train, test)

@@ -11,7 +11,7 @@ import numpy as np
 from fedshift.errors import InputError, shown
 from fedshift.tasks.encoding import Column, refused
 from fedshift.tasks.names import Coded, Ints, coded
-from fedshift.tasks.rows import Columns, Numbers
+from fedshift.tasks.rows import Columns, Numbers, fits_float32
 
 # A column of text with more different values than MANY is taken for free text, or for names; so is
 # one of more than FEW where most rows have one of their own.
@@ -60,7 +60,9 @@ def fit_columns(
 
 def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
     """values [n] of all clients' training rows, each client's from its start on."""
-    v = values.astype(np.float64)
+    # Rows of the target may have asked for 64 bits in vain; these rows alone decide.
+    wide = values.dtype == np.float64 and not fits_float32(values)
+    v = values.astype(np.float64 if wide else np.float32).astype(np.float64)
     absent = np.isnan(v)
     count = len(v) - int(absent.sum())
     if not count:
@@ -80,7 +82,6 @@ def _numbers(name: str, values: Numbers, starts: Ints) -> Column | str:
         if not some:
             return f'Column "{shown(name)}" is constant in training; it was left out.'
         variance = 1.0
-    wide = values.dtype == np.float64
     return Column(name, mean, float(np.sqrt(variance)), None, some, wide)
 
 

@@ -15,7 +15,6 @@ from fedshift.errors import InputError, shown
 
 # Whole numbers up to this one are exact in float32.
 LARGEST = 1 << 24
-KINDS = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 
 
 @dataclass(frozen=True)

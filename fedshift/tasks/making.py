@@ -14,7 +14,7 @@ from fedshift.arguments import called
 from fedshift.data import first_not_finite
 from fedshift.errors import InputError, nearest, shown, unknown
 from fedshift.tasks.columns import Rules
-from fedshift.tasks.names import Coded, coded, listed, many, ordered, plain, reordered
+from fedshift.tasks.names import Coded, Mask, coded, listed, many, named, ordered, plain, reordered
 from fedshift.tasks.rows import Columns, Inputs, Tensors, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
 
@@ -70,7 +70,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
     fields: dict[str, Any] = {"kind": "classification", "seed": 0, "name": "yours", **options}
     classes, missing = fields.pop("classes", None), fields.pop("missing", "mean")
     categories = fields.pop("categories", ())
-    inputs, outside = inputs_of(rows.x), 0
+    inputs, outside = inputs_of(rows.x, _aside(rows, target)), 0
     check_rules(inputs, missing, categories)
     y, notes = rows.y, [*rows.notes]
     if is_test_set(target):
@@ -78,7 +78,8 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
         inputs, outside = _with_test_set(inputs, inputs_of(x_test), y_test)
         y = _joined(y, y_test)
     places = coded(_per_row("client", rows.client, len(inputs) - outside))
-    places = Coded(np.concatenate([places.codes, np.full(outside, -1)]), places.names)
+    if outside:
+        places = Coded(np.concatenate([places.codes, np.full(outside, -1)]), places.names)
     labels, values, outputs = labels_of(y, fields["kind"], classes, len(inputs), outside)
     goal = Target("test set") if outside else target_of(target, places.names, labels.names)
     if fields["kind"] == "regression" and goal.shares:
@@ -142,6 +143,12 @@ def check_rules(inputs: Inputs, missing: str, categories: Sequence[str]) -> None
             raise InputError(
                 f'categories: there is no column "{shown(str(name))}".{nearest(str(name), names)}'
             )
+
+
+def _aside(rows: Rows, target: Any) -> Mask | None:
+    """The rows of a client that is the target, of a table that is still to be read."""
+    read = isinstance(rows.x, Columns | Tensors) or isinstance(rows.client, str)
+    return None if read or not hasattr(rows.client, "__len__") else named(rows.client, target)
 
 
 def _clients_with_labels(

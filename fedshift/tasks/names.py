@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedshift.errors import InputError, nearest, shown
 
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -29,8 +30,8 @@ class Coded(NamedTuple):
 
     def counts(self, rows: Ints | None = None) -> Ints:
         """How often each name occurs, among `rows` where they are given: [names]."""
-        codes = self.codes if rows is None else self.codes[rows]
-        return np.bincount(codes[codes >= 0], minlength=len(self.names))
+        codes = self.codes + 1 if rows is None else self.codes[rows] + 1  # 0: missing
+        return np.bincount(codes, minlength=len(self.names) + 1)[1:]
 
 
 def coded(values: Any) -> Coded:
@@ -49,6 +50,16 @@ def coded(values: Any) -> Coded:
     place = {name: i for i, name in enumerate(names)} | {"": -1}
     number = np.array([*(place[text] for text in texts), -1], dtype=np.int64)
     return Coded(number[codes], names)  # pandas' code of a missing entry is -1: the last one
+
+
+def named(values: Any, name: Any) -> Mask | None:
+    """Which values are called `name`; None where that is no name but a list, a dict, a table."""
+    if name is None or (hasattr(name, "__len__") and not isinstance(name, str)):
+        return None
+    given = coded(values)
+    text = text_of(name)
+    place = given.names.index(text) if text in given.names else len(given.names)
+    return np.asarray(given.codes == place)
 
 
 def plain(values: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.errors import InputError, nearest, shown
-from fedshift.tasks.names import Coded, Ints, coded, listed, plain, reordered
+from fedshift.tasks.names import Coded, Ints, Mask, coded, listed, plain, reordered
 
 Numbers = NDArray[np.floating[Any]]
 # A column of whole numbers up to this one is exact in float32.
@@ -67,35 +67,41 @@ class Tensors:
 Inputs = Columns | Tensors
 
 
-def inputs_of(x: Any) -> Inputs:
+def inputs_of(x: Any, aside: Mask | None = None) -> Inputs:
     """Examples as users have them, as columns or tensors.
 
     A DataFrame, a dict of columns and a list of dicts are a table. An array, a tensor, and a list
     of rows are one tensor; a tuple or a dict of those are several. Sequences of unequal length
     are padded with zeros, and a mask comes beside them. Raises InputError for anything else.
+    aside: rows by which nothing is decided, as a target's (`column_of`).
     """
     if isinstance(x, Columns | Tensors):
         return x
     if hasattr(x, "columns") and hasattr(x, "iloc"):
-        return Columns({str(name): column_of(str(name), x[name]) for name in _single(x.columns)})
+        return Columns(
+            {str(name): column_of(str(name), x[name], aside) for name in _single(x.columns)}
+        )
     if isinstance(x, Mapping):
         if not x:
             raise InputError("x is an empty dict; give columns, or tensors, by name")
         if not any(_is_row(v) for v in x.values()):
             return inputs_of([x])
         if not any(_is_deep(v) for v in x.values()):
-            return _columns({str(name): column_of(str(name), v) for name, v in x.items()})
+            return _columns({str(name): column_of(str(name), v, aside) for name, v in x.items()})
         return _tensors({str(name): v for name, v in x.items()}, "dict")
     if isinstance(x, tuple):
         return _tensors({f"input {i}": v for i, v in enumerate(x)}, "tuple")
     if isinstance(x, list) and x and isinstance(x[0], Mapping):
         names = list(dict.fromkeys(str(name) for row in x for name in row))
-        return Columns({n: column_of(n, [row.get(n) for row in x]) for n in names})
+        return Columns({n: column_of(n, [row.get(n) for row in x], aside) for n in names})
     return _tensors({"x": x}, "one")
 
 
-def column_of(name: str, values: Any) -> Numbers | Coded:
-    """One column: float32 numbers (float64 where whole numbers need it), or categories."""
+def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Coded:
+    """One column: numbers, float32 or where that is too little float64, or categories.
+
+    aside [n]: rows, such as a target's, that have no part in this choice.
+    """
     if isinstance(values, Coded):
         return values
     values = plain(values)
@@ -106,22 +112,23 @@ def column_of(name: str, values: Any) -> Numbers | Coded:
         values = pd.Series(values).infer_objects()
         kind = values.dtype.kind
     if kind in "iufb":
-        numbers = _numbers(values)
+        numbers = _numbers(values, aside)
         if np.isinf(numbers).any():
             raise InputError(f'column "{shown(name)}" holds infinity; leave such rows out')
         return numbers
     return coded(values)
 
 
-def _numbers(values: Any) -> Numbers:
+def _numbers(values: Any, aside: Mask | None) -> Numbers:
     if hasattr(values, "to_numpy"):
         numeric = getattr(values.dtype, "na_value", None) is not None and values.hasnans
         values = values.to_numpy(np.float64, na_value=np.nan) if numeric else values.to_numpy()
     array = np.asarray(values)
-    return array.astype(np.float32 if _is_exact_enough(array) else np.float64, copy=False)
+    judged = array if aside is None or len(aside) != len(array) else array[~aside]
+    return array.astype(np.float32 if fits_float32(judged) else np.float64, copy=False)
 
 
-def _is_exact_enough(array: NDArray[Any]) -> bool:
+def fits_float32(array: NDArray[Any]) -> bool:
     """Whether float32 keeps whole numbers as they are, and what others differ by.
 
     It does not where numbers are large and differ by little, as dates and row numbers do.

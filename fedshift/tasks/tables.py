@@ -13,7 +13,7 @@ import numpy as np
 
 from fedshift.errors import DataError, InputError, shown
 from fedshift.tasks.making import Rows
-from fedshift.tasks.names import Coded, as_number, coded, ordered
+from fedshift.tasks.names import Coded, Mask, as_number, coded, named, ordered
 from fedshift.tasks.rows import (
     Columns,
     Numbers,
@@ -54,18 +54,22 @@ def rows_of(
     return Rows(x, y[0] if isinstance(label, str) else _stacked(y), table.of[client], tuple(notes))
 
 
-def of_frame(frame: Any, names: Sequence[str]) -> tuple[Columns, list[str]]:
+def of_frame(
+    frame: Any, names: Sequence[str], aside: tuple[str, Any] | None = None
+) -> tuple[Columns, list[str]]:
     """(the columns of a DataFrame or a dict of columns, notes): text that is numbers is numbers.
 
     names are columns that are categories or names, as those of pandas' type "category" are.
+    aside: as of `read_table`.
     """
-    table = inputs_of(frame)
+    mask = named(frame[aside[0]], aside[1]) if aside and aside[0] in frame else None
+    table = inputs_of(frame, mask)
     if not isinstance(table, Columns):
         raise InputError("frame holds no named columns; give a DataFrame, or use from_arrays")
     kinds = {str(name): str(getattr(frame[name], "dtype", "")) for name in frame}
     notes: list[str] = []
     made = {
-        name: _numbers_in(name, column, notes)
+        name: _numbers_in(name, column, notes, mask)
         if isinstance(column, Coded) and name not in names and kinds.get(name) != "category"
         else column
         for name, column in table.of.items()
@@ -100,19 +104,24 @@ def read_table(
     *,
     leave: Sequence[str] = (),
     names: Sequence[str] = (),
+    aside: tuple[str, Any] | None = None,
     **given: Any,
 ) -> tuple[Columns, list[str]]:
     """(the columns of a CSV or Parquet file but those to leave, notes for the user).
 
     wanted must be there; names are columns that are categories or names, however many they have.
+    aside: the column of clients and the one that is the target, by whose rows nothing is decided.
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
         return read_parquet(path), []
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
-    form, pieces = _read(path, form, use, names)
+    form, pieces = _read(path, form, use, names, aside)
     notes = form.notes
+    mask = None
+    if aside is not None and aside[0] in use:
+        mask = named(_merged(pieces[aside[0]] or []), aside[1])
     made: dict[str, Numbers | Coded] = {}
     for name in use:
         parts = pieces.pop(name)
@@ -121,8 +130,11 @@ def read_table(
                 f'Column "{shown(name)}" holds more than {TEXTS:,} different texts, as free text '
                 "or names do; it was left out."
             )
-        else:
-            made[name] = _settled(name, parts, name in names, notes)
+            continue
+        column = _merged(parts)
+        if isinstance(column, Coded) and name not in names:
+            column = _numbers_in(name, column, notes, mask)
+        made[name] = column
     return Columns(made), notes
 
 
@@ -141,7 +153,11 @@ def read_parquet(path: Path) -> Columns:
 
 
 def _read(
-    path: Path, form: Format, use: Sequence[str], names: Sequence[str]
+    path: Path,
+    form: Format,
+    use: Sequence[str],
+    names: Sequence[str],
+    aside: tuple[str, Any] | None,
 ) -> tuple[Format, dict[str, list[Numbers | Coded] | None]]:
     """(the format as it proved to be, the pieces of each column; None for free text)."""
     import pandas as pd
@@ -149,7 +165,7 @@ def _read(
     typed = True
     for _ in range(3):
         try:
-            return form, _collected(_pieces(path, form, names, typed), use, names)
+            return form, _collected(_pieces(path, form, names, typed), use, names, aside)
         except UnicodeDecodeError:
             form = replace(form, encoding="cp1252")  # the first lines alone were UTF-8
         except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
@@ -187,48 +203,57 @@ def _pieces(path: Path, form: Format, names: Sequence[str], typed: bool) -> Iter
 
 
 def _collected(
-    pieces: Iterator[Any], use: Sequence[str], names: Sequence[str]
+    pieces: Iterator[Any],
+    use: Sequence[str],
+    names: Sequence[str],
+    aside: tuple[str, Any] | None,
 ) -> dict[str, list[Numbers | Coded] | None]:
     parts: dict[str, list[Numbers | Coded] | None] = {name: [] for name in use}
     texts: dict[str, set[str]] = {name: set() for name in use}
     for piece in pieces:
+        mask = named(piece[aside[0]], aside[1]) if aside and aside[0] in use else None
         for name, before in parts.items():
             if before is None:
                 continue
             values = piece[name]
             if values.dtype.kind in "iuf":
-                before.append(column_of(name, values))
+                before.append(column_of(name, values, mask))
                 continue
             part = coded(values)
             before.append(Coded(part.codes.astype(np.int32), part.names))
-            texts[name].update(part.names)
+            texts[name].update(_names_at(part, mask))
             if len(texts[name]) > TEXTS and name not in names:
                 parts[name] = None
     return parts
 
 
-def _settled(
-    name: str, parts: list[Numbers | Coded], is_name: bool, notes: list[str]
-) -> Numbers | Coded:
-    """One column of its pieces, which it lets go: numbers where it holds them, else names."""
+def _names_at(part: Coded, mask: Mask | None) -> Sequence[str]:
+    """The names that occur where the mask is not."""
+    if mask is None:
+        return part.names
+    counts = part.counts(np.flatnonzero(~mask))
+    return [name for name, count in zip(part.names, counts, strict=True) if count]
+
+
+def _merged(parts: list[Numbers | Coded]) -> Numbers | Coded:
+    """One column of its pieces: names where one of them holds such."""
     if not any(isinstance(part, Coded) for part in parts):
         return np.concatenate([np.asarray(part) for part in parts])
     each = [coded(part) for part in parts]
     names = ordered({text for part in each for text in part.names})
     place = {text: i for i, text in enumerate(names)}
     codes = [
-        np.array([*(place[t] for t in part.names), -1], dtype=np.int64)[part.codes] for part in each
+        np.array([*(place[t] for t in part.names), -1], dtype=np.int32)[part.codes] for part in each
     ]
-    whole = Coded(np.concatenate(codes), names)
-    return whole if is_name else _numbers_in(name, whole, notes)
+    return Coded(np.concatenate(codes), names)
 
 
-def _numbers_in(name: str, column: Coded, notes: list[str]) -> Numbers | Coded:
+def _numbers_in(name: str, column: Coded, notes: list[str], mask: Mask | None) -> Numbers | Coded:
     """Numbers where most entries are; InputError for others that are no mark of a missing one."""
     numbers = np.array([*map(as_number, column.names), math.nan])
-    counts = column.counts()
     is_number = np.isfinite(numbers[:-1])
-    if 2 * counts[is_number].sum() <= counts.sum():
+    judged = column.counts(None if mask is None else np.flatnonzero(~mask))
+    if 2 * judged[is_number].sum() <= judged.sum():
         return column
     odd = [text for text, ok in zip(column.names, is_number, strict=True) if not ok]
     if others := [text for text in odd if text.lower() not in MARKS]:
@@ -237,7 +262,7 @@ def _numbers_in(name: str, column: Coded, notes: list[str]) -> Numbers | Coded:
             f'give categories=["{shown(name)}"] or drop=["{shown(name)}"]'
         )
     if odd:
-        count = int(counts[~is_number].sum())
+        count = int(column.counts()[~is_number].sum())
         marks = " and ".join(f'"{shown(text)}"' for text in odd)
         notes.append(f'Column "{shown(name)}": {marks} stands for a missing number, {count} times.')
-    return column_of(name, numbers[column.codes])
+    return column_of(name, numbers[column.codes], mask)

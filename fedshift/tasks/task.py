@@ -113,7 +113,8 @@ class Task:
     ) -> Task:
         """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
         labels = [label] if isinstance(label, str) else list(label)
-        table, notes = of_frame(frame, (client, *labels, *options.get("categories", ())))
+        names = (client, *labels, *options.get("categories", ()))
+        table, notes = of_frame(frame, names, (client, target))
         rows = rows_of(table, client, label, columns, drop, notes)
         return cls(**task_fields(rows, labelled(target, label), options))
 
@@ -152,7 +153,8 @@ class Task:
         given = {"separator": separator, "decimal": decimal, "encoding": encoding, "header": header}
 
         def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
-            return read_table(path, wanted, leave=drop, names=names, **given)
+            aside = (client, target)
+            return read_table(path, wanted, leave=drop, names=names, aside=aside, **given)
 
         wanted = (client, *labels, *(columns or ()), *drop)
         table, notes = read(Path(path), wanted)

@@ -219,6 +219,7 @@ def _part(update: Parts, row: Attack, rng: torch.Generator) -> Parts:
         "table": {"n": torch.tensor([1e9], dtype=torch.float64)},
         FAILED: {"reason": torch.full((5000,), 255, dtype=torch.uint8)},
     }
+    # Claims that would buy influence if the server took weights or tables from replies.
     if row.to in claims:
         return {**update, row.to: claims[row.to]}
     size = torch.tensor(1e9 if row.to == "n" else -1e9, dtype=torch.float64)

@@ -94,6 +94,7 @@ FIRST_PAGES = (
     "docs/selection",
     "docs/shifts",
     "docs/what_happens_when",
+    "docs/your-data",
 )
 LONGEST = 30
 

@@ -8,6 +8,7 @@ import math
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,15 @@ def test_a_network_on_a_set_of_the_library(tmp_path: Path) -> None:
     assert {tuple(v.shape) for v in named.outcome.params.values()} == {(10, 784), (10,)}
     linear = ran(tmp_path / "f.toml", *small, "model.name=linear")
     assert bits(named) == bits(linear)
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "hospitals" / "experiment.toml"
+    record_until(tmp_path / "o", load_config(path, ["training.rounds=10"]), None)
+    summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+    assert summary["method"] == "towards_target"
+    assert (tmp_path / "o" / "metrics.csv").read_text().startswith("round,train_loss,")
+    assert summary["ess_fraction"] == pytest.approx(0.5)
 
 
 def test_metrics_are_measured_each_round(tmp_path: Path) -> None:
@@ -195,10 +205,16 @@ def test_reading_runs_nothing(tmp_path: Path) -> None:
         (tmp_path / name).write_text(MARK + (tmp_path / name).read_text())
     config, _ = load_with_source(path)
     pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+    from fedshift.deploy.place import SITE
     from fedshift.experiments.deployed import configured as by_message
+    from fedshift.experiments.deployed import site_of
 
     with pytest.raises(InputError, match="a deployed federation runs no file"):
         by_message(dumps(config))
+    message = {"site": SITE, "experiment": dumps(config)}
+    node = SimpleNamespace(run_config=message, node_config={"partition-id": 0})
+    with pytest.raises(InputError, match="a deployed federation runs no file"):
+        site_of(node)  # type: ignore[arg-type]
     assert not (tmp_path / "ran").exists()
     prepare(config)
     assert (tmp_path / "ran").exists()

@@ -241,3 +241,62 @@ def test_errors_name_clients(task: fs.Task) -> None:
 
     with pytest.raises(fs.TrainingError, match='client "east"'):
         fs.fit(task, Net, loss=fails, **QUICK)
+
+
+def test_schedules(task: fs.Task) -> None:
+    """A function of the round; a constant one is lr itself, and half of the rate is not."""
+    usual = fs.fit(task, Net, lr=0.2, **QUICK)
+    assert same(usual, fs.fit(task, Net, schedule=lambda t: 0.2, **QUICK))
+    assert not same(usual, fs.fit(task, Net, schedule=lambda t: 0.2 / t, **QUICK))
+    assert not same(usual, fs.fit(task, Net, lr=0.2, schedule="cosine", **QUICK))
+    with pytest.raises(fs.InputError, match="leave out lr"):
+        fs.fit(task, Net, lr=0.2, schedule=lambda t: 0.2, **QUICK)
+
+
+def test_cohorts_and_backends(task: fs.Task) -> None:
+    """The backend changes no bit where it says so; rounds of two of the three clients run."""
+    usual = fs.fit(task, Net, backend="loop", **QUICK)
+    assert same(usual, fs.fit(task, Net, **QUICK))
+    assert same(usual, fs.fit(task, Net, workers=2, **QUICK))
+    drawn = fs.fit(task, Net, cohort=2, **QUICK)
+    assert drawn.summary.cohorts is not None
+    assert not same(usual, drawn)
+    with pytest.raises(fs.InputError, match='unknown backend "lop"'):
+        fs.fit(task, Net, backend="lop", **QUICK)
+
+
+def test_torchs_threads_stay_the_users(task: fs.Task) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fs.fit(task, Net, **QUICK)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_inputs() -> None:
+    """A dict of numbers and a mask reaches the network as it was given."""
+    draws = np.random.default_rng(0)
+    ids, site = draws.integers(1, 9, (200, 5)), draws.choice(list("abc"), 200)
+    mask = np.arange(5) < draws.integers(1, 6, (200, 1))
+    y = ((ids == 3) & mask).any(1).astype(int)
+    both = {"ids": ids, "mask": mask}
+    result = fs.fit(fs.Task.from_arrays(both, y, client=site, target="c"), Words, **QUICK)
+    with torch.no_grad():
+        due = result.module()({k: torch.from_numpy(v) for k, v in both.items()}).softmax(1)
+    assert np.allclose(result.predict(both).probabilities, due, atol=1e-6)
+
+
+class Words(nn.Module):
+    """The mean of embeddings that a mask lets through."""
+
+    def __init__(self, task: fs.Task) -> None:
+        super().__init__()
+        self.body = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, len(task.classes))
+
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert given["mask"].dtype == torch.bool
+        mask = given["mask"][..., None]
+        return self.head((self.body(given["ids"]) * mask).sum(1) / mask.sum(1))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fedshift.cli.app import main
-from fedshift.cli.many_runs import LiveRuns
 from fedshift.errors import TrainingError
 from fedshift.experiments import experiment
+from fedshift.fitting.many_bars import LiveRuns
 from fedshift.papers.reproduce.catalogue import studies
 from fedshift.sweeps import execute
 

@@ -46,7 +46,7 @@ def test_training_varies_and_the_population_stays(file: Path) -> None:
     ("methods", "overrides", "more", "why"),
     [
         ("fedavgg", [], {}, 'unknown method "fedavgg"; .* Did you mean "fedavg"?'),
-        ("fedavg", ["method.mu=1"], {}, r"-c method.mu: none of fedavg has it; they have nothing"),
+        ("fedavg", ["method.mu=1"], {}, "-c method.mu: none of fedavg has it; they have no opt"),
         ("fedprox", ["method.mi=1"], {}, r"-c method.mi: none of fedprox has it; they have method"),
         ("fedavg", ["method.name=fedprox"], {}, "-c method.name: compare sets it itself; use --me"),
         ("fedavg", ["seeds.run=1"], {}, "-c seeds.run: compare sets it itself; use --seeds"),
@@ -73,3 +73,19 @@ def test_what_cannot_be_compared(
 ) -> None:
     with pytest.raises(InputError, match=why):
         plan_of(file, methods.split(","), [0], overrides, **more)  # type: ignore[arg-type]
+
+
+def test_a_method_of_the_users_file(file: Path) -> None:
+    """It has a row by its name, and other runs once its file has changed."""
+    mine = file.parent / "mine.py"
+    text = "from fedshift.recipes import fedprox\n\n\ndef slow(setting, *, mu=0.1):\n"
+    mine.write_text(text + "    return fedprox(setting, mu=mu)\n")
+    names = ["fedavg", "mine.py:slow"]
+    plan, _ = plan_of(file, names, [0], ["method.mu=0.1,1"])
+    assert [c.label for c in plan.contenders] == ["fedavg", "slow"]
+    assert [p.label for p in plan.contenders[1].points] == ["mu=0.1", "mu=1"]
+    assert plan.runs == plan_of(file, names, [0], ["method.mu=0.1,1"])[0].runs
+    mine.write_text(text + "    return fedprox(setting, mu=2 * mu)\n")
+    later = plan_of(file, names, [0], ["method.mu=0.1,1"])[0]
+    kept = plan.runs.keys() & later.runs.keys()
+    assert kept == {plan.contenders[0].points[0].runs[0].name}

@@ -188,6 +188,43 @@ def test_an_unknown_category_at_the_target_is_other(tmp_path: Path) -> None:
     assert built.task.test.x[:5, -1].tolist() == [1] * 5
 
 
+def changed(frame: pd.DataFrame, where: Any) -> pd.DataFrame:
+    """Numbers that are huge, missing or marked, and new categories, in some rows."""
+    frame = frame.astype({"age": object, "ward": object})
+    rows = frame.index[where]
+    frame.loc[rows, "dose"] = 4e9 + np.arange(len(rows)) / 8
+    frame.loc[rows[:9], "dose"] = np.nan
+    frame.loc[rows, "age"] = 2**40 + 1
+    frame.loc[rows[:20], "age"] = "?"
+    frame.loc[rows, "ward"] = [f"ward {i}" for i in range(len(rows))]
+    return frame
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_the_targets_rows_change_nothing_that_is_trained_on(
+    tmp_path: Path, from_file: bool
+) -> None:
+    """Control: those of a client do."""
+    frame = patients(2000)
+    frame["dose"] += 1e5 * np.pi  # so that it is not the same in 32 bits
+
+    def built(given: pd.DataFrame) -> Any:
+        names = {"client": "hospital", "label": "outcome", "target": "north"}
+        if from_file:
+            return read(written(tmp_path, given)).build()
+        return fs.Task.from_frame(given, **names).build()
+
+    before = built(frame)
+    after, control = (built(changed(frame, frame.hospital == n)) for n in ("north", "west"))
+    assert after.encoding == before.encoding != control.encoding
+    for name in ("clients", "validation"):
+        for one, two in zip(getattr(before.task, name), getattr(after.task, name), strict=True):
+            assert torch.equal(one.x, two.x)
+            assert torch.equal(one.y, two.y)
+    assert not torch.equal(before.task.test.x, after.task.test.x)
+    assert before.encoding.columns[1].wide
+
+
 def test_a_test_set_in_a_file_of_its_own(tmp_path: Path) -> None:
     frame = patients()
     there = frame.hospital == "north"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import multiprocessing
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -232,10 +231,10 @@ def test_jobs_never_exceed_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert jobs_that_fit(2, None, threaded)[0] == 1
     with pytest.raises(InputError, match=r"training.threads = 2, and workers have one thread"):
         jobs_that_fit(2, 2, threaded)
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(comparing, "forks_safely", lambda: False)
     assert jobs_that_fit(None, None, of) == (1, "")
     assert jobs_that_fit(2, None, of) == (
-        1, "jobs = 2 became 1: this system cannot fork processes."
+        1, "jobs = 2 became 1: no copies of this process can train (a Mac, a GPU, or a thread)."
     )  # fmt: skip
 
 

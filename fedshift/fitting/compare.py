@@ -1,0 +1,256 @@
+"""`fedshift.compare`: several methods over several seeds on one task, as one table."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from fedshift.algorithms.base import Algorithm
+from fedshift.arguments import called, check_whole
+from fedshift.errors import InputError
+from fedshift.experiments.own import Metric
+from fedshift.experiments.task import Prepared
+from fedshift.fitting.fit import keep_threads, remove
+from fedshift.fitting.keys import SECTIONS
+from fedshift.fitting.many_bars import shown_runs
+from fedshift.fitting.methods import Method, as_method
+from fedshift.fitting.naming import by_name, with_names
+from fedshift.fitting.planning import Loss, Weights, check_task
+from fedshift.fitting.planning import Plan as Fit
+from fedshift.fitting.planning import plan as plan_fit
+from fedshift.fitting.sources import mark_of
+from fedshift.sweeps.compare import compare as do_runs
+from fedshift.sweeps.compare import jobs_that_fit
+from fedshift.sweeps.plan import Contender, Plan, Point, check_choice, check_vary
+from fedshift.sweeps.store import Run, run_of
+from fedshift.sweeps.table import Table
+from fedshift.sweeps.worker import Means
+from fedshift.tasks.task import Task
+
+Given = str | Callable[..., Algorithm] | Algorithm | Method
+# Keys whose one value is a list.
+LISTS = ("hidden", "grid")
+
+
+def compare(
+    task: Task,
+    net: Any,
+    methods: Sequence[Given] | Mapping[str, Given],
+    *,
+    seeds: int | Sequence[int] = 5,
+    jobs: int | None = None,
+    vary: str = "training",
+    base: str = "",
+    metric: str | None = None,
+    name: str | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    loss: Loss | None = None,
+    class_weights: Weights | None = None,
+    backend: str = "loop",
+    workers: int | None = None,
+    progress: bool | None = None,
+    folder: str | Path | None = None,
+    **keys: Any,
+) -> Table:
+    """Train a network by several methods over several seeds, and set them side by side.
+
+    Each run is `fit` of the same arguments and seed, bit for bit, whatever `jobs` is. A run that
+    fails or diverges is a line of the table, and the others go on.
+
+    net, metrics, loss, class_weights   as in `fit`
+    methods  as `fit` takes one each; a dict names them
+    seeds    5 for 0 to 4, or a list of seeds
+    jobs     runs at once, a process each; left out: one per core
+    vary     "training": the task's cut stays; "split": every seed cuts it anew as well
+    base     the method that differences are to; left out: the first
+    metric   what is compared, by its name in summary.json; left out: the target accuracy
+    folder   where runs and table go; a sweep that was stopped goes on there. Left out: a temporary
+             one, as long as the table lives
+    keys     as in `fit`; an option is for the methods that have it. A list, as lr=[0.01, 0.1],
+             spans a grid, from which validation chooses for each method
+
+    Raises InputError for what does not go together, with the cure, before anything is trained.
+    """
+    check_task(task)
+    extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
+    tasks = _Tasks(task, net, vary, extras)
+    with by_name(task.clients):
+        plan = tasks.plan(_named(methods), _seeds(seeds), keys, base, metric)
+        at_once, lowered = jobs_that_fit(jobs, workers, plan)
+        means = Means("workers" if workers else backend, workers, tasks, tasks.load)
+        notes = [*tasks.notes, *[lowered] * bool(lowered)]
+        with keep_threads(), _place(folder) as place, shown_runs(progress) as listen:
+            done = do_runs(
+                plan, place, means, jobs=at_once, notes=notes, listen=listen,
+                words=lambda text: with_names(text, task.clients),
+            )  # fmt: skip
+            if done.report.interrupted is not None:
+                raise done.report.interrupted
+    if folder is None:
+        weakref.finalize(done.table, remove, place, os.getpid())
+    return done.table
+
+
+@contextlib.contextmanager
+def _place(folder: str | Path | None) -> Iterator[Path]:
+    """Where runs and table go; a temporary place goes on failure, another one can be gone on in."""
+    place = Path(mkdtemp(prefix="fedshift-")) if folder is None else Path(folder)
+    try:
+        yield place
+    except BaseException as e:
+        if folder is None:
+            remove(place, os.getpid())
+        elif isinstance(e, KeyboardInterrupt):
+            e.add_note(f'the same call with folder="{folder}" goes on from here')
+        raise
+
+
+def _named(methods: Any) -> dict[str, Given]:
+    """The methods by the names that the table has for them."""
+    if isinstance(methods, Mapping):
+        return dict(methods)
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise InputError(f'methods is {called(methods)}; give a list, as ["fedavg", "fedpals"]')
+    named: dict[str, Given] = {}
+    for one in methods:
+        label = _label(as_method(one))
+        if label in named:
+            raise InputError(
+                f"methods: {label} is there twice; name them, as in "
+                f'{{"{label}": ..., "{label} again": ...}}'
+            )
+        named[label] = one
+    return named
+
+
+def _label(of: Method) -> str:
+    """Its name with the options that have one value."""
+    return replace(of, options={k: v for k, v in of.options.items() if not _spans(k, v)}).label
+
+
+def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(seeds, Sequence | range) and not isinstance(seeds, str):
+        for seed in seeds:
+            check_whole("seed", seed, 0)
+        return tuple(dict.fromkeys(seeds))
+    check_whole("seeds", seeds, 1)
+    return tuple(range(seeds))
+
+
+def _spans(key: str, value: Any) -> bool:
+    """Whether a value is several to choose from."""
+    several = isinstance(value, list) and len(value) > 0
+    return several and (key not in LISTS or all(isinstance(v, list | tuple) for v in value))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One run: its method at one setting, and its seed."""
+
+    method: Given
+    keys: Mapping[str, Any]
+    seed: int
+
+
+class _Tasks:
+    """Plans runs as `fit` does, and makes their tasks; those of one cut share its data."""
+
+    def __init__(self, task: Task, net: Any, vary: str, extras: Mapping[str, Any]) -> None:
+        check_vary(vary)
+        self.task, self.net, self.vary, self.extras = task, net, vary, extras
+        self.cut = task
+        self.asked: dict[str, _Asked] = {}
+        self.notes: dict[str, None] = {}
+
+    def plan(
+        self, methods: Mapping[str, Given], seeds: tuple[int, ...], keys: Mapping[str, Any],
+        base: str, metric: str | None,
+    ) -> Plan:  # fmt: skip
+        """Every run of every method at every setting."""
+        runs: dict[tuple[str, str], dict[int, Run]] = {}
+        first: Fit | None = None
+        for seed in seeds:
+            for label, given in methods.items():
+                own = _keys_for(given, methods.values(), keys)
+                for setting, method, there in _points(given, own):
+                    planned, run = self._run(_Asked(method, there, seed))
+                    runs.setdefault((label, setting), {})[seed] = run
+                    first = first or planned
+        contenders = tuple(
+            Contender(name, tuple(Point(s, of) for (label, s), of in runs.items() if label == name))
+            for name in methods
+        )
+        rule = first.config.selection.rule if first else "estimate"
+        title = self.extras["name"] or self.task.name
+        made = Plan(title, contenders, seeds, self.vary, base, metric, rule)
+        if made.has_grid and first is not None:
+            of = first.prepared.task
+            held_out = any(len(one.y) for one in of.validation)
+            check_choice(rule, held_out, of.target_validation is not None)
+        return made
+
+    def _run(self, asked: _Asked) -> tuple[Fit, Run]:
+        planned = self._planned(asked)
+        self.notes |= dict.fromkeys(planned.notes)
+        run = run_of(planned.config, _mark(planned))
+        self.asked[run.name] = asked
+        return planned, run
+
+    def _planned(self, asked: _Asked) -> Fit:
+        if self.vary == "split" and self.cut.seed != asked.seed:
+            self.cut = replace(self.task, seed=asked.seed)
+        keys = {**self.extras, **asked.keys}
+        return plan_fit(self.cut, self.net, asked.method, seed=asked.seed, **keys)
+
+    def __call__(self, run: Run) -> Prepared:
+        """The task of a run."""
+        return self._planned(self.asked[run.name]).prepared
+
+    def load(self, run: Run) -> None:
+        """Cut the run's task here."""
+        self._planned(self.asked[run.name])
+
+
+def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords without options that only other methods have."""
+    others = {k for one in all_ if isinstance(one, str) for k in as_method(one).recipe.options}
+    own = set(as_method(given).recipe.options) if isinstance(given, str) else set[str]()
+    general = {k for names in SECTIONS.values() for k in names}
+    return {k: v for k, v in keys.items() if k in general | own or k not in others}
+
+
+def _points(given: Given, keys: Mapping[str, Any]) -> Iterator[tuple[str, Given, dict[str, Any]]]:
+    """(label, method, keywords) for every combination of the values that lists have."""
+    options = given.options if isinstance(given, Method) else {}
+    of_method = [k for k, v in options.items() if _spans(k, v)]
+    others = [k for k, v in keys.items() if _spans(k, v)]
+    for chosen in product(*(options[k] for k in of_method), *(keys[k] for k in others)):
+        named = zip([*of_method, *others], chosen, strict=True)
+        label = ", ".join(f"{k}={v}" for k, v in named if len({**keys, **options}[k]) > 1)
+        here = dict(zip(of_method, chosen[: len(of_method)], strict=True))
+        there = dict(zip(others, chosen[len(of_method) :], strict=True))
+        method = replace(given, options={**options, **here}) if isinstance(given, Method) else given
+        yield label, method, {**keys, **there}
+
+
+def _mark(planned: Fit) -> str:
+    """What a run follows from beside its configuration: the network, and objects of Python."""
+    own, digest = planned.prepared.own, hashlib.sha256()
+    for parts in planned.prepared.model.init():
+        for name, tensor in sorted(parts.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().contiguous().numpy().tobytes())
+    texts = [mark_of(planned.prepared.model.net), mark_of(own.loss), mark_of(own.schedule)]
+    texts += [str(own.class_weights)]
+    texts += [mark_of(own.method.make) if own.method else ""]
+    texts += [f"{name}: {mark_of(f)}" for name, f in sorted(own.metrics.items())]
+    digest.update("\n".join(texts).encode())
+    return digest.hexdigest()

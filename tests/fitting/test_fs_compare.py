@@ -1,0 +1,172 @@
+"""`fedshift.compare`: the runs of `fit`, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedshift as fs
+from fedshift.algorithms.base import Algorithm
+from fedshift.errors import InputError
+from fedshift.recipes import Setting, fedprox
+from support.own_tasks import Net, hospitals
+
+FAST: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1}
+
+
+def mine(setting: Setting, *, mu: float = 0.3) -> Algorithm:
+    """FedProx by another name."""
+    return fedprox(setting, mu=mu)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    names = ("model.safetensors", "metrics.csv", "clients.csv")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def folder_of(table: fs.Table, method: str, seed: int, setting: str = "") -> Path:
+    (run,) = (m.run for m in table.runs if (m.method, m.setting, m.seed) == (method, setting, seed))
+    return table.folder / "runs" / run.name
+
+
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_runs_are_those_of_fit(jobs: int, tmp_path: Path) -> None:
+    """Control: another seed, and another method, have other models."""
+    task, option = hospitals(), fs.method("fedprox", mu=0.5)
+    methods = [option, mine]
+    table = fs.compare(task, Net, methods, seeds=[0, 3], jobs=jobs, **FAST)
+    seen = []
+    for label, method in zip(("fedprox(mu=0.5)", "mine"), methods, strict=True):
+        for seed in (0, 3):
+            alone = fs.fit(task, Net, method=method, seed=seed, **FAST)
+            assert files(folder_of(table, label, seed)) == files(alone.folder)
+            assert table.row(label).values("target_accuracy")[seed] == alone.accuracy
+            seen.append(files(alone.folder)["model.safetensors"])
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_grid_of_options_and_of_keys() -> None:
+    """Options are for the methods that have them; a list of widths is no grid."""
+    table = fs.compare(
+        hospitals(), "mlp", ["fedavg", "fedpals", fs.method("fedprox", mu=[0.1, 1.0])],
+        seeds=1, jobs=1, lr=[0.01, 0.1], ess=0.9, hidden=[5, 4], rounds=1, steps=1,
+    )  # fmt: skip
+    tried = {row.label: list(row.validation) for row in table.rows}
+    assert tried == {
+        "fedavg": ["lr=0.01", "lr=0.1"],
+        "fedpals": ["lr=0.01", "lr=0.1"],
+        "fedprox": ["mu=0.1, lr=0.01", "mu=0.1, lr=0.1", "mu=1.0, lr=0.01", "mu=1.0, lr=0.1"],
+    }
+    run = next(m.run for m in table.runs if m.setting == "mu=1.0, lr=0.1")
+    assert run.config.method.options == {"mu": 1.0}
+    assert (run.config.training.lr, run.config.model.hidden) == (0.1, (5, 4))
+
+
+def test_the_same_population_or_one_for_every_seed() -> None:
+    """With vary="split" it is fit's of a task with that seed; control: the default is not."""
+    task = hospitals()
+    apart = fs.compare(task, Net, ["fedavg"], seeds=[2], jobs=1, vary="split", **FAST)
+    stays = fs.compare(task, Net, ["fedavg"], seeds=[2], jobs=1, **FAST)
+    alone = fs.fit(replace(task, seed=2), Net, seed=2, **FAST)
+    assert files(folder_of(apart, "fedavg", 2)) == files(alone.folder)
+    assert files(folder_of(stays, "fedavg", 2)) != files(alone.folder)
+    assert "drawn anew for each" in apart.notes[0]
+
+
+def test_an_instance_starts_every_seed_alike_and_is_not_changed() -> None:
+    net = nn.Linear(4, 2)
+    before = net.weight.detach().clone()
+    table = fs.compare(hospitals(), net, ["fedavg"], seeds=2, jobs=1, **FAST)
+    assert torch.equal(net.weight, before)
+    assert any("Every seed starts from the weights" in note for note in table.notes)
+    function = fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, **FAST)
+    assert not any("Every seed starts" in note for note in function.notes)
+
+
+def test_in_its_folder_it_goes_on(tmp_path: Path) -> None:
+    """Complete runs are kept as they are; another network has runs of its own."""
+    task = hospitals()
+    first = fs.compare(task, Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path / "o", **FAST)
+    (run,) = (tmp_path / "o" / "runs").iterdir()
+    written = (run / "summary.json").stat().st_mtime_ns
+    more = fs.compare(task, Net, ["fedavg"], seeds=2, jobs=1, folder=tmp_path / "o", **FAST)
+    assert (run / "summary.json").stat().st_mtime_ns == written
+    assert more.rows[0].values("target_loss")[0] == first.rows[0].values("target_loss")[0]
+    assert len(list((tmp_path / "o" / "runs").iterdir())) == 2
+    fs.compare(task, wider, ["fedavg"], seeds=1, jobs=1, folder=tmp_path / "o", **FAST)
+    assert len(list((tmp_path / "o" / "runs").iterdir())) == 3
+
+
+def wider(task: fs.Task) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 9), nn.Linear(9, len(task.classes)))
+
+
+def test_another_task_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path, **FAST)
+    with pytest.raises(InputError, match="trained on other data"):
+        fs.compare(hospitals(n=300), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path, **FAST)
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedshift.sweeps.execute.perform", stopped)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path / "o", **FAST)
+    assert "goes on from here" in caught.value.__notes__[0]
+    monkeypatch.undo()
+    again = fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, folder=tmp_path / "o", **FAST)
+    assert again.rows[0].moments is not None
+
+
+def test_methods_by_names_of_ones_choice_and_a_failure_that_names_the_client() -> None:
+    def bad(setting: Setting) -> Algorithm:
+        return replace(fedprox(setting, mu=0.0), local=replace(setting.local, lr=3e38))  # type: ignore[type-var]
+
+    table = fs.compare(
+        hospitals(), Net, {"plain": "fedavg", "much too fast": bad}, seeds=1, jobs=2, **FAST
+    )
+    assert [row.label for row in table.rows] == ["plain", "much too fast"]
+    assert table.rows[1].moments is None
+    assert table.rows[1].note.startswith('seed 0 diverged: client "')
+
+
+def test_it_leaves_threads_and_no_temporary_folder() -> None:
+    torch.set_num_threads(2)
+    table = fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, **FAST)
+    assert torch.get_num_threads() == 2
+    place = table.folder
+    assert (place / "compare.html").is_file()
+    del table
+    gc.collect()
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "more", "why"),
+    [
+        ("fedavg", {}, 'methods is the text "fedavg"; give a list'),
+        ([], {}, "methods is empty"),
+        (["fedavgg"], {}, 'unknown method "fedavgg".*Did you mean "fedavg"'),
+        (["fedavg", "fedavg"], {}, "methods: fedavg is there twice; name them"),
+        (["fedavg"], {"mu": 0.1}, 'fedavg has no option "mu"'),
+        (["fedavg"], {"ruonds": 3}, 'no keyword "ruonds". Did you mean "rounds"'),
+        (["fedavg"], {"seeds": 0}, "seeds"),
+        (["fedavg"], {"seeds": []}, "seeds is empty"),
+        (["fedavg"], {"vary": "all"}, 'unknown thing to vary "all"'),
+        (["fedavg"], {"base": "fedpals"}, 'unknown method to compare with "fedpals"'),
+        (["fedavg"], {"jobs": 0}, "jobs = 0; give 1 or more"),
+        (["fedavg"], {"lr": [0.1, 0.2], "rule": "validation"}, "no examples that follow"),
+        (["fedavg"], {"lr": []}, r"lr=\[\]: must be a number"),
+    ],
+)
+def test_what_is_refused(methods: Any, more: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        fs.compare(hospitals(), Net, methods, **(FAST | more))
