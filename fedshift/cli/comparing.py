@@ -51,21 +51,20 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     )  # fmt: skip
     folder = asked.out or Path("runs") / f"{plan.title}-compare"
     check_folder(folder, asked.resume)
-    jobs, lowered = jobs_that_fit(asked.jobs, asked.workers, plan)
     if not asked.backend.startswith("cuda"):
         # Where torch sees a GPU, no copy of this process could train once this one has.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    jobs, lowered = jobs_that_fit(asked.jobs, asked.workers, plan)
     console.warn_of_data_folders()
     populations = Populations()
     with source.placing():
-        own = _check_tasks(plan, populations)
-    notes = [*own.notes, *[lowered] * bool(lowered)]
-    backend = asked.backend if asked.workers is None else "workers"
-    means = Means(backend, asked.workers, populations, populations.load)
+        added = _check_tasks(plan, populations)
+    notes = [*added.notes, *[lowered] * bool(lowered)]
+    means = Means(asked.backend, asked.workers, populations, populations.load)
     with asked_to_stop() as stop, progress_of_runs() as listen:
         done = compare(
             plan, folder, means, jobs=jobs, notes=notes, listen=listen, asked=stop,
-            words=lambda text: with_names(text, own.clients),
+            words=lambda text: with_names(text, added.clients),
         )  # fmt: skip
     _show(done, as_json)
     _leave(done)

@@ -68,15 +68,15 @@ class Net(nn.Module):
 '''
 
 
-def config_text(source: str, data: Data, task: Task) -> str:
-    """An experiment on the table `source`, a path relative to the file that is written."""
+def config_text(data: Data, task: Task) -> str:
+    """An experiment on the task that [data] describes, with paths as they are from its file."""
     # FedPALS weighs clients by their labels: where numbers are predicted, FedAvg comes first.
     aware = task.kind == "classification" and task.target.kind not in ("pooled", "clients")
     # It becomes the name of the run folder, which has no other characters than these.
     name = re.sub(r"[^\w.+=-]+", "-", task.name).strip("-.")[:80]
     return _CONFIG.format(
         name=_text(name or "run"),
-        source=_text(source),
+        source=_text(data.source),
         client=_text(data.client),
         label=_text(data.label),
         kind="" if data.kind is None else f"kind = {_text(data.kind)}\n",

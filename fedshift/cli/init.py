@@ -16,6 +16,7 @@ from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError, shown
 from fedshift.experiments.config_data import Data
 from fedshift.experiments.own_source import task_of
+from fedshift.experiments.python_names import TABLES
 from fedshift.files import write
 from fedshift.tasks.look import MOST_CLASSES, ColumnLook, candidates, look
 from fedshift.tasks.rows import Columns
@@ -51,14 +52,19 @@ def init(asked: Asked, *, as_json: bool) -> None:
     for path in asked.files:
         if os.path.lexists(path):
             raise InputError(f"{path}: is there already, and nothing is overwritten; give --folder")
+    if not asked.source.name.lower().endswith(TABLES):
+        raise InputError(
+            f"{asked.source}: init looks at tables ({', '.join(TABLES)}); an experiment file names "
+            "arrays (.npz), folders of images and functions as well, with data.source"
+        )
     table, _ = read_table(asked.source, [name for name in (asked.client, asked.label) if name])
     data, columns = _section(asked, table), look(table)
     with _in_words():
         task = task_of(data, seed=0)  # which reads the file as a run does
         built, diagnosis = task.build(), task.diagnose()
-    source = os.path.relpath(asked.source, asked.folder)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    for path, text in zip(asked.files, (config_text(source, data, task), net_text()), strict=True):
+    texts = config_text(_from(asked.folder, data), task), net_text()
+    for path, text in zip(asked.files, texts, strict=True):
         write(path, text)
     if as_json:
         show_json(_facts(asked, columns, task, built.notes, diagnosis))
@@ -84,11 +90,23 @@ def _in_words() -> Iterator[None]:
 def _section(asked: Asked, table: Columns) -> Data:
     """[data] for the table. Raises InputError that lists candidates where a column is not named."""
     names = {what: getattr(asked, what) or _ask(asked, table, what) for what in QUESTIONS}
-    label = next(column for column in look(table) if column.name == names["label"])
-    numbers = label.kind == "numbers" and (label.values > MOST_CLASSES or not label.whole)
-    kind = {"kind": "regression"} if numbers else {}
+    if names["label"] not in table.of:  # which the reader has left out
+        raise InputError(f'--label "{names["label"]}" holds free text; give a column of few values')
+    numbers = [
+        c for c in look(table)
+        if c.kind == "numbers" and (c.values > MOST_CLASSES or not c.whole)
+    ]  # fmt: skip
+    kind = {"kind": "regression"} if names["label"] in {c.name for c in numbers} else {}
     given = {"source": str(asked.source), "target": asked.target or "pooled"}
     return Data.model_validate(names | kind | given)
+
+
+def _from(folder: Path, data: Data) -> Data:
+    """The same with paths as they are from a folder."""
+    source, target = str(data.source), data.target
+    if isinstance(target, str) and target.lower().endswith(TABLES):
+        target = os.path.relpath(target, folder)
+    return data.model_copy(update={"source": os.path.relpath(source, folder), "target": target})
 
 
 def _ask(asked: Asked, table: Columns, what: str) -> str:

@@ -29,7 +29,7 @@ from fedshift.fitting.planning import plan as plan_fit
 from fedshift.fitting.sources import mark_of
 from fedshift.sweeps.compare import compare as do_runs
 from fedshift.sweeps.compare import jobs_that_fit
-from fedshift.sweeps.plan import Contender, Plan, Point, check_choice, check_vary
+from fedshift.sweeps.plan import Contender, Plan, Point, check_choice, check_metric, check_vary
 from fedshift.sweeps.store import Run, run_of
 from fedshift.sweeps.table import Table
 from fedshift.sweeps.worker import Means
@@ -82,10 +82,11 @@ def compare(
     check_task(task)
     extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
     tasks = _Tasks(task, net, vary, extras)
+    check_metric(metric, metrics or ())
     with by_name(task.clients):
         plan = tasks.plan(_named(methods), _seeds(seeds), keys, base, metric)
         at_once, lowered = jobs_that_fit(jobs, workers, plan)
-        means = Means("workers" if workers else backend, workers, tasks, tasks.load)
+        means = Means(backend, workers, tasks, tasks.load)
         notes = [*tasks.notes, *[lowered] * bool(lowered)]
         with keep_threads(), _place(folder) as place, shown_runs(progress) as listen:
             done = do_runs(
@@ -179,8 +180,8 @@ class _Tasks:
         first: Fit | None = None
         for seed in seeds:
             for label, given in methods.items():
-                own = _keys_for(given, methods.values(), keys)
-                for setting, method, there in _points(given, own):
+                its = _keys_for(given, methods.values(), keys)
+                for setting, method, there in _points(given, its):
                     planned, run = self._run(_Asked(method, there, seed))
                     runs.setdefault((label, setting), {})[seed] = run
                     first = first or planned
@@ -205,10 +206,14 @@ class _Tasks:
         return planned, run
 
     def _planned(self, asked: _Asked) -> Fit:
+        keys = {**self.extras, **asked.keys}
+        return plan_fit(self._cut(asked), self.net, asked.method, seed=asked.seed, **keys)
+
+    def _cut(self, asked: _Asked) -> Task:
+        """The task with the run's cut; the last one is kept."""
         if self.vary == "split" and self.cut.seed != asked.seed:
             self.cut = replace(self.task, seed=asked.seed)
-        keys = {**self.extras, **asked.keys}
-        return plan_fit(self.cut, self.net, asked.method, seed=asked.seed, **keys)
+        return self.cut
 
     def __call__(self, run: Run) -> Prepared:
         """The task of a run."""
@@ -216,15 +221,15 @@ class _Tasks:
 
     def load(self, run: Run) -> None:
         """Cut the run's task here."""
-        self._planned(self.asked[run.name])
+        self._cut(self.asked[run.name]).build()
 
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords without options that only other methods have."""
     others = {k for one in all_ if isinstance(one, str) for k in as_method(one).recipe.options}
-    own = set(as_method(given).recipe.options) if isinstance(given, str) else set[str]()
+    its = set(as_method(given).recipe.options) if isinstance(given, str) else set[str]()
     general = {k for names in SECTIONS.values() for k in names}
-    return {k: v for k, v in keys.items() if k in general | own or k not in others}
+    return {k: v for k, v in keys.items() if k in general | its or k not in others}
 
 
 def _points(given: Given, keys: Mapping[str, Any]) -> Iterator[tuple[str, Given, dict[str, Any]]]:

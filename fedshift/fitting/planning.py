@@ -136,9 +136,13 @@ def file_name(text: str) -> str:
 
 
 def _method_table(chosen: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """[method]; options of a user's method that no file can hold stay with the method."""
+    """[method]; options of a user's method that no file can hold stay with the method.
+
+    A method that can choose its effective sample size does so, unless it is given.
+    """
     if not chosen.own:
-        return {"name": chosen.recipe.name, **options}
+        automatic = chosen.recipe.traits.auto_ess and not {"ess", "lam"} & options.keys()
+        return {"name": chosen.recipe.name, **options, **({"ess": "auto"} if automatic else {})}
     return {"name": PYTHON, **{k: v for k, v in options.items() if _plain(v)}}
 
 

@@ -22,8 +22,8 @@ def mark_of(made: Any) -> str:
         return f"{mark_of(made.func)} {made.args!r} {sorted(made.keywords.items())!r}"
     if isinstance(made, nn.Module):
         kinds = {type(layer) for layer in made.modules()}
-        own = sorted((k.__qualname__, _source(k)) for k in kinds if not _of_torch(k))
-        return f"{own} {made!r}"
+        layers = sorted((k.__qualname__, _source(k)) for k in kinds if not _of_torch(k))
+        return f"{layers} {made!r}"
     if not (inspect.isroutine(made) or inspect.isclass(made)):
         return f"{_source(type(made))} {made!r}"
     cells = [cell.cell_contents for cell in getattr(made, "__closure__", None) or ()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.progress import Asked, no_stop
 from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
+from fedshift.record.folder import METRICS, SERVED
 from fedshift.sweeps.execute import Report, execute
 from fedshift.sweeps.measured import (
     Measured,
@@ -99,6 +101,7 @@ def compare(
     Raises InputError where another process is at work in the folder, and for runs of other data,
     DataError for damaged ones. A run that fails or diverges is a line of the table.
     """
+    means.engine  # noqa: B018 - a backend that cannot be is refused here
     make_folder(folder / RUNS)
     with alone_in(folder):
         store = Store(folder / RUNS)
@@ -175,10 +178,10 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
 
 def _curve(runs: Iterable[Measured], store: Store, metric: str) -> dict[int, float]:
     """The metric's mean over the seeds by round; empty where no round was measured by it."""
-    try:
-        curves = [store.curve(m.run, metric) for m in runs if m.state == "done"]
-    except DataError:  # of the numbers after the last round alone
-        return {}
+    curves: list[dict[int, float]] = []
+    for file in (METRICS, SERVED):
+        with contextlib.suppress(DataError):  # it has no such column
+            curves = curves or [store.curve(m.run, metric, file) for m in runs if m.state == "done"]
     common = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
     return {t: math.fsum(c[t] for c in curves) / len(curves) for t in common}
 

@@ -14,7 +14,7 @@ from fedshift.experiments.own import recipe_of
 from fedshift.experiments.places import Source
 from fedshift.experiments.python_names import is_python
 from fedshift.recipes import Recipe, recipe
-from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, seeded
+from fedshift.sweeps.plan import Contender, Plan, Point, check_choosing, check_metric, seeded
 from fedshift.sweeps.spans import values_of
 from fedshift.sweeps.store import run_of
 
@@ -40,7 +40,7 @@ def plan_of(
 
     overrides  as `section.key=value`; where one lists values, each is tried. Those of [method] are
                for the methods that have them
-    methods    names of recipes, or FILE.py:NAME; empty: the file's own
+    methods    names of recipes, or FILE.py:NAME; empty: that of the file
 
     Raises InputError for what cannot be configured, and for a grid without validation.
     """
@@ -56,10 +56,15 @@ def plan_of(
             )
     shared = [f"{key}={value[0]}" for key, value in values.items() if not key.startswith(METHOD)]
     config, source = load_with_source(file, shared)
+    check_metric(metric, (extra.rpartition(":")[2] for extra in config.metrics.extra))
     made = [(name, _recipe(file, name)) for name in methods or [config.method.name]]
     _check_used(values, made)
+    in_file = {METHOD + option for option in config.method.options}
     contenders = tuple(
-        Contender(recipe.name, tuple(_points(file, name, recipe, values, seeds, vary)))
+        Contender(
+            recipe.name,
+            tuple(_points(file, name, recipe, _chosen(recipe, values, in_file), seeds, vary)),
+        )
         for name, recipe in made
     )
     plan = Plan(config.name, contenders, tuple(seeds), vary, base, metric, config.selection.rule)
@@ -84,6 +89,14 @@ def _check_used(values: Values, made: Sequence[tuple[str, Recipe]]) -> None:
             listed = ", ".join(sorted(allowed)) or "no options"
             names = ", ".join(name for name, _ in made)
             raise InputError(f"-c {key}: none of {names} has it; they have {listed}")
+
+
+def _chosen(recipe: Recipe, values: Values, in_file: set[str]) -> Values:
+    """The values, with ess = "auto" for a method that can choose it and is given none."""
+    given = values.keys() | in_file
+    if recipe.traits.auto_ess and not given & {f"{METHOD}ess", f"{METHOD}lam"}:
+        return {**values, f"{METHOD}ess": ("auto",)}
+    return values
 
 
 def _points(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.config import Config
+from fedshift.experiments.served import measured
+from fedshift.record.rounds import Metrics
 from fedshift.sweeps.store import Run
 
 VARY = ("training", "split")
@@ -81,7 +83,8 @@ class Plan:
         seeds = _listed(self.seeds)
         if self.vary == "split":
             return (
-                f"{seeds}: the cut into clients and target is drawn anew for each, and trained on."
+                f"{seeds}: each cuts the data into clients and target anew; first weights, cohorts "
+                "and batches differ as well."
             )
         return (
             f"{seeds}: first weights, cohorts and batches differ; clients, validation and target "
@@ -115,6 +118,13 @@ def seeded(config: Config, seed: int, vary: str) -> Config:
     split = seeds.resolved().split if vary == "training" else None
     update = seeds.model_copy(update={"run": seed, "split": split})
     return config.model_copy(update={"seeds": update})
+
+
+def check_metric(metric: str | None, added: Iterable[str]) -> None:
+    """Raise InputError for a number that no run has; added: metrics of the user's."""
+    names = {*measured(), *(one.name for one in fields(Metrics)), *added, "ess", "distance"}
+    if metric is not None and metric not in names:
+        raise unknown("metric", metric, names - {"round", "clients_trained"})
 
 
 def check_vary(vary: str) -> None:

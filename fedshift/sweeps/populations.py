@@ -28,13 +28,16 @@ class Populations:
 
     def __call__(self, run: Run) -> Prepared:
         """The task of a run, equal to what `prepare` makes. Raises what that raises."""
-        key = population_of(run.config)
-        if self.last is None or self.last[0] != key:
-            self.last = None  # let go of it before the next is loaded
-            self.last = key, population(run.config)
-        return self.last[1](run.config)
+        return self._shared(run.config)(run.config)
 
     def load(self, run: Run) -> None:
         """Have the run's population here; the run itself will say what is wrong with it."""
         with contextlib.suppress(FedshiftError):
-            self(run)
+            self._shared(run.config)
+
+    def _shared(self, config: Config) -> Callable[[Config], Prepared]:
+        key = population_of(config)
+        if self.last is None or self.last[0] != key:
+            self.last = None  # let go of it before the next is loaded
+            self.last = key, population(config)
+        return self.last[1]

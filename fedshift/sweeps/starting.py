@@ -11,6 +11,8 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+import torch
+
 from fedshift.sweeps.store import Run, Store
 from fedshift.sweeps.worker import Means, work
 
@@ -62,6 +64,8 @@ class Forks:
 def _in_copy(
     others: list[Connection], run: Run, store: Store, channel: Connection, means: Means
 ) -> None:
+    # The threads of this process's pool are not in the copy, which would wait for them for ever.
+    torch.set_num_threads(1)
     for other in others:
         other.close()
     # A bar's thread, which is not in the copy, may have had the lock of what stands in for these.

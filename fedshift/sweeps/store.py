@@ -172,9 +172,9 @@ class Store:
         summary = self._summary(run) if ended is None else ended.summary
         return Finished(run, summary, self._lock(run), digest)
 
-    def curve(self, run: Run, column: str) -> dict[int, float]:
-        """One column of the run's metrics by round. Raises DataError where it is not there."""
-        text = self._text(run, METRICS)
+    def curve(self, run: Run, column: str, name: str = METRICS) -> dict[int, float]:
+        """One column of a file of the run by round. Raises DataError where it is not there."""
+        text = self._text(run, name)
         try:
             header, *rows = csv.reader(text.splitlines())
             # Without a final line break the last number may be cut.
@@ -184,7 +184,7 @@ class Store:
             t, at = header.index("round"), header.index(column)
             return {int(row[t]): float(row[at]) for row in rows if row[at]}
         except (ValueError, csv.Error) as e:
-            raise self.damaged(run, e, METRICS) from None
+            raise self.damaged(run, e, name) from None
 
     def files(self, run: Run, *, metrics: bool) -> dict[str, str]:
         """What a table reads of a run that is over, by file name: a few kilobytes, no model."""

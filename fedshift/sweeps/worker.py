@@ -45,8 +45,9 @@ class Means:
 
     @property
     def engine(self) -> Engine:
-        """What plays a run's rounds. Raises InputError for a backend that is not there."""
-        return backend_of(self.backend, self.workers)
+        """What plays a run's rounds. Raises InputError for a backend that cannot be so."""
+        spread = self.backend == "loop" and self.workers is not None
+        return backend_of("workers" if spread else self.backend, self.workers)
 
 
 def perform(

@@ -62,10 +62,10 @@ def test_a_table_and_its_report(call: Call) -> None:
         *TWO, "--seeds", "0-3", "--resume", "--format", "json", "--base", "fedprox"
     )
     assert "2 runs to do, 6 complete" in err
-    told = json.loads(out)
-    assert told["base"] == "fedprox"
-    assert [m["seeds"] for m in told["methods"]] == [4, 4]
-    assert len(told["runs"]) == 8
+    printed = json.loads(out)
+    assert printed["base"] == "fedprox"
+    assert [m["seeds"] for m in printed["methods"]] == [4, 4]
+    assert len(printed["runs"]) == 8
 
 
 def test_what_is_refused_leaves_nothing(call: Call, tmp_path: Path) -> None:
@@ -77,6 +77,7 @@ def test_what_is_refused_leaves_nothing(call: Call, tmp_path: Path) -> None:
         (("--seeds", "0:2"), '--seeds "0:2": write numbers and ascending ranges'),
         (("--jobs", "0"), "jobs = 0; give 1 or more"),
         (("--workers", "2", "-c", "training.threads=2"), "training.threads = 2"),
+        (("--backend", "stacked", "--workers", "2"), "--workers 2 is for the backends"),
         (("--base", "fedpals"), 'unknown method to compare with "fedpals"'),
         (("-c", "model.name=lenet", "-c", "model.branches=deep"), "branches is for"),
     ]:

@@ -45,18 +45,19 @@ def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str])
     assert "Next: fedshift run experiment.toml" in out
 
 
-@pytest.mark.parametrize("target", ["north", "clients", None])
+@pytest.mark.parametrize("target", ["north", "clients", "test.csv", None])
 def test_what_it_writes_runs(
     patients: Path, target: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = patients / "a b" / "c"
+    (patients / "test.csv").write_text(table(seed=1, rows=60))
     assert init(*GIVEN, *(("--target", target) if target else ()), "--folder", str(folder)) == 0
     assert {p.name for p in folder.iterdir()} == {"experiment.toml", "net.py"}
     few = ["-c", "training.rounds=2", "-c", "training.steps=1", "-c", "training.epochs="]
     assert perform(app, ["run", str(folder / "experiment.toml"), "--out", "o", *few]) == 0
     summary = json.loads((patients / "o" / "summary.json").read_text())
     assert summary["classes"] == ["ill", "well"]
-    assert summary["method"] == ("fedpals" if target == "north" else "fedavg")
+    assert summary["method"] == ("fedpals" if target in ("north", "test.csv") else "fedavg")
     capsys.readouterr()
 
 
@@ -100,6 +101,21 @@ def test_a_label_of_numbers_makes_a_regression_that_runs(
     shown = capsys.readouterr()
     assert "target RMSE" in shown.out
     assert "divide them" in shown.out + shown.err
+
+
+def test_a_label_of_free_text(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More texts than are read of a column: a message, and no defect."""
+    rows = (f"{i % 3},{i},text {i}" for i in range(20_100))
+    (patients / "patients.csv").write_text("hospital,age,outcome\n" + "\n".join(rows))
+    assert init(*GIVEN) == 2
+    assert '--label "outcome" holds free text; give a column of few' in capsys.readouterr().err
+
+
+def test_what_is_no_table_is_refused(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert perform(app, ["init", str(patients), *GIVEN]) == 2
+    assert "init looks at tables (.csv, .tsv, .txt, .gz, .parquet); an experiment file names" in (
+        capsys.readouterr().err
+    )
 
 
 def test_as_json(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -256,6 +256,20 @@ def test_deploy_refuses_each_name(tmp_path: Path) -> None:
     by_message('[data]\nname = "fashion-mnist-mini"\n')
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("--workers", "2"), ("--engine", "flower-sim", "--actors", "1")])
+def test_other_processes_give_the_same(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """Each of them loads the files itself, or is forked from what has."""
+    if "flower-sim" in how:
+        pytest.importorskip("ray", reason="Flower's simulation is not installed (extra flower)")
+    path = str(files_in(tmp_path))
+    assert perform(app, ["run", path, "--out", str(tmp_path / "one")]) == 0
+    assert perform(app, ["run", path, "--out", str(tmp_path / "two"), *how]) == 0
+    for name in ("model.safetensors", "metrics.csv", "clients.csv", "lock.json"):
+        one, two = ((tmp_path / place / name).read_bytes() for place in ("one", "two"))
+        assert one == two, name
+
+
 def test_resumed_as_if_it_went_through(tmp_path: Path) -> None:
     config = load_config(files_in(tmp_path))
     record_until(tmp_path / "whole", config, None)

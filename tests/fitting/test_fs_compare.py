@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +79,7 @@ def test_the_same_population_or_one_for_every_seed() -> None:
     alone = fs.fit(replace(task, seed=2), Net, seed=2, **FAST)
     assert files(folder_of(apart, "fedavg", 2)) == files(alone.folder)
     assert files(folder_of(stays, "fedavg", 2)) != files(alone.folder)
-    assert "drawn anew for each" in apart.notes[0]
+    assert "each cuts the data into clients and target anew" in apart.notes[0]
 
 
 def test_an_instance_starts_every_seed_alike_and_is_not_changed() -> None:
@@ -170,3 +173,32 @@ def test_it_leaves_threads_and_no_temporary_folder() -> None:
 def test_what_is_refused(methods: Any, more: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         fs.compare(hospitals(), Net, methods, **(FAST | more))
+
+
+AFTER_THREADS = """
+import sys
+import torch
+import fedshift as fs
+
+torch.set_num_threads(2)
+x, y = torch.randn(400, 64), [i % 2 for i in range(400)]
+torch.randn(600, 600) @ torch.randn(600, 600)  # starts the pool of threads
+task = fs.Task.from_arrays(x, y, client=[i % 4 for i in range(400)], target="3")
+table = fs.compare(task, "mlp", ["fedavg"], seeds=2, jobs=2, hidden=(256,), rounds=1)
+print(len(table.runs))
+"""
+
+
+@pytest.mark.slow
+def test_copies_of_a_process_with_threads_do_not_wait_for_them() -> None:
+    given = [sys.executable, "-c", AFTER_THREADS]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
+
+
+def test_fedpals_chooses_its_ess_unless_it_is_given() -> None:
+    chosen = fs.fit(hospitals(), Net, method="fedpals", progress=False, **FAST)
+    assert chosen.summary.selection is not None
+    given = fs.fit(hospitals(), Net, method="fedpals", ess=0.5, progress=False, **FAST)
+    assert given.summary.selection is None

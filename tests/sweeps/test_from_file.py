@@ -61,7 +61,10 @@ def test_training_varies_and_the_population_stays(file: Path) -> None:
         ("fedavg", [], {"base": "fedpals"}, 'unknown method to compare with "fedpals"'),
         ("fedavg", [], {"vary": "all"}, 'unknown thing to vary "all"; allowed: split, training'),
         ("fedavg", ["seeds.split=1"], {"vary": "split"}, "seeds.split = 1 is set"),
-        ("fedpals", [], {}, r"with --methods fedpals: \[method\]: give exactly one of lam and ess"),
+        (
+            "fedpals", ["method.lam=1", "method.ess=0.5"], {},
+            "-c method.lam: give exactly one of lam and ess; got both",
+        ),
         (
             "fedavg", ["seeds.init=1", "seeds.cohort=1", "seeds.batch=1"], {},
             "every seed would train alike",
@@ -89,3 +92,13 @@ def test_a_method_of_the_users_file(file: Path) -> None:
     later = plan_of(file, names, [0], ["method.mu=0.1,1"])[0]
     kept = plan.runs.keys() & later.runs.keys()
     assert kept == {plan.contenders[0].points[0].runs[0].name}
+
+
+def test_fedpals_chooses_its_ess_unless_it_is_given(file: Path) -> None:
+    plan, _ = plan_of(file, ["fedavg", "fedpals"], [0])
+    assert [c.points[0].runs[0].config.method.options for c in plan.contenders] == [
+        {},
+        {"ess": "auto"},
+    ]
+    plan, _ = plan_of(file, ["fedpals"], [0], ["method.lam=3"])
+    assert next(plan.points).runs[0].config.method.options == {"lam": 3}

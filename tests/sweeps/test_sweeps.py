@@ -243,8 +243,10 @@ def test_a_metric_of_ones_choice(tmp_path: Path) -> None:
     table = compared(of, tmp_path / "o").table
     assert table.metric == "target_loss"
     assert "Target loss" in table.shown().header
-    with pytest.raises(InputError, match='unknown metric "target_los"'):
-        compared(replace(of, metric="target_los"), tmp_path / "o")
+    with pytest.raises(InputError, match='unknown metric "target_los".*"target_loss"'):
+        plan(tmp_path, ("fedavg",), metric="target_los")
+    with pytest.raises(InputError, match='unknown metric "router_accuracy"'):  # of other methods
+        compared(replace(of, metric="router_accuracy"), tmp_path / "o")
 
 
 def test_a_table_and_python_of_the_users(tmp_path: Path) -> None:
