@@ -70,6 +70,11 @@ class Encoding:
     layout: Layout | None = None
     missing: str = "mean"
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the numbers or labels that are predicted; () where these are classes."""
+        return () if self.kind == "classification" else self.classes
+
     def apply(self, raw: Any) -> Tensor:
         """Raw rows (DataFrame, dict of columns, list of dicts, arrays) as x [n, ...].
 
@@ -87,7 +92,7 @@ class Encoding:
             return torch.from_numpy(self._table(inputs, rows))
         chosen = torch.from_numpy(rows)
         if self.layout is not None:
-            parts = [v[chosen] for v in inputs.of.values()]
+            parts = [scaled(v[chosen]) if self.pixels else v[chosen] for v in inputs.of.values()]
             return replace(self.layout, parts=self.layout.inputs, targets=False).pack(parts)
         x = next(iter(inputs.of.values()))[chosen]
         if self.shape is not None and tuple(x.shape[1:]) != self.shape:

@@ -1,0 +1,97 @@
+"""Which rows of a task are for training, for validation and for testing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.holdout import hold_out_by_label
+from fedshift.tasks.columns import Rules
+from fedshift.tasks.names import Coded, Ints
+from fedshift.tasks.rows import Inputs
+from fedshift.tasks.target import Target
+
+
+class Uncut(Protocol):
+    """What building needs of a task; see `fedshift.tasks.task.Task`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+    @property
+    def bins(self) -> int: ...
+    @property
+    def outside(self) -> int: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def labels(self) -> Coded: ...
+    @property
+    def values(self) -> Tensor | None: ...
+    @property
+    def places(self) -> Coded: ...
+    @property
+    def clients(self) -> tuple[str, ...]: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def validation(self) -> float: ...
+    @property
+    def test(self) -> float: ...
+    @property
+    def rules(self) -> Rules: ...
+    @property
+    def transform(self) -> Callable[[Any, torch.Generator], Any] | None: ...
+
+
+class Cut(NamedTuple):
+    """Rows of each client by their use, and the rows that are the target's."""
+
+    trains: list[Ints]
+    validations: list[Ints]
+    tests: list[Ints]
+    target: Ints
+
+    @property
+    def rows(self) -> list[Ints]:
+        """The sets that a federation keeps of its clients' rows, in the order of their storage."""
+        return [*self.trains, *self.validations]
+
+
+def client_rows(task: Uncut) -> list[Ints]:
+    """Rows of each training client that have a label, ascending."""
+    n = len(task.places.codes) - task.outside
+    order = np.argsort(task.places.codes[:n], kind="stable")
+    ends = np.searchsorted(task.places.codes[order], np.arange(len(task.places.names) + 1))
+    rows = [order[a:b] for a, b in pairwise(ends)]
+    by_name = dict(zip(task.places.names, rows, strict=True))
+    return [part[task.labels.codes[part] >= 0] for part in (by_name[c] for c in task.clients)]
+
+
+def target_rows(task: Uncut) -> Ints:
+    """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
+    n = len(task.places.codes)
+    rows = np.arange(n - task.outside, n)
+    if task.target.kind == "client":
+        rows = np.flatnonzero(task.places.codes == task.places.names.index(task.target.name))
+    return rows[task.labels.codes[rows] >= 0]
+
+
+def cut_rows(task: Uncut, seed: int) -> Cut:
+    """Tests and then validation of each client, by label; no label is looked at for more."""
+    parts, y = client_rows(task), task.labels.codes
+    tests: list[Ints] = []
+    if task.target.cuts:
+        parts, tests = hold_out_by_label(y, parts, task.test, seed, "test")
+    trains, validations = hold_out_by_label(y, parts, task.validation, seed)
+    return Cut(trains, validations, tests, target_rows(task))
