@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fedshift.errors import visible
 from fedshift.fitting.bars import NotebookProgress, for_bars, in_notebook
 
 
@@ -31,7 +32,8 @@ class LiveRuns:
         if kind == "queue":
             self.bars.reset(self.whole, total=event["runs"])
         elif kind == "start":
-            self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["rounds"])
+            name, rounds = event["run"], event["rounds"]
+            self.tasks[name] = self.bars.add_task(visible(name), total=rounds)
         elif kind == "round":
             self.bars.update(self.tasks[event["run"]], completed=event["round"])
         elif kind == "over":
@@ -50,7 +52,7 @@ class LiveRuns:
 def end_line(event: dict[str, Any]) -> str:
     """How a run ended, and after how long."""
     end = f"failed: {event['error']}" if event["error"] else "done"
-    return f"{event['run']}: {end} ({event['seconds']:.0f} s)"
+    return f"{visible(event['run'])}: {end} ({event['seconds']:.0f} s)"
 
 
 class NotebookRuns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -111,11 +112,15 @@ def reference_of(net: Any) -> str | None:
 
 def referred(reference: str, task: Shape, layout: Layout | None) -> Model | None:
     """The network of a reference; None where it cannot be made any more."""
-    module, _, name = reference.partition(":")
+    module, _, name = str(reference).partition(":")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return None  # no module of Python's makes a network; a damaged folder may name os or sys
     try:
         target: Any = import_module(module)
         for part in name.split("."):
             target = getattr(target, part)
+        if target.__module__ != module:
+            return None
         return first_model(target, task, 0, layout)
-    except Exception:  # whatever another version of the user's module raises
+    except (Exception, SystemExit):  # whatever another version of the user's module raises
         return None

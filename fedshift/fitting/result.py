@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -124,7 +124,12 @@ class Result:
 
         Raises InputError for rows that lack a column, or are not of the task's form.
         """
-        x = torch.as_tensor(rows) if self.encoding is None else self.encoding.apply(rows)
+        if self.encoding is not None:
+            x = self.encoding.apply(rows)
+        elif isinstance(rows, torch.Tensor | np.ndarray):
+            x = torch.as_tensor(rows)
+        else:
+            raise InputError("this run has no encoding; give a tensor or array x [n, ...]")
         given = probabilities(self.models.model, *self._pair(client), x)
         return prediction(given.numpy(), self.classes)
 
@@ -193,9 +198,3 @@ class Result:
 def _number(value: Any) -> float:
     """A number of a file; NaN where there is none."""
     return math.nan if value is None else float(value)
-
-
-def about_in(text: str) -> dict[str, Any]:
-    """The content of fit.json."""
-    read: dict[str, Any] = json.loads(text)
-    return read

@@ -118,7 +118,8 @@ def read_table(
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
-        return read_parquet(path), []
+        table, notes = read_parquet(path, names, aside)
+        return Columns({n: v for n, v in table.of.items() if n not in leave}), notes
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
     form, pieces = _read(path, form, use, names, aside)
@@ -142,18 +143,21 @@ def read_table(
     return Columns(made), notes
 
 
-def read_parquet(path: Path) -> Columns:
-    """The columns of a Parquet file. Raises InputError where pyarrow is not installed."""
+def read_parquet(
+    path: Path, names: Sequence[str] = (), aside: tuple[str, Any] | None = None
+) -> tuple[Columns, list[str]]:
+    """As `of_frame`, of a Parquet file. Raises InputError where pyarrow is not installed."""
     import pandas as pd
 
     try:
-        return inputs_of(pd.read_parquet(path))  # type: ignore[return-value]
+        frame = pd.read_parquet(path)
     except ImportError:
         raise InputError(
             f'{path}: Parquet is read by pyarrow; run `pip install "fedshift[parquet]"`'
         ) from None
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read {path}: {shown(str(e), 200)}") from None
+    return of_frame(frame, names, aside)
 
 
 def _read(

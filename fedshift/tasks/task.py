@@ -177,7 +177,10 @@ class Task:
     ) -> Task:
         """Rows of a Parquet file (extra `parquet`), as those of `from_csv`."""
         check_path("path", path)
-        rows = rows_of(read_parquet(Path(path)), client, label, columns, drop)
+        labels = [label] if isinstance(label, str) else list(label)
+        names = (client, *labels, *options.get("categories", ()))
+        table, notes = read_parquet(Path(path), names, (client, target))
+        rows = rows_of(table, client, label, columns, drop, notes)
         options = {"name": Path(path).stem, **options}
         return cls(**task_fields(rows, labelled(target, label), options))
 
