@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +20,12 @@ from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.target import resample_to
 from fedshift.sketch import sketched
-from fedshift.tasks.columns import Rules, fit_columns
+from fedshift.tasks.columns import fit_columns
 from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
+from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.layout import Layout, Part, part_of
 from fedshift.tasks.names import Coded, Ints, listed, many
-from fedshift.tasks.rows import Columns, Inputs, Tensors
-from fedshift.tasks.target import Target
+from fedshift.tasks.rows import Columns, Tensors
 from fedshift.tasks.transforms import Transformed
 
 # Columns of an array whose deviations differ by this factor are named.
@@ -64,43 +63,6 @@ class Built:
         return layout.inputs[0].shape if layout else tuple(self.task.clients[0].x.shape[1:])
 
 
-class Uncut(Protocol):
-    """What building needs of a task; see `fedshift.tasks.task.Task`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def bins(self) -> int: ...
-    @property
-    def outside(self) -> int: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def labels(self) -> Coded: ...
-    @property
-    def values(self) -> Tensor | None: ...
-    @property
-    def places(self) -> Coded: ...
-    @property
-    def clients(self) -> tuple[str, ...]: ...
-    @property
-    def target(self) -> Target: ...
-    @property
-    def validation(self) -> float: ...
-    @property
-    def test(self) -> float: ...
-    @property
-    def rules(self) -> Rules: ...
-    @property
-    def transform(self) -> Callable[[Any, torch.Generator], Any] | None: ...
-
-
 class Cut(NamedTuple):
     """Rows of each client by their use, and the rows that are the target's."""
 
@@ -115,7 +77,7 @@ class Cut(NamedTuple):
         return [*self.trains, *self.validations]
 
 
-def built(task: Uncut, seed: int) -> Built:
+def built(task: TaskFields, seed: int) -> Built:
     """The federation: rows cut by `seed`, encoding fitted on training rows, T and test rows.
 
     Raises InputError where the target asks for labels that no test row has.
@@ -144,7 +106,7 @@ def built(task: Uncut, seed: int) -> Built:
     )
 
 
-def client_rows(task: Uncut) -> list[Ints]:
+def client_rows(task: TaskFields) -> list[Ints]:
     """Rows of each training client that have a label, ascending."""
     n = len(task.places.codes) - task.outside
     order = np.argsort(task.places.codes[:n], kind="stable")
@@ -154,7 +116,7 @@ def client_rows(task: Uncut) -> list[Ints]:
     return [part[task.labels.codes[part] >= 0] for part in (by_name[c] for c in task.clients)]
 
 
-def target_rows(task: Uncut) -> Ints:
+def target_rows(task: TaskFields) -> Ints:
     """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
     n = len(task.places.codes)
     rows = np.arange(n - task.outside, n)
@@ -163,7 +125,7 @@ def target_rows(task: Uncut) -> Ints:
     return rows[task.labels.codes[rows] >= 0]
 
 
-def _cut(task: Uncut, seed: int) -> Cut:
+def _cut(task: TaskFields, seed: int) -> Cut:
     """Tests and then validation of each client, by label; no label is looked at for more."""
     parts, y = client_rows(task), task.labels.codes
     tests: list[Ints] = []
@@ -173,7 +135,7 @@ def _cut(task: Uncut, seed: int) -> Cut:
     return Cut(trains, validations, tests, target_rows(task))
 
 
-def _labels(task: Uncut, cut: Cut) -> Coded:
+def _labels(task: TaskFields, cut: Cut) -> Coded:
     """The classes; of numbers to predict, bins between quantiles of the training values."""
     if task.kind != "regression":
         return task.labels
@@ -188,7 +150,7 @@ def _labels(task: Uncut, cut: Cut) -> Coded:
 
 
 def _tested(
-    task: Uncut, cut: Cut, labels: Coded, seed: int
+    task: TaskFields, cut: Cut, labels: Coded, seed: int
 ) -> tuple[NDArray[np.float64], list[Ints]]:
     """(T [K], the test rows: one set, or one of each client where each is tested on its own)."""
     kind = task.target.kind
@@ -217,7 +179,7 @@ def _shares(labels: Coded, rows: Ints) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum())
 
 
-def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
+def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
     inputs, values = task.inputs, task.values
     ahead = () if values is None else (part_of("target", values),)
     if isinstance(inputs, Columns):
@@ -237,7 +199,7 @@ def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding
 
 
 def _dataset(
-    task: Uncut, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
+    task: TaskFields, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
 ) -> Dataset:
     """Training rows and test rows as they are stored: bytes of images stay bytes."""
 
@@ -280,7 +242,7 @@ def _federation(
     )
 
 
-def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
+def _about_labels(task: TaskFields, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
     """Sentences on the target's labels, classes that no client has, and small clients."""
     notes = []
     at_clients = labels.counts(np.concatenate(cut.rows))
@@ -305,7 +267,7 @@ def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) 
     return notes
 
 
-def _about_clients(task: Uncut, cut: Cut, labels: Coded) -> list[str]:
+def _about_clients(task: TaskFields, cut: Cut, labels: Coded) -> list[str]:
     sizes = [len(a) + len(b) for a, b in zip(cut.trains, cut.validations, strict=True)]
     notes = []
     if tiny := [c for c, n in zip(task.clients, sizes, strict=True) if n < 2]:
@@ -329,7 +291,7 @@ def _about_scales(x: Tensor, cut: Cut) -> list[str]:
     ]
 
 
-def _about_others(task: Uncut, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
+def _about_others(task: TaskFields, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
     """How many values at the target are none of the categories of training."""
     notes = []
     assert isinstance(task.inputs, Columns)

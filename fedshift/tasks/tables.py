@@ -118,7 +118,7 @@ def read_table(
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
-        table, notes = read_parquet(path, names, aside)
+        table, notes = of_frame(read_parquet(path), names, aside)
         return Columns({n: v for n, v in table.of.items() if n not in leave}), notes
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
@@ -143,21 +143,18 @@ def read_table(
     return Columns(made), notes
 
 
-def read_parquet(
-    path: Path, names: Sequence[str] = (), aside: tuple[str, Any] | None = None
-) -> tuple[Columns, list[str]]:
-    """As `of_frame`, of a Parquet file. Raises InputError where pyarrow is not installed."""
+def read_parquet(path: Path) -> Any:
+    """A Parquet file as a DataFrame. Raises InputError where pyarrow is not installed."""
     import pandas as pd
 
     try:
-        frame = pd.read_parquet(path)
+        return pd.read_parquet(path)
     except ImportError:
         raise InputError(
             f'{path}: Parquet is read by pyarrow; run `pip install "fedshift[parquet]"`'
         ) from None
     except (OSError, ValueError) as e:
         raise DataError(f"cannot read {path}: {shown(str(e), 200)}") from None
-    return of_frame(frame, names, aside)
 
 
 def _read(
