@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Mapping
@@ -237,6 +238,7 @@ def test_an_absent_package_is_named_with_its_command(
     with pytest.raises(DataError, match=r"npm pack vega-datasets@3\.2\.1 --pack-destination"):
         load_table("bird-strikes", [tmp_path])
     monkeypatch.setattr("sys.path", [])
+    monkeypatch.delitem(sys.modules, "palmerpenguins", raising=False)
     with pytest.raises(DataError, match=r'palmerpenguins, .* pip install "fedshift\[data\]"'):
         load_table("penguins")
 

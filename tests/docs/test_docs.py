@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -31,13 +32,17 @@ LONG = {"routing.md"}
         if PYTHON.search(p.read_text())
     ],
 )
-def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All Python of a page, in order, in one namespace; output blocks that follow must match."""
+    monkeypatch.chdir(tmp_path)
     module = ModuleType("example")
     monkeypatch.setitem(sys.modules, "example", module)  # dataclasses look their module up
     text = page.read_text()
     if "fedshift.flower" in "".join(PYTHON.findall(text)):
         pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+    if '"patients.csv"' in "".join(PYTHON.findall(text)):
+        pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra dev)")
+        runpy.run_path(str(ROOT / "examples/breast_cancer.py"))["write"]("patients.csv")
     for match in PYTHON.finditer(text):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
