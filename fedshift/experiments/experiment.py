@@ -43,7 +43,7 @@ from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
 from fedshift.experiments.own import Metric, recipe_of
-from fedshift.experiments.own_loss import with_loss
+from fedshift.experiments.own_loss import loss_of, with_loss
 from fedshift.experiments.played import describe_weights, registered
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
@@ -135,7 +135,10 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
     if prepared.own.schedule is not None:
         base = replace(base, local=replace(base.local, lr=prepared.own.schedule))
-    return partial(recipe_of(config, prepared.own).make, replace(base, clients=len(clients)))
+    recipe, task = recipe_of(config, prepared.own), prepared.task
+    make = partial(recipe.make, replace(base, clients=len(clients)))
+    loss = loss_of(task, prepared.own.loss)
+    return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
 
 
 def run_experiment(
@@ -165,7 +168,7 @@ def run_experiment(
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
         # The user wrote a file, so errors name its keys and not arguments of Python.
         with in_file_words("method", named_alike(recipe)):
-            algorithm = with_loss(make(**given), ready.own.loss)
+            algorithm = make(**given)
             check_first_round(algorithm, federation, config.training, ready.task)
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
@@ -331,6 +334,7 @@ def _outcome(
         done.traffic,
         done.missed,
         played,
+        scores.tests,
     )
 
 

@@ -302,7 +302,8 @@ def _clients(experiment: Experiment) -> list[Client]:
 def _models(experiment: Experiment) -> Parts:
     outcome = experiment.outcome
     federation, last = outcome.federation, outcome.last
-    served = models(experiment.algorithm, last, federation) if outcome.served else ()
+    tests = experiment.prepared.task.tests
+    served = models(experiment.algorithm, last, federation) if tests else ()
     shared, first = (outcome.params, outcome.buffers), (federation.params, federation.buffers)
     return model_parts(shared, first, served, last.states)
 

@@ -32,6 +32,7 @@ class Outcome:
     traffic   of the last round
     missed    answers that did not come, or could not be used
     played    the weights of the rounds, where these draw cohorts; None elsewhere
+    tests     each client's own, where what is predicted is no class and clients have test sets
     """
 
     label: str
@@ -50,6 +51,7 @@ class Outcome:
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
     played: Played | None = None
+    tests: tuple[Score, ...] = ()
 
     @property
     def final(self) -> Metrics:
@@ -127,12 +129,21 @@ class Choice:
                 validation_accuracy=c.outcome.final.validation_accuracy,
                 source_accuracy=c.outcome.final.source_accuracy,
                 target_accuracy=c.outcome.final.target_accuracy,
+                losses=_losses(c.outcome.final),
             )
             for c in self.candidates
         )
         return Selection(
             rule=self.rule, chosen=self.chosen.label, picks=self.picks, candidates=rows
         )
+
+
+def _losses(final: Metrics) -> dict[str, float]:
+    """Of numbers to predict, by what rules look at; empty where there are accuracies."""
+    if "estimated_loss" not in final.own:
+        return {}
+    names = ("estimated_loss", "estimated_loss_se", "source_loss")
+    return {**{k: final.own[k] for k in names}, "target_loss": final.target_loss}
 
 
 @dataclass(frozen=True, eq=False)

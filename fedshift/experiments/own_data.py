@@ -9,7 +9,8 @@ from dataclasses import replace
 from fedshift.experiments.config import Config
 from fedshift.experiments.first_model import first_model
 from fedshift.experiments.own import Own
-from fedshift.experiments.own_loss import check_loss
+from fedshift.experiments.own_loss import check_loss, loss_of
+from fedshift.experiments.own_metrics import check_metrics
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.settings import gate_of
 from fedshift.model import Model
@@ -44,12 +45,15 @@ def prepare_built(
     task, seeds = built.task, config.seeds.resolved()
     x = task.clients[0].x[:2]
     if model is None:
-        model = first_model(config, own, task, seeds.init)
+        model = first_model(config, own, task, seeds.init, built.encoding.layout)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
     if built.augment is not None:
         built.augment(x, 0)  # raises where shapes change
         model = replace(model, augment=built.augment)
     check_classes(model, x, len(task.classes))
-    check_loss(own.loss, model, x, task.clients[0].y[:2])
+    check_loss(loss_of(task, own.loss), model, x, task.clients[0].y[:2])
+    check_metrics(own.metrics, task.kind)
     texts = {ENCODING: built.encoding.to_json(), **own.texts}
     own = replace(own, clients=own.clients or built.clients, texts=texts)
     target = tuple(task.target.tolist())

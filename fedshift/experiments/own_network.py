@@ -29,7 +29,15 @@ class Unpacking(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """The network's outputs for the inputs that x holds."""
         given = self.layout.unpack(x)
-        return self.net(*given) if isinstance(given, tuple) else self.net(given)
+        out = self.net(*given) if isinstance(given, tuple) else self.net(given)
+        return _as_column(out) if self.layout.targets else out
+
+
+def _as_column(out: Any) -> Any:
+    """A number per example [n] as [n, 1]."""
+    if isinstance(out, dict):
+        return {k: _as_column(v) if k == "logits" else v for k, v in out.items()}
+    return out[:, None] if isinstance(out, Tensor) and out.ndim == 1 else out
 
 
 def packed(net: nn.Module, layout: Layout | None) -> nn.Module:

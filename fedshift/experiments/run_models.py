@@ -16,8 +16,8 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
+from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
-from fedshift.experiments.networks import network
 from fedshift.experiments.own_network import Shape, own_network
 from fedshift.experiments.python_names import check_files, is_python
 from fedshift.experiments.stored import misfit, read_parts
@@ -213,12 +213,14 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     if shape is None:
         return prepare(config).model
     seed = config.seeds.resolved().init
+    encoding = encoding_in(folder)
+    layout = None if encoding is None else encoding.layout
     if is_python(config.model.name):
-        layout = None if (encoding := encoding_in(folder)) is None else encoding.layout
         inputs = shape if layout is None else layout.inputs[0].shape
-        return own_network(config.model.name, Shape(inputs, classes_in(folder)), seed, layout)
+        task = Shape(inputs, classes_in(folder), () if encoding is None else encoding.outputs)
+        return own_network(config.model.name, task, seed, layout)
     routed = clients if recipes.traits_of(config.method.name).router else None
-    return network(config.model, shape, len(classes_in(folder)), seed, routed)
+    return named_network(config.model, shape, len(classes_in(folder)), seed, routed, layout)
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:

@@ -144,4 +144,6 @@ def scores_in(event: dict[str, Any]) -> str:
     if "system_accuracy" in event:
         names = {"system": "system_accuracy", "own": "average_accuracy"}
     scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
+    if "estimated_rmse" in event:
+        scores = [f"RMSE {event['rmse']:.4g} est. {event['estimated_rmse']:.4g}"]
     return " ".join([f"loss {event['train_loss']:.3f}", *scores])

@@ -73,8 +73,10 @@ def fit(
                    patience, keep, hidden, ...; schedule="cosine", or a function of the round that
                    gives the learning rate
     seed           of first weights, batches and cohorts; the task's own seed cuts the data
-    metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows
-    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]
+    metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows;
+                   of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L])
+    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
+                   cross-entropy, of the squared error of numbers, of the labels' binary one
     class_weights  "balanced", weights by class name, or one per class
     callbacks      each called after every round with a dict of its numbers
     loggers        `TensorBoard`, `MLflow`, `WandB`
@@ -144,7 +146,10 @@ def _network(
 ) -> Model:  # fmt: skip
     layout = None if encoding is None else encoding.layout
     shape = tuple(about.get("input_shape", ()))
-    task = Remembered(str(place), "classification", (), classes, shape)
+    kind, outputs = (
+        ("classification", ()) if encoding is None else (encoding.kind, encoding.outputs)
+    )
+    task = Remembered(str(place), kind, (), classes, shape, outputs)
     if net is not None:
         return first_model(net, task, 0, layout)
     reference = about.get("net")

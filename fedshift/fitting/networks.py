@@ -35,6 +35,10 @@ class Shape(Protocol):
     def classes(self) -> tuple[str, ...]:
         """The names of the classes."""
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what is predicted, where this is no class."""
+
 
 @dataclass(frozen=True)
 class Remembered:
@@ -45,6 +49,7 @@ class Remembered:
     clients: tuple[str, ...]
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+    outputs: tuple[str, ...] = ()
 
 
 def first_model(

@@ -80,7 +80,7 @@ def plan(
         metrics=dict(metrics or {}),
         class_weights=weights_of(class_weights, made),
     )
-    check_metrics(added.metrics)
+    check_metrics(added.metrics, task.kind)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
     reference = None if model is None else reference_of(net)
@@ -105,11 +105,9 @@ def _mark(chosen: Method, added: Own, loss: Loss | None, built: Built) -> str:
 
 
 def check_task(task: object) -> None:
-    """Raise InputError for what is no task, and for one without classes."""
+    """Raise InputError for what is no task."""
     if not isinstance(task, Task):
         raise InputError(f"task is {called(task)}; give an fs.Task, such as fs.Task.from_csv(...)")
-    if task.kind != "classification":
-        raise InputError(f'fit trains tasks of kind "classification"; this one is "{task.kind}"')
 
 
 def _config(
@@ -173,7 +171,7 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
             )
         if built.encoding.layout is not None:
             raise InputError(
-                f"{chosen.recipe.name} brings its own network, and this task has several inputs; "
+                f"{chosen.recipe.name} brings its own network, and this task packs its inputs; "
                 "give net, and a function of Setting in place of the Algorithm"
             )
         if built.augment is not None:

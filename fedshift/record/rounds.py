@@ -22,6 +22,8 @@ def _number(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf") else value
 
 
+# Of numbers that are predicted: what rounds and settings are chosen by, and what goes with it.
+ESTIMATES = ("estimated_loss", "estimated_loss_se", "estimated_rmse", "source_loss")
 Measured = Annotated[float, BeforeValidator(_number)]
 
 
@@ -39,7 +41,7 @@ class Metrics:
                          target would look at
     ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
     gap                  ||T - S^T a||_2 of the round's weights
-    own                  the user's metrics by name, on the target's test examples
+    own                  the user's metrics by name, and those of tasks without classes
     """
 
     round: Annotated[int, Field(ge=1)]
@@ -57,6 +59,14 @@ class Metrics:
     ess_fraction: Measured = math.nan
     gap: Measured = math.nan
     own: Mapping[str, Measured] = field(default_factory=dict, metadata={"if any": True})
+
+    @property
+    def merit(self) -> float:
+        """What rounds and settings are chosen by, larger is better; NaN without validation.
+
+        The estimated accuracy, or, where numbers are predicted, minus the estimated loss.
+        """
+        return -self.own.get("estimated_loss", -self.estimated_accuracy)
 
     def numbers(self) -> dict[str, Any]:
         """All of them by name, the user's last."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +15,11 @@ from fedshift import data as core
 from fedshift.data import Examples, client_data
 from fedshift.datasets.base import Dataset, Samples, content_sha256
 from fedshift.errors import InputError, shown
-from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.target import resample_to
 from fedshift.sketch import sketched
 from fedshift.tasks.columns import fit_columns
+from fedshift.tasks.cutting import Cut, cut_rows
 from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
 from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.layout import Layout, Part, part_of
@@ -28,6 +27,8 @@ from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Tensors
 from fedshift.tasks.transforms import Transformed
 
+# Numbers to predict of this size on average are named.
+LARGE = 10
 # Columns of an array whose deviations differ by this factor are named.
 SCALES = 100
 
@@ -63,33 +64,19 @@ class Built:
         return layout.inputs[0].shape if layout else tuple(self.task.clients[0].x.shape[1:])
 
 
-class Cut(NamedTuple):
-    """Rows of each client by their use, and the rows that are the target's."""
-
-    trains: list[Ints]
-    validations: list[Ints]
-    tests: list[Ints]
-    target: Ints
-
-    @property
-    def rows(self) -> list[Ints]:
-        """The sets that a federation keeps of its clients' rows, in the order of their storage."""
-        return [*self.trains, *self.validations]
-
-
 def built(task: TaskFields, seed: int) -> Built:
     """The federation: rows cut by `seed`, encoding fitted on training rows, T and test rows.
 
     Raises InputError where the target asks for labels that no test row has.
     """
-    cut = _cut(task, seed)
+    cut = cut_rows(task, seed)
     labels = _labels(task, cut)
     T, tests = _tested(task, cut, labels, seed)
     encoding, columns = _encoding(task, cut, task.outputs or labels.names)
     notes = (*task.notes, *_about_labels(task, cut, labels, T), *columns)
     data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
     own = [len(rows) for rows in tests] if task.target.kind == "clients" else []
-    federation = _federation(data, encoding.pixels, cut, T, own)
+    federation = _federation(task, data, encoding.pixels, cut, T, own)
     digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
     for rows in (*cut.rows, *tests):
         digest.update(np.int64(len(rows)).tobytes())
@@ -104,35 +91,6 @@ def built(task: TaskFields, seed: int) -> Built:
         task.target.text,
         None if task.transform is None else Transformed(task.transform, encoding.layout),
     )
-
-
-def client_rows(task: TaskFields) -> list[Ints]:
-    """Rows of each training client that have a label, ascending."""
-    n = len(task.places.codes) - task.outside
-    order = np.argsort(task.places.codes[:n], kind="stable")
-    ends = np.searchsorted(task.places.codes[order], np.arange(len(task.places.names) + 1))
-    rows = [order[a:b] for a, b in pairwise(ends)]
-    by_name = dict(zip(task.places.names, rows, strict=True))
-    return [part[task.labels.codes[part] >= 0] for part in (by_name[c] for c in task.clients)]
-
-
-def target_rows(task: TaskFields) -> Ints:
-    """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
-    n = len(task.places.codes)
-    rows = np.arange(n - task.outside, n)
-    if task.target.kind == "client":
-        rows = np.flatnonzero(task.places.codes == task.places.names.index(task.target.name))
-    return rows[task.labels.codes[rows] >= 0]
-
-
-def _cut(task: TaskFields, seed: int) -> Cut:
-    """Tests and then validation of each client, by label; no label is looked at for more."""
-    parts, y = client_rows(task), task.labels.codes
-    tests: list[Ints] = []
-    if task.target.cuts:
-        parts, tests = hold_out_by_label(y, parts, task.test, seed, "test")
-    trains, validations = hold_out_by_label(y, parts, task.validation, seed)
-    return Cut(trains, validations, tests, target_rows(task))
 
 
 def _labels(task: TaskFields, cut: Cut) -> Coded:
@@ -193,9 +151,12 @@ def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Enc
         pixels = x.dtype == torch.uint8
         notes = _about_scales(x, cut) if x.ndim == 2 else []
         return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), notes
-    parts = tuple(part_of(name, v) for name, v in inputs.of.items())
+    # Of one tensor bytes are an image, here as where classes are predicted.
+    pixels = inputs.form == "one" and inputs.of["x"].dtype == torch.uint8
+    named = inputs.of.items()
+    parts = tuple(part_of(name, scaled(v[:1]) if pixels else v) for name, v in named)
     layout = Layout((*parts, *ahead), inputs.form, bool(ahead))
-    return Encoding(classes, task.kind, layout=layout), []
+    return Encoding(classes, task.kind, pixels=pixels, layout=layout), []
 
 
 def _dataset(
@@ -204,7 +165,7 @@ def _dataset(
     """Training rows and test rows as they are stored: bytes of images stay bytes."""
 
     def samples(rows: Ints) -> Samples:
-        if encoding.pixels and isinstance(task.inputs, Tensors):
+        if encoding.pixels and encoding.layout is None and isinstance(task.inputs, Tensors):
             x = task.inputs.of["x"][torch.from_numpy(rows)]
         else:
             x = encoding.encoded(task.inputs, rows)
@@ -219,7 +180,7 @@ def _dataset(
 
 
 def _federation(
-    data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
+    task: TaskFields, data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
 ) -> core.Task:
     """own: the number of test rows of each client, where each is tested on its own."""
 
@@ -239,6 +200,8 @@ def _federation(
         target_validation=None,
         classes=data.classes,
         tests=tuple(split(data.test, own)) if own else (),
+        kind=task.kind,
+        outputs=task.outputs,
     )
 
 
@@ -249,8 +212,9 @@ def _about_labels(task: TaskFields, cut: Cut, labels: Coded, T: NDArray[np.float
     alone = [n for n, t, c in zip(labels.names, T, at_clients, strict=True) if t > 0 and not c]
     if task.target.kind in ("client", "test set"):
         rows = many(len(cut.target), "row")
+        what = "counts by bin" if task.kind == "regression" else "label counts"
         notes.append(
-            f"T is the label counts of {task.target.text} ({rows}); its rows are for testing alone."
+            f"T is the {what} of {task.target.text} ({rows}); its rows are for testing alone."
         )
     if alone:
         notes.append(
@@ -264,6 +228,13 @@ def _about_labels(task: TaskFields, cut: Cut, labels: Coded, T: NDArray[np.float
         )
     if task.kind == "classification":
         notes += _about_clients(task, cut, labels)
+    if task.kind == "regression" and task.values is not None:
+        y = task.values[torch.from_numpy(np.concatenate(cut.trains))]
+        if (size := float((y**2).mean().sqrt())) > LARGE:
+            notes.append(
+                f"The numbers to predict are about {size:.2g} in size, and so are the steps of "
+                "training; if it diverges, divide them or lower the learning rate."
+            )
     return notes
 
 

@@ -70,6 +70,11 @@ class Encoding:
     layout: Layout | None = None
     missing: str = "mean"
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the numbers or labels that are predicted; () where these are classes."""
+        return () if self.kind == "classification" else self.classes
+
     def apply(self, raw: Any) -> Tensor:
         """Raw rows (DataFrame, dict of columns, list of dicts, arrays) as x [n, ...].
 
@@ -87,7 +92,7 @@ class Encoding:
             return torch.from_numpy(self._table(inputs, rows))
         chosen = torch.from_numpy(rows)
         if self.layout is not None:
-            parts = [v[chosen] for v in inputs.of.values()]
+            parts = [scaled(v[chosen]) if self.pixels else v[chosen] for v in inputs.of.values()]
             return replace(self.layout, parts=self.layout.inputs, targets=False).pack(parts)
         x = next(iter(inputs.of.values()))[chosen]
         if self.shape is not None and tuple(x.shape[1:]) != self.shape:
@@ -128,9 +133,9 @@ class Encoding:
         from pydantic import TypeAdapter  # a task needs it here alone
 
         read = json.loads(text)
-        if not isinstance(read, dict) or read.keys() != {f.name for f in fields(cls)}:
+        if not isinstance(read, dict) or not read.keys() <= {f.name for f in fields(cls)}:
             raise ValueError("it has not the keys of an encoding")
-        if read["layout"] is not None:
+        if read.get("layout") is not None:
             read["layout"] = Layout.from_json(str(read["layout"]))
         made = TypeAdapter(cls).validate_python(read)
         for column in made.columns:

@@ -14,7 +14,8 @@ from fedshift.datasets import load_table
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Shift
-from fedshift.tasks.building import Built, built, client_rows
+from fedshift.tasks.building import Built, built
+from fedshift.tasks.cutting import client_rows
 from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.folders import rows_of_folder
 from fedshift.tasks.making import Options, Rows, task_fields
