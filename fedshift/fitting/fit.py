@@ -20,6 +20,7 @@ from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
 from fedshift.experiments.own import Metric
+from fedshift.experiments.own_network import Shape
 from fedshift.experiments.progress import Keeper
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import (
@@ -32,9 +33,9 @@ from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.following import Callback, Logger, following
+from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
-from fedshift.fitting.naming import by_name
-from fedshift.fitting.networks import Remembered, first_model, referred
+from fedshift.fitting.networks import first_model, referred
 from fedshift.fitting.planning import Loss, Plan, Weights, plan
 from fedshift.fitting.result import Result
 from fedshift.model import Model
@@ -149,7 +150,7 @@ def _network(
     kind, outputs = (
         ("classification", ()) if encoding is None else (encoding.kind, encoding.outputs)
     )
-    task = Remembered(str(place), kind, (), classes, shape, outputs)
+    task = Shape(shape, classes, outputs, kind)
     if net is not None:
         return first_model(net, task, 0, layout)
     reference = about.get("net")

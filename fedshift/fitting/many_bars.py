@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedshift.errors import visible
-from fedshift.fitting.bars import NotebookProgress, for_bars, in_notebook
+from fedshift.fitting.bars import NotebookProgress, for_bars
 
 
 class LiveRuns:
@@ -67,15 +64,3 @@ class NotebookRuns:
         elif event["event"] == "over":
             self.over += 1
         self.bar({"event": "round", "run": "runs", "round": self.over, "rounds": self.runs})
-
-
-@contextlib.contextmanager
-def shown_runs(wanted: bool | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A listener that draws; None: on a terminal and in a notebook, else nothing."""
-    if in_notebook() and wanted is not False:
-        yield NotebookRuns()
-    elif wanted or (wanted is None and sys.stderr.isatty()):
-        with LiveRuns() as live:
-            yield live
-    else:
-        yield lambda event: None
