@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,8 @@ class Table:
         unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
         header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
         numbers = self.estimate == "estimated_rmse"
-        estimate = "Estimated RMSE" if numbers else "Estimated, %"
-        header += (estimate, "ESS, %", *["Missing"] * notes)
+        estimate = "Estimated RMSE" if numbers else "Estimated"
+        header += (estimate, "ESS", *["Missing"] * notes)
         rows = tuple(
             (
                 row.label,
@@ -85,7 +86,7 @@ class Table:
             )
             for row in self.rows
         )
-        shown = ".3f" if numbers else ".1%"
+        shown = ".4g" if numbers else ".1%"
         formats = ("", *[""] * grid, "d", "r", "r", shown, ".0%", *[""] * notes)
         return tables.Table(header, rows, formats, self.title)
 
@@ -107,8 +108,11 @@ class Table:
 
     @property
     def digits(self) -> int:
-        """Digits behind the point."""
-        return 1 if self.percent else 3
+        """Digits behind the point: of large or tiny numbers so many that four are shown."""
+        if self.percent:
+            return 1
+        size = max((abs(row.moments.mean) for row in self.rows if row.moments), default=0.0)
+        return 3 if size == 0 or 0.01 <= size < 1000 else max(0, 3 - math.floor(math.log10(size)))
 
     def _scaled(self, of: Moments | None) -> Moments | None:
         return of and of.scaled(100.0 if self.percent else 1.0)

@@ -91,6 +91,18 @@ def test_nothing_is_guessed(
     assert [p.name for p in patients.iterdir()] == ["patients.csv"]
 
 
+def test_a_label_of_numbers_makes_a_regression_that_runs(
+    patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init("--client", "hospital", "--label", "age", "--target", "north") == 0
+    assert 'kind = "regression"' in (patients / "experiment.toml").read_text()
+    few = ["-c", "training.rounds=1", "-c", "training.lr=1e-5"]
+    assert perform(app, ["run", "experiment.toml", "--out", "o", *few]) == 0
+    shown = capsys.readouterr()
+    assert "target RMSE" in shown.out
+    assert "divide them" in shown.out + shown.err
+
+
 def test_a_label_of_free_text(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """More texts than are read of a column: a message, and no defect."""
     rows = (f"{i % 3},{i},text {i}" for i in range(20_100))
@@ -104,18 +116,6 @@ def test_what_is_no_table_is_refused(patients: Path, capsys: pytest.CaptureFixtu
     assert "init looks at tables (.csv, .tsv, .txt, .gz, .parquet); an experiment file names" in (
         capsys.readouterr().err
     )
-
-
-def test_a_label_of_numbers_makes_a_regression_that_runs(
-    patients: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert init("--client", "hospital", "--label", "age", "--target", "north") == 0
-    assert 'kind = "regression"' in (patients / "experiment.toml").read_text()
-    few = ["-c", "training.rounds=1", "-c", "training.lr=1e-5"]
-    assert perform(app, ["run", "experiment.toml", "--out", "o", *few]) == 0
-    shown = capsys.readouterr()
-    assert "target RMSE" in shown.out
-    assert "divide them" in shown.out + shown.err
 
 
 def test_as_json(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:

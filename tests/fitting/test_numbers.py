@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,24 @@ def test_tables_say_which_way_is_better(task: fs.Task, tmp_path: Path) -> None:
     assert "is lowest" in text
     assert "estimated_rmse" in table.frame().columns
     assert "Estimated RMSE" in table.report(tmp_path / "t.html").read_text()
+
+
+def test_tables_of_large_and_of_tiny_numbers() -> None:
+    def still(task: fs.Task) -> torch.nn.Module:
+        net = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(net.weight)
+        return net
+
+    draws = np.random.default_rng(0)
+    x, client = draws.normal(size=(90, 1)).astype(np.float32), np.array(list("abc") * 30)
+    for scale, match in ((1e6, r" \d{7} "), (1e-5, r" 0\.0000\d{4} ")):
+        task = fs.Task.from_arrays(
+            x, scale * (1 + x[:, 0]), client=client, target="c", kind="regression"
+        )
+        table = fs.compare(
+            task, still, ["fedavg"], seeds=1, jobs=1, rounds=1, lr=1e-3, progress=False
+        )
+        assert re.search(match, repr(table)), repr(table)
 
 
 def test_a_file_trains_what_fit_trains(tmp_path: Path) -> None:
