@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.local import plan_all
-from fedshift.client.plans import Drawn, Draws
+from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.data import ClientData
 from fedshift.engine.backends import Block, Job
-from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
+from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_not_finite, reshaped
 from fedshift.engine.sums.running import RunningSums, stacked
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
@@ -153,9 +153,9 @@ def jobs_of(
         phase.rate(opened.t)  # here, because a bad schedule is no client's failure
     for start in range(0, len(asked), AHEAD):
         group = {i: clients[i] for i in asked[start : start + AHEAD]}
-        draws = Draws(phases, opened.t, seed, group)
+        plans = PlansOfGroup(phases, opened.t, seed, group)
         for i, data in group.items():
-            yield Job(i, opened.message(i), state_of(i), data, Drawn(draws, i), opened.t)
+            yield Job(i, opened.message(i), state_of(i), data, PlansOfClient(plans, i), opened.t)
 
 
 def sums_of(opened: Opened, server: Parts) -> RunningSums:
@@ -225,7 +225,7 @@ def settle(
             remaining = among(opened, server, present)
         _check_limits(remaining, gate, table, len(present))
         after, loss = close_round(remaining, server, admitted.good, seed, sums)
-        if odd := astray(after, server):
+        if odd := first_not_finite(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
                 "the learning rates, or set max_norm"

@@ -214,7 +214,7 @@ def norm_of(change: Params) -> float:
     return math.sqrt(sum(float(v.double().square().sum()) for v in real))
 
 
-def astray(after: Parts, before: Parts) -> str:
+def first_not_finite(after: Parts, before: Parts) -> str:
     """The first tensor of a server that is not finite and was before; empty where there is none.
 
     Not of its model alone: an infinity in what its optimiser keeps would stop all learning.
