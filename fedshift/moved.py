@@ -16,7 +16,7 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
         if name not in places:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         # A module's `__getattr__` is asked only for names that it does not have.
-        _warn(f"{module}.{name}", f"{places[name]}.{name}")
+        _warn(f"{module}.{name}", f"{places[name]}.{name}", 3)
         return getattr(import_module(places[name]), name)
 
     return get
@@ -24,10 +24,12 @@ def moved(module: str, **places: str) -> Callable[[str], Any]:
 
 def replaced(module: str, place: str) -> None:
     """Make `module`, which is being imported, another name of the module at `place`."""
-    _warn(module, place)
+    # One frame further out than in `moved`: the module itself stands between here and its importer.
+    # Python shows this warning only where the program's own file is to blame.
+    _warn(module, place, 4)
     # The import system returns what stands in sys.modules after the module has run.
     sys.modules[module] = import_module(place)
 
 
-def _warn(before: str, now: str) -> None:
-    warnings.warn(f"{before} is {now} now", DeprecationWarning, stacklevel=3)
+def _warn(before: str, now: str, level: int) -> None:
+    warnings.warn(f"{before} is {now} now", DeprecationWarning, stacklevel=level)

@@ -8,6 +8,7 @@ from fedshift.errors import InputError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from types import UnionType
 
 COMMANDS, DATASETS = "fedshift.commands", "fedshift.datasets"
 # What pyproject.toml registers for the folders of this package that the core does not import. It
@@ -18,11 +19,8 @@ PACKAGED = {
 }
 
 
-def registered(group: str) -> dict[str, Any]:
-    """The objects that packages register in an entry point group, by name; our own come first.
-
-    Raises InputError where one cannot be loaded, with the package that registers it.
-    """
+def registered(group: str) -> dict[str, EntryPoint]:
+    """What packages register in an entry point group, by name; our own come first."""
     # Imported here: it takes 10 ms, and most commands need no plugin.
     from importlib.metadata import EntryPoint, entry_points
 
@@ -30,15 +28,21 @@ def registered(group: str) -> dict[str, Any]:
     points = {name: EntryPoint(name, at, group) for name, at in PACKAGED.get(group, {}).items()}
     for point in entry_points(group=group):
         points.setdefault(point.name, point)
-    return {name: _loaded(point) for name, point in points.items()}
+    return points
 
 
-def _loaded(point: EntryPoint) -> Any:
+def loaded(point: EntryPoint, kind: type | UnionType, wanted: str) -> Any:
+    """The registered object, of class `kind`; `wanted` says in words what it has to be.
+
+    Raises InputError where it cannot be loaded or is something else, with the package's name.
+    """
+    package = point.dist.name if point.dist else "fedshift"
+    entry = f'the package {package} registers "{point.name}" as {point.group}, but {point.value}'
+    cure = f"update or uninstall {package}"
     try:
-        return point.load()
+        plugin = point.load()
     except Exception as e:  # a plugin may raise anything when it is imported
-        package = point.dist.name if point.dist else "fedshift"
-        raise InputError(
-            f'the package {package} registers "{point.name}" as {point.group}, but {point.value} '
-            f"cannot be loaded ({type(e).__name__}: {e}); update or uninstall {package}"
-        ) from e
+        raise InputError(f"{entry} cannot be loaded ({type(e).__name__}: {e}); {cure}") from e
+    if not isinstance(plugin, kind):
+        raise InputError(f"{entry} is no {wanted} ({type(plugin).__name__}); {cure}")
+    return plugin

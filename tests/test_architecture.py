@@ -281,6 +281,60 @@ def test_no_test_file_imports_another() -> None:
     assert imports_of_tests("import conftest") == {"conftest"}
 
 
+def classes(source: str) -> dict[str, set[str]]:
+    """By class, those that it inherits from; of other packages as `package.Name`."""
+    tree = ast.parse(source)
+    foreign = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("fedshift")
+        for alias in node.names
+    }
+    bases = {
+        node.name: {ast.unparse(base).split("[")[0] for base in node.bases}  # no type arguments
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    return {name: {foreign.get(one, one) for one in of} for name, of in bases.items()}
+
+
+def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
+    """(class, base) where the base is concrete; errors and sections of a configuration may be."""
+    known = {name: bases for source in sources for name, bases in classes(source).items()}
+    return {
+        (name, base)
+        for name, bases in known.items()
+        for base in bases & known.keys()
+        if not known[base] & {"abc.ABC", "typing.Protocol"}
+        and not base.endswith(("Error", "Section"))
+    }
+
+
+def test_no_class_inherits_from_a_concrete_one() -> None:
+    assert concrete_bases(SOURCES.values()) == set()
+    assert concrete_bases(["class A: pass", "class B(A): pass"]) == {("B", "A")}
+
+
+def test_nothing_is_global() -> None:
+    for path in FILES:
+        nodes = ast.walk(ast.parse(path.read_text()))
+        assert not any(isinstance(node, ast.Global) for node in nodes), path
+
+
+def test_flower_is_imported_where_the_page_says() -> None:
+    """Control: it is imported there."""
+    rooms = set[str]()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "flwr" for name in names):
+                rooms.add(path.relative_to(PACKAGE).parts[0])
+    text = " ".join((PACKAGE.parent / "ARCHITECTURE.md").read_text().split())
+    sentence = text[text.index("Flower is imported in") :].partition(" only when asked for")[0]
+    assert rooms == set(re.findall(r"`(\w+)/`", sentence))
+
+
 def test_no_pickle_and_no_global_generator() -> None:
     """Bytes from elsewhere never reach pickle (see also test_no_pickle.py)."""
     for path in FILES:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,18 @@ def test_the_former_path_warns_and_gives_the_same(
         former = import_module(old)
     assert former is import_module(new)
     assert all(hasattr(former, name) for name in names)
+
+
+def test_a_program_is_shown_its_own_line(tmp_path: Path) -> None:
+    """Python hides this kind of warning unless the program's own file is to blame."""
+    lines = ["from fedshift.engine.rounds import run", "from fedshift.datasets import gaussians"]
+    program = tmp_path / "program.py"
+    program.write_text("\n".join([*lines, "from fedshift.engine.run import run"]))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=True
+    )
+    shown = [line for line in done.stderr.splitlines() if " now" in line]
+    assert [line.partition(": ")[0] for line in shown] == [f"{program}:1", f"{program}:2"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -63,6 +63,46 @@ def test_a_torch_without_its_private_names_is_enough() -> None:
     assert python("-c", CODE) == "done 4\n"
 
 
+TRIED = (
+    "run_backward", "linear_pointwise", "log_softmax_backward", "threshold_backward",
+    "max_pool_backward",
+)  # fmt: skip
+OTHER_ARGUMENTS = """
+import torch
+def other(*, only_by_name): raise AssertionError
+for space, name in (("mkldnn", "_linear_pointwise"), ("aten", "_log_softmax_backward_data"),
+                    ("aten", "threshold_backward"), ("aten", "max_pool2d_with_indices_backward")):
+    setattr(getattr(torch.ops, space), name, type("Operator", (), {"default": other}))
+"""
+
+
+def test_a_torch_whose_private_names_take_other_arguments_is_enough() -> None:
+    from_here = "from fedshift.kernels import torch_private as private\n"
+    asked = f"print(any(map(private.supported, {TRIED[1:]})))\nfrom torch import nn\n"
+    train = CODE[CODE.index("from fedshift.algorithms") :]
+    assert python("-c", OTHER_ARGUMENTS + from_here + asked + train) == "False\ndone 4\n"
+
+
+def test_names_are_found_wherever_they_are_first_needed(set_plain: SetPlain) -> None:
+    """Each is called once before it is used, which must not depend on what goes on around it."""
+
+    def found() -> bool:
+        set_plain(False)
+        return all(map(supported, TRIED))
+
+    inside = list[bool]()
+    vmap(lambda v: (inside.append(found()), v)[1])(torch.ones(2))
+    for block in (torch.no_grad(), torch.inference_mode(), torch.device("meta")):
+        with block:
+            inside.append(found())
+    torch.set_default_dtype(torch.float64)
+    try:
+        inside.append(found())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert inside == [True] * 5
+
+
 def test_every_name_is_there_and_goes_by_the_switch(set_plain: SetPlain) -> None:
     set_plain(False)
     assert all(map(supported, torch_private._NAMES))

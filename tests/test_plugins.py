@@ -140,6 +140,12 @@ def test_what_a_package_registers_as_data_sets_must_be_entries(install: Install)
     assert datasets.entry("mnist").name == "mnist"
 
 
+def test_data_sets_of_a_package_must_be_in_a_tuple(install: Install) -> None:
+    install("DATASETS = 3", "fedshift.datasets", "stranger = stranger_plugin:DATASETS")
+    with pytest.raises(InputError, match=r"is no tuple of fedshift.datasets.Entry \(int\); update"):
+        datasets.known()
+
+
 @pytest.mark.parametrize("name", ["heart", "iwildcam", "pacs", "retina"])
 def test_former_modules_are_the_present_ones(name: str) -> None:
     sys.modules.pop(f"fedshift.datasets.{name}", None)
@@ -168,6 +174,34 @@ def test_a_broken_package_is_named_and_leaves_other_commands_alone(
     assert "No module named 'no_such_module'" in error
     assert "update or uninstall stranger" in error
     assert called("methods", "fedavg", monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import no_such_module", "cannot be loaded (ModuleNotFoundError"),
+        ("def app(): pass", "is no typer.Typer (function); update or uninstall stranger"),
+        ("import typer\napp = typer.Typer()", 'the plugin "greet" has no command'),
+    ],
+    ids=["import", "function", "empty"],
+)
+def test_a_broken_command_takes_no_other_away(
+    source: str,
+    problem: str,
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install(source, "fedshift.commands", "greet = stranger_plugin:app")
+    assert called("greet", monkeypatch=monkeypatch) == 2
+    assert problem in capsys.readouterr().err
+    assert called("--help", monkeypatch=monkeypatch) == 0
+    page, notes = capsys.readouterr()
+    assert "reproduce" in page
+    assert "left out: " in notes
+    assert problem in notes
+    assert called("reproduce", monkeypatch=monkeypatch) == 0
+    assert "fedpals/table1" in capsys.readouterr().out
 
 
 def test_the_project_file_registers_what_the_package_knows() -> None:

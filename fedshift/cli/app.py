@@ -12,11 +12,11 @@ from click import Choice
 import fedshift
 from fedshift.cli import console
 from fedshift.cli.audits import audit_app
-from fedshift.cli.choices import Format, FormatOption, Overrides, Where
+from fedshift.cli.choices import BackendChoice, Format, FormatOption, Overrides, Where
 from fedshift.cli.commands import Commands
 from fedshift.cli.ending import perform
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import ALONE, GONE, NAMES
+from fedshift.engine.ways import ALONE, NAMES
 
 app = typer.Typer(
     name="fedshift",
@@ -104,7 +104,7 @@ def run(
     backend: Annotated[
         str | None,
         typer.Option(
-            click_type=Choice([*NAMES, *GONE]),
+            click_type=BackendChoice(NAMES),
             help="How clients train; auto tries all and takes the fastest.",
         ),
     ] = None,
@@ -178,7 +178,7 @@ def compare(
         int | None, typer.Option(help="Runs at once, a process each; default: one per core.")
     ] = None,
     backend: Annotated[
-        str, typer.Option(click_type=Choice([*ALONE, *GONE]), help="How clients train.")
+        str, typer.Option(click_type=BackendChoice(ALONE), help="How clients train.")
     ] = "loop",
     workers: Annotated[
         int | None, typer.Option(help="Clients at once in each run, a process each.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from click import Choice
+
+from fedshift.engine.ways import GONE
 
 
 class Format(StrEnum):
@@ -20,6 +23,17 @@ class Where(StrEnum):
 
     in_process = "in-process"
     flower_sim = "flower-sim"
+
+
+class BackendChoice(Choice[str]):
+    """The names of backends; those of earlier versions pass, too, but are not listed.
+
+    What refuses them later says what to take instead.
+    """
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """The name; a usage error for any other."""
+        return str(value) if value in GONE else super().convert(value, param, ctx)
 
 
 FormatOption = Annotated[

@@ -4,31 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
+from typer import Typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fedshift.plugins import COMMANDS, registered
+from fedshift.cli import console
+from fedshift.errors import InputError
+from fedshift.plugins import COMMANDS, loaded, registered
 
 
 class Commands(TyperGroup):
     """Loads plugins where a name is not of `app.py`, and where all names are listed."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, or None."""
+        """The command of that name, or None. InputError for a plugin that cannot be used."""
         # The commands of `app.py` start without a look at installed packages.
-        if cmd_name not in self.commands:
-            self._add_plugins()
+        if cmd_name not in self.commands and cmd_name in (broken := self._add_plugins()):
+            raise broken[cmd_name]
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of `fedshift --help`."""
-        self._add_plugins()
+        """All names, in the order of `fedshift --help`, without plugins that cannot be used."""
+        for error in self._add_plugins().values():
+            console.tell(f"left out: {error}")
         return super().list_commands(ctx)
 
-    def _add_plugins(self) -> None:
-        """Put the plugins in front of `methods` and the other listings; none replaces a command."""
-        apps = registered(COMMANDS).items()
-        plugins = {name: get_command(app) for name, app in apps if name not in self.commands}
+    def _add_plugins(self) -> dict[str, InputError]:
+        """Put the plugins in front of `methods` and the other listings; none replaces a command.
+
+        Gives those that cannot be used: one package's fault takes no command of another away.
+        """
+        plugins, broken = dict[str, Any](), dict[str, InputError]()
+        for name, point in registered(COMMANDS).items():
+            if name not in self.commands:
+                try:
+                    plugins[name] = _command(loaded(point, Typer, "typer.Typer"), name)
+                except InputError as e:
+                    broken[name] = e
         core = list(self.commands.items())
         at = list(self.commands).index("methods")
         self.commands = dict([*core[:at], *plugins.items(), *core[at:]])
+        return broken
+
+
+def _command(app: Typer, name: str) -> Any:
+    try:
+        return get_command(app)
+    except RuntimeError:  # so says typer of one without commands
+        raise InputError(f'the plugin "{name}" has no command; its package must add one') from None

@@ -13,7 +13,7 @@ from fedshift.cli import console
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.experiments.own import Own
-from fedshift.fitting.naming import with_names
+from fedshift.fitting.keys import with_names
 from fedshift.sweeps.compare import PAGE, Compared, check_folder, compare, jobs_that_fit
 from fedshift.sweeps.from_file import plan_of
 from fedshift.sweeps.plan import Plan

@@ -20,7 +20,7 @@ from fedshift.datasets.base import Samples
 from fedshift.datasets.entry import Entry, Remote, remotes_at
 from fedshift.datasets.natural.loading import TABLES
 from fedshift.errors import InputError, unknown
-from fedshift.plugins import DATASETS, registered
+from fedshift.plugins import DATASETS, loaded, registered
 
 SHIPPED = Path(__file__).with_name("shipped")
 MINI_TRAIN = 700
@@ -44,8 +44,8 @@ def entries() -> tuple[Entry, ...]:
     Raises InputError for a package whose data sets cannot be loaded.
     """
     by_name = {one.name: one for one in ENTRIES}
-    for package, added in registered(DATASETS).items():
-        for one in added:
+    for package, point in registered(DATASETS).items():
+        for one in loaded(point, tuple | list, "tuple of fedshift.datasets.Entry"):
             if not isinstance(one, Entry):
                 raise InputError(
                     f'the package that registers "{package}" as {DATASETS} gives {called(one)}; '

@@ -12,11 +12,14 @@ from fedshift.tasks.layout import Layout
 
 
 class Shape(NamedTuple):
-    """What a network is made for, where there is no `fedshift.Task`: of a set of the library's."""
+    """What a network is made for, where there is no `fedshift.Task`: a set of the library's, or a
+    task of which a run folder says as much.
+    """
 
     input_shape: tuple[int, ...]
     classes: tuple[str, ...]
     outputs: tuple[str, ...] = ()
+    kind: str = "classification"
 
 
 class Unpacking(nn.Module):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedshift import recipes
@@ -24,6 +25,7 @@ from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
 from fedshift.record.folder import CLIENTS, CONFIG, ENCODING, MODEL, SUMMARY
+from fedshift.record.summary import first_error
 from fedshift.tasks.encoding import Encoding
 from fedshift.tree import Params, Parts
 
@@ -176,10 +178,18 @@ def classes_in(folder: Path) -> tuple[str, ...]:
 
 
 def encoding_in(folder: Path) -> Encoding | None:
-    """How a run's rows were encoded; None for a run on a set of the library."""
-    if not is_file(folder / ENCODING):
+    """How a run's rows were encoded; None for a run on a set of the library.
+
+    Raises DataError for a damaged file.
+    """
+    path = folder / ENCODING
+    if not is_file(path):
         return None
-    return Encoding.from_json((folder / ENCODING).read_text("utf-8"))
+    try:
+        return Encoding.from_json(path.read_text("utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError) as e:
+        what = first_error(e) if isinstance(e, ValidationError) else shown(str(e), 200)
+        raise DataError(f"{path}: damaged ({what}); run the experiment again") from None
 
 
 def sizes_in(path: Path) -> Tensor:

@@ -85,17 +85,18 @@ def plan(
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
     reference = None if model is None else reference_of(net)
     texts = {FIT: about(made, notes, reference)}
-    added = replace(added, mark=_mark(chosen, added, loss), texts=texts)
+    added = replace(added, mark=_mark(chosen, added, loss, made), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
 
 
-def _mark(chosen: Method, added: Own, loss: Loss | None) -> str:
+def _mark(chosen: Method, added: Own, loss: Loss | None, built: Built) -> str:
     """A hash of the code and numbers that are no keys of the configuration; "" without any."""
     weights = added.class_weights
     parts = {
         "method": chosen.recipe.make if chosen.own else None,
         "loss": loss,
         "schedule": added.schedule,
+        "transform": built.augment and built.augment.transform,
         "weights": None if weights is None else weights.tolist(),
         **added.metrics,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -140,8 +140,12 @@ class Result:
 
         Raises InputError for rows that lack a column, or are not of the task's form.
         """
-        x = torch.as_tensor(rows) if self.encoding is None else self.encoding.apply(rows)
-        kind = "classification" if self.encoding is None else self.encoding.kind
+        if self.encoding is not None:
+            x, kind = self.encoding.apply(rows), self.encoding.kind
+        elif isinstance(rows, torch.Tensor | np.ndarray):
+            x, kind = torch.as_tensor(rows), "classification"
+        else:
+            raise InputError("this run has no encoding; give a tensor or array x [n, ...]")
         given = answers(self.models.model, *self._pair(client), x, kind).numpy()
         if kind == "regression":
             return Numbers(given)
@@ -213,9 +217,3 @@ class Result:
 def _number(value: Any) -> float:
     """A number of a file; NaN where there is none."""
     return math.nan if value is None else float(value)
-
-
-def about_in(text: str) -> dict[str, Any]:
-    """The content of fit.json."""
-    read: dict[str, Any] = json.loads(text)
-    return read

@@ -1,8 +1,9 @@
 """Every private or undocumented name of torch that the package uses, with a public fallback.
 
-A name is used only where `supported` says so: this torch has it, and the environment variable
-FEDSHIFT_PLAIN is not 1. That variable turns off all shortcuts of this folder at once. Results are
-then the same, some of them but for rounding, and training is slower.
+A name is used only where `supported` says so: this torch has it, it takes the arguments that we
+give it, and the environment variable FEDSHIFT_PLAIN is not 1. That variable turns off all shortcuts
+of this folder at once. Results are then the same, some of them but for rounding, and training is
+slower.
 """
 
 from __future__ import annotations
@@ -25,14 +26,49 @@ EARLIER = ("ONEDNN", "SHORT_BACKWARD", "AWAKE", "KEEP_MEMORY")
 HOLDERS = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
+
+def _tried(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The function, after one call with arguments as ours: another torch may take others."""
+    function(*arguments, **named)
+    return function
+
+
+def _tried_backward() -> Any:
+    # In one call: within vmap `requires_grad_` is refused.
+    x = torch.ones(1, dtype=torch.float32, device="cpu", requires_grad=True)
+    run = torch.autograd.Variable._execution_engine.run_backward
+    options = {"allow_unreachable": True, "accumulate_grad": False}
+    return _tried(run, ((2 * x).sum(),), (_ones(),), False, False, (x,), **options)
+
+
+def _ones(*shape: int) -> Tensor:
+    # Whatever device and type a program has made the default.
+    return torch.ones(shape, dtype=torch.float32, device="cpu")
+
+
+def _tried_max_pool() -> Any:
+    place = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device="cpu")
+    function = torch.ops.aten.max_pool2d_with_indices_backward.default
+    given, x = _ones(1, 1, 1, 1), _ones(1, 1, 2, 2)
+    return _tried(function, given, x, [2, 2], [2, 2], [0, 0], [1, 1], False, place)
+
+
 # Functions, so that a name is looked up when it is first needed: a torch without it still imports
-# this module. Each raises AttributeError or ImportError where the name is missing.
+# this module. Each raises an exception where the name is missing or is called in another way.
 _NAMES: dict[str, Callable[[], Any]] = {
-    "run_backward": lambda: torch.autograd.Variable._execution_engine.run_backward,
-    "linear_pointwise": lambda: torch.ops.mkldnn._linear_pointwise.default,
-    "log_softmax_backward": lambda: torch.ops.aten._log_softmax_backward_data.default,
-    "threshold_backward": lambda: torch.ops.aten.threshold_backward.default,
-    "max_pool_backward": lambda: torch.ops.aten.max_pool2d_with_indices_backward.default,
+    "run_backward": _tried_backward,
+    "linear_pointwise": lambda: _tried(
+        torch.ops.mkldnn._linear_pointwise.default,
+        *(_ones(2, 3), _ones(4, 3), None, "none", [], ""),
+    ),
+    "log_softmax_backward": lambda: _tried(
+        torch.ops.aten._log_softmax_backward_data.default,
+        *(_ones(1, 2), _ones(1, 2), 1, torch.float32),
+    ),
+    "threshold_backward": lambda: _tried(
+        torch.ops.aten.threshold_backward.default, _ones(2), _ones(2), 0.0
+    ),
+    "max_pool_backward": _tried_max_pool,
     "global_hooks": lambda: nn.modules.module._has_any_global_hook,
     "is_wrapped": lambda: torch._C._functorch.is_functorch_wrapped_tensor,
     "holders": lambda: [getattr(nn.Identity(), name) for name in HOLDERS],
@@ -53,12 +89,17 @@ def plain() -> bool:
 
 @cache
 def private(name: str) -> Any:
-    """What torch has under a private name; None where it has no such name, or `plain`."""
+    """What torch has under a private name; None where it has no such name, or `plain`.
+
+    None, too, where torch has it and refuses our arguments.
+    """
     if plain():
         return None
     try:
-        return _NAMES[name]()
-    except (AttributeError, ImportError):
+        # Training may begin where gradients are off, and then they must be on for the trial.
+        with torch.inference_mode(False), torch.enable_grad():
+            return _NAMES[name]()
+    except Exception:  # whatever another version of torch raises
         return None
 
 

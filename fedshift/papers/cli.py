@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click import Choice
 
-from fedshift.cli.choices import Format, FormatOption, Overrides
+from fedshift.cli.choices import BackendChoice, Format, FormatOption, Overrides
 from fedshift.cli.loading import loading
-from fedshift.engine.ways import ALONE, GONE
+from fedshift.engine.ways import ALONE
 
 app = typer.Typer(add_completion=False)
 
@@ -26,7 +25,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="Fewer (or more) than the paper's.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at once, a process each.")] = 1,
     backend: Annotated[
-        str, typer.Option(click_type=Choice([*ALONE, *GONE]), help="How clients train.")
+        str, typer.Option(click_type=BackendChoice(ALONE), help="How clients train.")
     ] = "loop",
     tune: Annotated[bool, typer.Option("--tune", help="Train the grids first, and keep.")] = False,
     no_train: Annotated[

@@ -19,8 +19,9 @@ from fedshift.seeds import numpy_generator
 from fedshift.shifts.target import resample_to
 from fedshift.sketch import sketched
 from fedshift.tasks.columns import fit_columns
-from fedshift.tasks.cutting import Cut, Uncut, cut_rows
+from fedshift.tasks.cutting import Cut, cut_rows
 from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
+from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.layout import Layout, Part, part_of
 from fedshift.tasks.names import Coded, Ints, listed, many
 from fedshift.tasks.rows import Columns, Tensors
@@ -63,7 +64,7 @@ class Built:
         return layout.inputs[0].shape if layout else tuple(self.task.clients[0].x.shape[1:])
 
 
-def built(task: Uncut, seed: int) -> Built:
+def built(task: TaskFields, seed: int) -> Built:
     """The federation: rows cut by `seed`, encoding fitted on training rows, T and test rows.
 
     Raises InputError where the target asks for labels that no test row has.
@@ -92,7 +93,7 @@ def built(task: Uncut, seed: int) -> Built:
     )
 
 
-def _labels(task: Uncut, cut: Cut) -> Coded:
+def _labels(task: TaskFields, cut: Cut) -> Coded:
     """The classes; of numbers to predict, bins between quantiles of the training values."""
     if task.kind != "regression":
         return task.labels
@@ -107,7 +108,7 @@ def _labels(task: Uncut, cut: Cut) -> Coded:
 
 
 def _tested(
-    task: Uncut, cut: Cut, labels: Coded, seed: int
+    task: TaskFields, cut: Cut, labels: Coded, seed: int
 ) -> tuple[NDArray[np.float64], list[Ints]]:
     """(T [K], the test rows: one set, or one of each client where each is tested on its own)."""
     kind = task.target.kind
@@ -136,7 +137,7 @@ def _shares(labels: Coded, rows: Ints) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum())
 
 
-def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
+def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
     inputs, values = task.inputs, task.values
     ahead = () if values is None else (part_of("target", values),)
     if isinstance(inputs, Columns):
@@ -159,7 +160,7 @@ def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding
 
 
 def _dataset(
-    task: Uncut, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
+    task: TaskFields, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
 ) -> Dataset:
     """Training rows and test rows as they are stored: bytes of images stay bytes."""
 
@@ -179,7 +180,7 @@ def _dataset(
 
 
 def _federation(
-    task: Uncut, data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
+    task: TaskFields, data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
 ) -> core.Task:
     """own: the number of test rows of each client, where each is tested on its own."""
 
@@ -204,7 +205,7 @@ def _federation(
     )
 
 
-def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
+def _about_labels(task: TaskFields, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
     """Sentences on the target's labels, classes that no client has, and small clients."""
     notes = []
     at_clients = labels.counts(np.concatenate(cut.rows))
@@ -237,7 +238,7 @@ def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) 
     return notes
 
 
-def _about_clients(task: Uncut, cut: Cut, labels: Coded) -> list[str]:
+def _about_clients(task: TaskFields, cut: Cut, labels: Coded) -> list[str]:
     sizes = [len(a) + len(b) for a, b in zip(cut.trains, cut.validations, strict=True)]
     notes = []
     if tiny := [c for c, n in zip(task.clients, sizes, strict=True) if n < 2]:
@@ -261,7 +262,7 @@ def _about_scales(x: Tensor, cut: Cut) -> list[str]:
     ]
 
 
-def _about_others(task: Uncut, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
+def _about_others(task: TaskFields, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
     """How many values at the target are none of the categories of training."""
     notes = []
     assert isinstance(task.inputs, Columns)

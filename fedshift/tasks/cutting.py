@@ -2,56 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedshift.holdout import hold_out_by_label
-from fedshift.tasks.columns import Rules
-from fedshift.tasks.names import Coded, Ints
-from fedshift.tasks.rows import Inputs
-from fedshift.tasks.target import Target
-
-
-class Uncut(Protocol):
-    """What building needs of a task; see `fedshift.tasks.task.Task`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def bins(self) -> int: ...
-    @property
-    def outside(self) -> int: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def labels(self) -> Coded: ...
-    @property
-    def values(self) -> Tensor | None: ...
-    @property
-    def places(self) -> Coded: ...
-    @property
-    def clients(self) -> tuple[str, ...]: ...
-    @property
-    def target(self) -> Target: ...
-    @property
-    def validation(self) -> float: ...
-    @property
-    def test(self) -> float: ...
-    @property
-    def rules(self) -> Rules: ...
-    @property
-    def transform(self) -> Callable[[Any, torch.Generator], Any] | None: ...
+from fedshift.tasks.fields import TaskFields
+from fedshift.tasks.names import Ints
 
 
 class Cut(NamedTuple):
@@ -68,7 +26,7 @@ class Cut(NamedTuple):
         return [*self.trains, *self.validations]
 
 
-def client_rows(task: Uncut) -> list[Ints]:
+def client_rows(task: TaskFields) -> list[Ints]:
     """Rows of each training client that have a label, ascending."""
     n = len(task.places.codes) - task.outside
     order = np.argsort(task.places.codes[:n], kind="stable")
@@ -78,7 +36,7 @@ def client_rows(task: Uncut) -> list[Ints]:
     return [part[task.labels.codes[part] >= 0] for part in (by_name[c] for c in task.clients)]
 
 
-def target_rows(task: Uncut) -> Ints:
+def target_rows(task: TaskFields) -> Ints:
     """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
     n = len(task.places.codes)
     rows = np.arange(n - task.outside, n)
@@ -87,7 +45,7 @@ def target_rows(task: Uncut) -> Ints:
     return rows[task.labels.codes[rows] >= 0]
 
 
-def cut_rows(task: Uncut, seed: int) -> Cut:
+def cut_rows(task: TaskFields, seed: int) -> Cut:
     """Tests and then validation of each client, by label; no label is looked at for more."""
     parts, y = client_rows(task), task.labels.codes
     tests: list[Ints] = []

@@ -84,6 +84,23 @@ def test_an_error_as_json(call: Any) -> None:
     assert out == ""
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "reproduce"])
+def test_a_backend_of_earlier_versions_is_not_listed(command: str, call: Any) -> None:
+    assert "winograd" not in call(command, "--help")[1]
+    code, _, error = call(command, "--backend", "vinograd")
+    assert code == 2
+    assert "'channels-last'" in error
+    assert "'winograd'" not in error
+
+
+def test_a_backend_of_earlier_versions_is_refused_with_another(call: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(GOOD)
+    code, _, error = call("run", "a.toml", "--backend", "winograd")
+    assert code == 2
+    assert "the backend winograd is gone" in error
+    assert "use channels-last" in error
+
+
 def test_run_leaves_a_whole_folder(call: Any) -> None:
     Path("f.toml").write_text(GOOD.replace("fedavg", 'fedpals"\ness = "auto'))
     code, out, _ = call("run", "f.toml", "--out", "o", "--format", "json", *FAST)

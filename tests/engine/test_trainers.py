@@ -14,7 +14,7 @@ from fedshift.client.local import Local, plan_all
 from fedshift.client.objectives import CrossEntropy, View, batch_mean
 from fedshift.data import Batch, batches, take
 from fedshift.engine import round as one_round
-from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop, work
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import run
 from fedshift.engine.stacking.stacked import Stacked
@@ -62,6 +62,28 @@ def test_channels_last_is_for_images(setting: Setting) -> None:
     algorithm, federation = recipes.fedavg(setting), make_federation(setting.model)
     with pytest.raises(UnfitError, match=r"for images .*; these inputs are \(8, 8\)"):
         last(run(algorithm, federation, 1, backend=channels_last(loop)))
+
+
+@pytest.mark.parametrize("by_work", [True, False], ids=["work", "client_update"])
+def test_a_backend_of_ones_own_trains_as_told_by_work(setting: Setting, by_work: bool) -> None:
+    """Vectors cannot be trained so: that is seen where the job's own way is taken."""
+
+    def own(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        for job in jobs:
+            if by_work:
+                yield work(update, job)
+            else:
+                yield Reply(job.client, *update(*job[1:5]), job.t)
+
+    def train(backend: Backend) -> Tensor:
+        rounds = run(recipes.fedavg(setting), make_federation(setting.model), 1, backend=backend)
+        return torch.cat([v.flatten() for v in last(rounds).server["params"].values()])
+
+    if by_work:
+        with pytest.raises(UnfitError, match="channels-last is for images"):
+            train(channels_last(own))
+    else:
+        assert torch.equal(train(channels_last(own)), train(loop))
 
 
 @pytest.mark.parametrize("lever", [dense, channels_last])
