@@ -18,13 +18,13 @@ from fedshift.errors import InputError
 from fedshift.kernels.passes import (
     Modules,
     Places,
-    alike,
     call,
     changed,
     misfit,
     modules_of,
     places,
     retied,
+    same_places,
 )
 from fedshift.kernels.pools import pooled, with_pools
 from fedshift.kernels.torch_private import is_batch_norm, supported, version, within_vmap
@@ -163,7 +163,7 @@ class Model:
 
     def _renew(self) -> None:
         """Look at the network again if its layers, the places of its tensors or `fixed` changed."""
-        moved = changed(self._modules) or not alike(self._places, places(self.net))
+        moved = changed(self._modules) or not same_places(self._places, places(self.net))
         if moved or self.fixed != fixed_in(self.net):
             self.__post_init__()
 

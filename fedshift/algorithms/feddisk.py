@@ -94,7 +94,7 @@ class FedDisk(Around):
             raise InputError("the density has buffers; masks and the like must not be averaged")
 
     @property
-    def before(self) -> int:
+    def rounds_before_inner(self) -> int:
         """Rounds before the inner method's first."""
         return self.rounds + self.weighing
 
@@ -135,10 +135,10 @@ class FedDisk(Around):
     def at(self, t: int) -> Algorithm:
         if t <= self.rounds:
             return Before(self, FitDensities(self.network(), self.local))
-        if t <= self.before:
+        if t <= self.rounds_before_inner:
             weighs = WeighExamples(self.network(), self.ratio, self.most, self.least_ess)
             return Before(self, weighs)
-        inner = self.inner.at(t - self.before)
+        inner = self.inner.at(t - self.rounds_before_inner)
         return self if inner is self.inner else replace(self, inner=inner)
 
     def _check_span(self, data: ClientData) -> None:

@@ -10,11 +10,11 @@ from fedshift.data import ClientData, Plan
 
 
 @dataclass(eq=False)
-class Draws:
+class PlansOfGroup:
     """The plans of some clients in round t, drawn together.
 
-    In turns with training, drawing and training would push each other's code and data out of the
-    processor's cache. A client's plans are those of `plan_all`, whatever else is drawn.
+    Drawn together: alternating with training would evict code and data from the processor's cache.
+    A client's plans are those of `plan_all`, whatever else is drawn.
     """
 
     phases: Mapping[str, Local]
@@ -38,24 +38,24 @@ class Draws:
 
 # Not frozen, which would take three times as long: there is one for every client and round.
 @dataclass(eq=False, slots=True)
-class Drawn(Mapping[str, Plan]):
+class PlansOfClient(Mapping[str, Plan]):
     """One client's plans by phase, of those that are drawn together."""
 
-    draws: Draws
+    group: PlansOfGroup
     client: int
 
     def __getitem__(self, phase: str) -> Plan:
-        return self.draws.of(self.client)[phase]
+        return self.group.of(self.client)[phase]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.draws.phases)
+        return iter(self.group.phases)
 
     def __len__(self) -> int:
-        return len(self.draws.phases)
+        return len(self.group.phases)
 
 
 def widths(plans: Mapping[str, Plan]) -> tuple[tuple[str, int], ...]:
     """(phase, rows of a batch, padding included) of each; nothing is drawn for it."""
-    if isinstance(plans, Drawn):
-        return plans.draws.widths
+    if isinstance(plans, PlansOfClient):
+        return plans.group.widths
     return tuple((name, plan.rows.shape[1]) for name, plan in plans.items())

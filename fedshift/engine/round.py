@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.client.local import plan_all
-from fedshift.client.plans import Drawn, Draws
+from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.data import ClientData
 from fedshift.engine.backends import Block, Job
-from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, astray, reshaped
-from fedshift.engine.sums.running import RunningSums, joined
+from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_not_finite, reshaped
+from fedshift.engine.sums.running import RunningSums, stacked
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
@@ -153,9 +153,9 @@ def jobs_of(
         phase.rate(opened.t)  # here, because a bad schedule is no client's failure
     for start in range(0, len(asked), AHEAD):
         group = {i: clients[i] for i in asked[start : start + AHEAD]}
-        draws = Draws(phases, opened.t, seed, group)
+        plans = PlansOfGroup(phases, opened.t, seed, group)
         for i, data in group.items():
-            yield Job(i, opened.message(i), state_of(i), data, Drawn(draws, i), opened.t)
+            yield Job(i, opened.message(i), state_of(i), data, PlansOfClient(plans, i), opened.t)
 
 
 def sums_of(opened: Opened, server: Parts) -> RunningSums:
@@ -177,11 +177,10 @@ def close_round(
     blocks: of all clients that were asked, in any order, as the gate lets them through. sums:
     those of what was summed of them already; None: nothing was.
     """
-    blocks = [block._replace(changed={}) for block in blocks]
     if sums is None:
         sums = sums_of(opened, server)
         blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
-    updates = joined(blocks).updates | sums.parts()
+    updates = stacked(blocks, [block.updates for block in blocks]) | sums.parts()
     weights = opened.weights[opened.asked]
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
     changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
@@ -218,14 +217,15 @@ def settle(
     if opened.skipped:
         return skip(opened, server, opened.skipped, missing)
     remaining = opened
+    present = admitted.clients
     try:
-        if not admitted.clients:
+        if not present:
             raise _no_update(opened, missing)
         if admitted.bad:
-            remaining = among(opened, server, admitted.clients)
-        _check_limits(remaining, gate, table, len(admitted.clients))
+            remaining = among(opened, server, present)
+        _check_limits(remaining, gate, table, len(present))
         after, loss = close_round(remaining, server, admitted.good, seed, sums)
-        if odd := astray(after, server):
+        if odd := first_not_finite(after, server):
             raise DivergedError(
                 f'round {opened.t}: the server\'s step left non-finite numbers in "{odd}"; lower '
                 "the learning rates, or set max_norm"
@@ -237,8 +237,7 @@ def settle(
         if gate.on_bad == "stop" or (isinstance(e, InputError) and not missing):
             raise
         return skip(remaining, server, str(e) or type(e).__name__, missing)
-    trained = admitted.clients
-    return Round(opened.t, after, {}, remaining.ids, remaining.weights, trained, loss, missing)
+    return Round(opened.t, after, {}, remaining.ids, remaining.weights, present, loss, missing)
 
 
 def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:

@@ -126,14 +126,14 @@ def _play_round(
         came = metered(meter, trained, stage.client_update, jobs)
         admitted = in_turn(gate, came, asked, sums, keep)
         played = settle(opened, server, admitted, (), gate, federation.table, seed, sums)
-        return played._replace(states=draft.whole())
+        return played._replace(states=draft.all_states())
     trained = streamed(watched(backend, None))
     came = metered(meter, trained, Forgiving(stage.client_update), jobs)
     admitted = gate.admit([*came], asked)
     played = settle(opened, server, admitted, admitted.bad, gate, federation.table, seed)
     for client, changed in () if played.skipped else admitted.states():
         keep(client, changed)
-    return played._replace(states=draft.whole())
+    return played._replace(states=draft.all_states())
 
 
 @torch.inference_mode(False)

@@ -66,8 +66,8 @@ class Served:
         if ties != "probability":
             raise InputError(f'ties = "{ties}"; allowed: "smallest", "probability"')
         # Labels with fewer votes cannot win: -1 is below any sum of probabilities.
-        among = votes == votes.amax(1, keepdim=True)
-        return self.probabilities.sum(0).masked_fill(~among, -1.0).argmax(1)
+        tied = votes == votes.amax(1, keepdim=True)
+        return self.probabilities.sum(0).masked_fill(~tied, -1.0).argmax(1)
 
 
 def serve(
@@ -119,9 +119,10 @@ def _all_outputs(
     return outs
 
 
-def _tensors(params: Params, buffers: Params, but: str = " ") -> tuple[int, ...]:
+def _tensors(params: Params, buffers: Params, but: str | None = None) -> tuple[int, ...]:
+    """Their identities, without those whose name begins with `but`."""
     named = (*params.items(), *buffers.items())
-    return tuple(id(v) for k, v in named if not k.startswith(but))
+    return tuple(id(v) for k, v in named if but is None or not k.startswith(but))
 
 
 def _only_head_differs(model: Model, pair: tuple[Params, Params], x: Tensor) -> bool:

@@ -46,7 +46,8 @@ class LabelTable:
         Raises InputError without one, and for a client that has no example.
         """
         metrics = {k: v for record in content.metric_records.values() for k, v in record.items()}
-        row = self._reported(metrics) if self.given is None else self._given(name, metrics)
+        by_reply = self.given is None
+        row = self._row_from_reply(metrics) if by_reply else self._row_from_table(name, metrics)
         # Its weight would be 0/0 in the programme.
         if not row.any():
             raise InputError("it has no examples: all its label counts are 0")
@@ -74,7 +75,7 @@ class LabelTable:
             for node in sharing
         }
 
-    def _reported(self, metrics: Mapping[str, Any]) -> Floats:
+    def _row_from_reply(self, metrics: Mapping[str, Any]) -> Floats:
         if COUNTS not in metrics:
             raise InputError(
                 f'its reply has no "{COUNTS}"; put the {self.classes} numbers of examples by label '
@@ -82,7 +83,7 @@ class LabelTable:
             )
         return self._row(metrics[COUNTS], f'"{COUNTS}"')
 
-    def _given(self, name: str | None, metrics: Mapping[str, Any]) -> Floats:
+    def _row_from_table(self, name: str | None, metrics: Mapping[str, Any]) -> Floats:
         assert self.given is not None
         if name is not None and name in self.given:
             return self.given[name]

@@ -36,7 +36,7 @@ def places(net: nn.Module) -> Places:
     return {name: tuple(where) for name, where in by_name.items()}
 
 
-def alike(one: Places, other: Places) -> bool:
+def same_places(one: Places, other: Places) -> bool:
     """Whether both have the same names in the same places."""
 
     def by_id(places: Places) -> dict[str, list[tuple[int, Any]]]:
@@ -71,8 +71,8 @@ def call(
 ) -> Any:
     """net(*inputs) with `tensors` by name; names that are not given keep the module's tensors.
 
-    What the pass writes goes to the given tensors. written: a dictionary with some of these; a
-    tensor that the pass puts in the place of one of them is put into it, too. Does what
+    What the pass writes goes to the given tensors. `written` receives tensors that the pass
+    replaced, for the names that it already has. Does what
     `torch.func.functional_call` does, whose checks at every call cost as much as a small layer.
     Raises InputError for a name that the module does not have.
     """

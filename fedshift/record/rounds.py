@@ -83,8 +83,8 @@ class ServedMetrics:
     worst_accuracy     the smallest of these
     global_accuracy    of the one model that the server holds, where it is complete
     vote_accuracy      of the label that most clients' models give
-    routed_posterior   by the client of largest posterior, and
-    routed_density     of largest density ratio
+    routed_posterior   accuracy when the client of largest posterior answers
+    routed_density     accuracy when the client of largest density ratio answers
     mixture_accuracy   of all models, mixed by the posterior
     oracle_routed      by the client that the example comes from
     router_accuracy    how often the router names that client

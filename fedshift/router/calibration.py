@@ -116,8 +116,8 @@ class Calibration:
         )
 
 
-class Part(NamedTuple):
-    """One division of all clients' examples: features to fit on, and features held out.
+class Fold(NamedTuple):
+    """All clients' examples with one fold held out: features to fit on, and those of the fold.
 
     before are the old router's logits [n, N] of the held-out examples, if it had any.
     """
@@ -127,26 +127,26 @@ class Part(NamedTuple):
     before: Features | None
 
 
-def divided(features: Features, before: Features | None, seed: int) -> list[Part]:
+def split_into_folds(features: Features, before: Features | None, seed: int) -> list[Fold]:
     """The folds that are held out in turn, each about 1/5 of every client's examples h [n, e].
 
     A client's examples are permuted by a generator of (seed, client). A client with a single
     example keeps it for the fits; the list is empty if no client has more.
     """
-    folds = [_folds(len(h), seed, i) for i, h in enumerate(features)]
-    parts, count = list[Part](), 0
+    assigned = [_assigned_folds(len(h), seed, i) for i, h in enumerate(features)]
+    folds, count = list[Fold](), 0
     for k in range(FOLDS):
-        masks = [f == k for f in folds]
+        masks = [f == k for f in assigned]
         held_out = [h[rows] for h, rows in zip(features, masks, strict=True)]
         if count < ENOUGH and any(map(len, held_out)):
             count += sum(map(len, held_out))
             fit = [h[~rows] for h, rows in zip(features, masks, strict=True)]
             logits = before and [z[rows] for z, rows in zip(before, masks, strict=True)]
-            parts.append(Part(fit, held_out, logits))
-    return parts
+            folds.append(Fold(fit, held_out, logits))
+    return folds
 
 
-def _folds(n: int, seed: int, client: int) -> Tensor:
+def _assigned_folds(n: int, seed: int, client: int) -> Tensor:
     """The fold [n] that each example is held out in; -1 for one that never is."""
     if n < 2:
         return torch.full((n,), -1)
@@ -154,10 +154,10 @@ def _folds(n: int, seed: int, client: int) -> Tensor:
     return torch.randperm(n, generator=generator(seed, "calibration", client)) % FOLDS
 
 
-def before(parts: Sequence[Part]) -> HeldOut | None:
+def before(folds: Sequence[Fold]) -> HeldOut | None:
     """The figures of the router before the refit, on the same held-out examples."""
     sums = [
-        held_out_sums(z[None], i) for p in parts for i, z in enumerate(p.before or ()) if len(z)
+        held_out_sums(z[None], i) for p in folds for i, z in enumerate(p.before or ()) if len(z)
     ]
     return figures(sums)[0] if sums else None
 
@@ -188,7 +188,7 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], parts: Sequence[Part]
+    fit: Fit, strengths: Sequence[float], temperatures: Sequence[float], folds: Sequence[Fold]
 ) -> Chosen:
     """The candidate of least held-out loss, the first of equals.
 
@@ -199,7 +199,7 @@ def choose(
     for strength in strengths:
         try:
             sums = [
-                s for part in parts for s in _sums_sent(fit(part.fit, strength), part, temperatures)
+                s for fold in folds for s in _sums_sent(fit(fold.fit, strength), fold, temperatures)
             ]
         except TrainingError as e:
             failed.append(e)
@@ -215,13 +215,13 @@ def choose(
 
 
 def _sums_sent(
-    head: ClientHead, part: Part, temperatures: Sequence[float]
+    head: ClientHead, fold: Fold, temperatures: Sequence[float]
 ) -> Iterator[HeldOutSums]:
-    sizes = torch.tensor([float(len(h)) for h in part.fit]).double()
+    sizes = torch.tensor([float(len(h)) for h in fold.fit]).double()
     heads = [tempered(head, sizes, t) for t in temperatures]
-    for i, h in enumerate(part.held_out):
+    for i, h in enumerate(fold.held_out):
         if len(h):
-            before = None if part.before is None else part.before[i]
+            before = None if fold.before is None else fold.before[i]
             yield held_out_sums(torch.stack([f(h) for f in heads]), i, before)
 
 

@@ -25,7 +25,7 @@ from fedshift.router.calibration import (
     Calibration,
     Features,
     Fit,
-    Part,
+    Fold,
     before,
     choose,
     tempered,
@@ -263,20 +263,20 @@ def discriminant(loading: float | None) -> Way:
 
 
 def fit_again(
-    way: Way, features: Features, parts: Sequence[Part]
+    way: Way, features: Features, folds: Sequence[Fold]
 ) -> tuple[ClientHead, Calibration | None]:
-    """The head of all clients' features h [n, e] at what `parts` chose, and its held-out figures.
+    """The head of all clients' features h [n, e] at what `folds` chose, and its held-out figures.
 
     Raises InputError where there is a choice to make and nothing was held out.
     """
-    if not parts and len(way.strengths) > 1:
+    if not folds and len(way.strengths) > 1:
         raise InputError(
             "no client has two examples, so none can be held out to choose by; give fresh=, "
             f"inputs of each client, or a strength, as {way.strengths[0]:g}"
         )
     sizes = torch.tensor([float(len(h)) for h in features], dtype=torch.float64)
-    if not parts:
+    if not folds:
         return way.exact(features, way.strengths[0]), None
-    best = choose(way.rough, way.strengths, way.temperatures, parts)
+    best = choose(way.rough, way.strengths, way.temperatures, folds)
     head = tempered(way.exact(features, best.strength), sizes, best.temperature)
-    return head, Calibration(before(parts), best.figures, best.strength, best.temperature)
+    return head, Calibration(before(folds), best.figures, best.strength, best.temperature)

@@ -20,7 +20,7 @@ from fedshift.data import ClientData, check_clients
 from fedshift.errors import InputError, check_name
 from fedshift.model import Model
 from fedshift.router.answers import Answers, finite_answers
-from fedshift.router.calibration import Calibration, Part, divided
+from fedshift.router.calibration import Calibration, Fold, split_into_folds
 from fedshift.router.moments import Gaussians, moments, pooled
 from fedshift.router.queries import BLOCK, check_queries, check_server, check_thresholds
 from fedshift.router.refit import LOADING, Way, discriminant, fit_again, penalised
@@ -286,11 +286,11 @@ class Router:
         """Refit the head; also set the moments if a loading for `novelty` is given."""
         outputs = self._outputs_of(clients)
         if fresh is None:
-            parts = divided(outputs.features, outputs.logits, seed)
+            folds = split_into_folds(outputs.features, outputs.logits, seed)
         else:
             held_out = self._sight.of_clients(fresh, "a held-out example")
-            parts = [Part(outputs.features, held_out.features, held_out.logits)]
-        head, figures = fit_again(way, outputs.features, parts)
+            folds = [Fold(outputs.features, held_out.features, held_out.logits)]
+        head, figures = fit_again(way, outputs.features, folds)
         # The sizes that a head was fitted to are in its intercepts; clients left out keep 0.
         n = torch.tensor([float(len(h)) for h in outputs.features], dtype=torch.float64)
         sizes = torch.where(self.sizes > 0, n, 0.0)

@@ -96,7 +96,7 @@ def test_equal_clients_with_equal_batches_have_direct_weights_of_exactly_one(
     inputs: Setting, federated: Any
 ) -> None:
     algorithm = fast(direct(inputs))
-    rounds = range(1, algorithm.before + 1)
+    rounds = range(1, algorithm.rounds_before_inner + 1)
 
     def as_the_first(stage: Algorithm, data: ClientData, t: int) -> Any:
         return plan_all(stage.phases(), data, t, 0, 0)
@@ -137,8 +137,8 @@ def test_weights_of_different_clients_keep_to_their_bounds(inputs: Setting, fede
         a = played.states[i]["importance"]["a"]
         assert float(a.mean()) == pytest.approx(1.0, abs=1e-12)
         assert n / sum(SIZES) - 1e-12 <= float(a.min()) < 1 < float(a.max()) <= 3.0 + 1e-12
-        told = algorithm.at(algorithm.before).broadcast(played.server, i)["share"]["least"]
-        assert float(told) == n / sum(SIZES)
+        last = algorithm.at(algorithm.rounds_before_inner).broadcast(played.server, i)
+        assert float(last["share"]["least"]) == n / sum(SIZES)
         ess = float(played.server["importance"]["ess"][i])
         assert ess == pytest.approx(float(a.sum() ** 2 / (a**2).sum()))
     assert apart(played.server["params"], federated().params) == 0
@@ -146,8 +146,8 @@ def test_weights_of_different_clients_keep_to_their_bounds(inputs: Setting, fede
 
 def inner_from(setting: Setting, federation: Federation, algorithm: FedDisk, rounds: int) -> Round:
     """The inner method's rounds, at the batches that it has after the density rounds."""
-    late = start(algorithm.inner, federation)._replace(t=algorithm.before)
-    return final(algorithm.inner, federation, algorithm.before + rounds, after=late)
+    late = start(algorithm.inner, federation)._replace(t=algorithm.rounds_before_inner)
+    return final(algorithm.inner, federation, algorithm.rounds_before_inner + rounds, after=late)
 
 
 @pytest.mark.few(1)
@@ -159,7 +159,7 @@ def test_weights_of_one_are_the_inner_method(inputs: Setting, federated: Any, mu
         i: s | {"importance": {"a": torch.ones_like(s["importance"]["a"])}}
         for i, s in before.states.items()
     }
-    rounds = algorithm.before + 2
+    rounds = algorithm.rounds_before_inner + 2
     got = final(algorithm, federation, rounds, after=before._replace(states=ones))
     plain = inner_from(inputs, federation, algorithm, 2)
     assert apart(got.server["params"], plain.server["params"]) == 0
@@ -171,7 +171,7 @@ def test_weights_are_data(inputs: Setting, federated: Any) -> None:
     """A round of FedDisk is the inner method's round on clients with `w` times their weights."""
     algorithm, federation = direct(inputs), federated()
     before = weighed(algorithm, federation)
-    got = final(algorithm, federation, algorithm.before + 1, after=before)
+    got = final(algorithm, federation, algorithm.rounds_before_inner + 1, after=before)
     heavier = tuple(
         d._replace(w=before.states[i]["importance"]["a"].float())
         for i, d in enumerate(federation.clients)
@@ -185,7 +185,7 @@ def test_any_method_can_be_the_inner_one(inputs: Setting, federated: Any) -> Non
     staged = recipes.fedavgft(replace(inputs, rounds=3), tune_rounds=1)
     for inner in (recipes.scaffold(inputs), recipes.fedpals(inputs, ess=0.6), staged):
         algorithm = replace(base, inner=inner)
-        played = final(algorithm, federation, algorithm.before + 3)
+        played = final(algorithm, federation, algorithm.rounds_before_inner + 3)
         assert apart(played.server["params"], federation.params) > 1e-3
     # FineTune's own rounds are counted from the inner method's first.
     kinds = [type(algorithm.at(t)).__name__ for t in range(1, 7)]

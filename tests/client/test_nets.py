@@ -133,7 +133,7 @@ def test_what_a_step_changes_for_the_next_is_needed(
 
 
 def test_the_equation() -> None:
-    """z_s of `First` are those of a layer that is moved after each step."""
+    """z_s of `FirstLayer` are those of a layer that is moved after each step."""
     source = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -143,7 +143,7 @@ def test_the_equation() -> None:
     deltas, rate = [drawn(3, 4, 5), drawn(3, 4, 5)], torch.ones(3, 1, 1, dtype=torch.float64)
     recipe = module.Recipe((module.Layer("w", "b", False),), ("w", "b"), 0.0, 0.0, {}, ())
     at = {"w": w.clone(), "b": b.clone()}
-    first = module.First(Nets(recipe, at, {}, {}), x, 5)
+    first = module.FirstLayer(Nets(recipe, at, {}, {}), x, 5)
     for s, z in enumerate(first):
         batch = x[:, 5 * s : 5 * s + 5]
         torch.testing.assert_close(z, w @ batch.transpose(1, 2) + b)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.client.plans import Drawn, Draws
+from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.engine.backends import Job
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import first_state, start
@@ -30,10 +30,10 @@ def jobs(setting: Setting) -> list[Job]:
 
 def other_draws(job: Job, **options: Any) -> Job:
     """Batches of another kind."""
-    draws = job.plans.draws  # type: ignore[attr-defined]
+    draws = job.plans.group  # type: ignore[attr-defined]
     phases = {k: phase.__class__(**options) for k, phase in draws.phases.items()}
-    again = Draws(phases, draws.t, draws.seed, {job.client: job.data})
-    return job._replace(plans=Drawn(again, job.client))
+    again = PlansOfGroup(phases, draws.t, draws.seed, {job.client: job.data})
+    return job._replace(plans=PlansOfClient(again, job.client))
 
 
 def grown(job: Job) -> Job:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedshift import recipes
-from fedshift.client.plans import Drawn, Draws
+from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.engine.backends import Job
 from fedshift.engine.processes.messages import packed, unpacked
 from fedshift.recipes import Setting
@@ -16,8 +16,8 @@ from fedshift.tree import Parts
 from support.federations import make_federation, one_job
 
 
-def drawn_by(job: Job, draws: Draws) -> Job:
-    return job._replace(plans=Drawn(draws, job.client), t=draws.t)
+def drawn_by(job: Job, draws: PlansOfGroup) -> Job:
+    return job._replace(plans=PlansOfClient(draws, job.client), t=draws.t)
 
 
 @pytest.mark.parametrize("change", ["", "round", "seed", "phases"])
@@ -30,7 +30,7 @@ def test_each_job_has_its_batches(change: str, setting: Setting) -> None:
         "phases": ({k: replace(phase, batch=2) for k, phase in phases.items()}, 1, 0),
     }  # fmt: skip
     jobs = tuple(
-        drawn_by(base._replace(client=i, data=clients[i]), Draws(*ways[how], clients))
+        drawn_by(base._replace(client=i, data=clients[i]), PlansOfGroup(*ways[how], clients))
         for i, how in enumerate(("", change, ""))
     )
     some = packed(jobs, {})

@@ -1,7 +1,7 @@
 """One seed, the same bytes: whatever is measured on the way, and whoever is there and never drawn.
 
 Workers and their number: test_workers. The order of replies: test_contract. States on disk:
-test_shelf. Other engines: test_flower, test_stacked.
+test_client_states. Other engines: test_flower, test_stacked.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from fedshift.router.calibration import (
     FOLDS,
     Calibration,
     HeldOut,
-    divided,
     figures,
     held_out_sums,
+    split_into_folds,
     tempered,
 )
 from fedshift.router.quality import calibration_error
@@ -54,7 +54,7 @@ def test_clients_sums_give_the_pooled_figures() -> None:
 
 def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
     marked = [torch.arange(float(len(h)))[:, None] for h in SAMPLES]
-    parts = divided(marked, marked, 0)
+    parts = split_into_folds(marked, marked, 0)
     assert len(parts) == FOLDS
     for i, n in enumerate((40, 25, 60)):
         held = torch.cat([p.held_out[i] for p in parts])
@@ -65,13 +65,13 @@ def test_every_example_is_held_out_once_and_who_has_one_keeps_it() -> None:
             assert p.before is not None
             assert torch.equal(p.before[i], p.held_out[i])
     assert all(len(p.held_out[3]) == 0 and len(p.fit[3]) == 1 for p in parts)
-    other = divided(marked, None, 1)
+    other = split_into_folds(marked, None, 1)
     assert not torch.equal(other[0].held_out[0], parts[0].held_out[0])
-    assert torch.equal(divided(marked[:1], None, 0)[0].held_out[0], parts[0].held_out[0])
+    assert torch.equal(split_into_folds(marked[:1], None, 0)[0].held_out[0], parts[0].held_out[0])
 
 
 def test_many_examples_take_fewer_folds() -> None:
-    assert len(divided([torch.zeros(9000, 1), torch.zeros(1100, 1)], None, 0)) == 1
+    assert len(split_into_folds([torch.zeros(9000, 1), torch.zeros(1100, 1)], None, 0)) == 1
 
 
 def test_a_temperature_flattens_density_ratios_and_leaves_sizes() -> None:

@@ -23,4 +23,4 @@ def fast(algorithm: FedDisk) -> FedDisk:
 
 
 def weighed(algorithm: FedDisk, federation: Federation, cohort: int | None = None) -> Round:
-    return final(algorithm, federation, algorithm.before, cohort=cohort)
+    return final(algorithm, federation, algorithm.rounds_before_inner, cohort=cohort)

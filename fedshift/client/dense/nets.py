@@ -64,7 +64,7 @@ class Nets(NamedTuple):
         return products(self.at[layer.weight], a, bias)
 
     def forward(self, z: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(what each layer but the first is given, the logits [c, K, B]); z of `First`."""
+        """(what each layer but the first is given, the logits [c, K, B]); z of `FirstLayer`."""
         inputs, layers = list[Tensor](), self.recipe.layers
         for below, layer in itertools.pairwise(layers):
             # In place: z is a new product, and its unrectified values are not needed again.
@@ -105,7 +105,7 @@ class Nets(NamedTuple):
             self._apply_step(bias, lr)
 
     def together(self, batch: int) -> int:
-        """How many steps `First` takes at once, in batches of `batch` examples."""
+        """How many steps `FirstLayer` takes at once, in batches of `batch` examples."""
         layer = self.recipe.layers[0]
         plain = all(self.plain(k) for k in layer[:2] if k is not None)
         return 2 if plain and by_onednn(self.at[layer.weight], batch) else 1
@@ -158,7 +158,7 @@ class Nets(NamedTuple):
 
 
 @dataclass(eq=False)
-class First:
+class FirstLayer:
     """The first layer in one step, or in several steps at once, whose batches are given.
 
     With X_s [B, d] the batch of step s, and D_s [h, B] the step of the layer's outputs for it (-lr
@@ -196,7 +196,7 @@ class First:
             self.net.move(layer, delta, self.rows, self.rate)
 
     def step(self, delta: Tensor | None, rate: Tensor) -> None:
-        """What the outputs' gradient is; None where the layer does not move."""
+        """Records the gradient of the outputs; None if this layer is frozen."""
         if delta is not None:
             self.deltas.append(delta)
             self.rate = rate

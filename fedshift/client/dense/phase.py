@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.client.dense.chain import layers_of, not_dense
-from fedshift.client.dense.nets import First, Nets, Recipe
+from fedshift.client.dense.nets import FirstLayer, Nets, Recipe
 from fedshift.client.objectives import CrossEntropy, Proximal, Sum, Term
 from fedshift.client.oracles import Shift
 from fedshift.client.slopes import Oracle
@@ -259,7 +259,7 @@ def _train(net: Nets, examples: Tensor, steps: Steps) -> Tensor:
     for some in torch.split(steps.rows, together):
         chosen = some.transpose(0, 1).reshape(-1)
         columns = torch.index_select(examples, 0, chosen, out=room[: len(chosen)])
-        lowest = First(net, columns.view(clients, -1, columns.shape[1]), batch)
+        lowest = FirstLayer(net, columns.view(clients, -1, columns.shape[1]), batch)
         # `lowest` first: zip asks it for one step too many, which moves the layer, and takes no
         # further element of `each`.
         for z, (labels, by_log, rate) in zip(lowest, each, strict=False):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedshift.client.local import Local
-from fedshift.client.plans import Drawn, Draws
+from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.data import ClientData, Surveyed
 from fedshift.engine.backends import Job
 from fedshift.errors import InputError
@@ -92,45 +92,46 @@ def named(jobs: Jobs) -> str:
     return f"clients {ids}" if len(jobs) > 1 else f"client {ids}"
 
 
-def by_themselves(jobs: Jobs) -> Jobs:
-    """Jobs whose plans are drawn together, without those of jobs that go elsewhere."""
-    draws = dict[tuple[int, int, int], Draws]()
+def with_separate_plans(jobs: Jobs) -> Jobs:
+    """The jobs with plans that are drawn for these clients alone, not for the whole round's."""
+    groups = dict[tuple[int, int, int], PlansOfGroup]()
     separate: list[Job] = []
     for job in jobs:
         plans = job.plans
-        if isinstance(plans, Drawn):
-            old = plans.draws
-            drawn = _together(draws, (old.phases, old.t, old.seed), job.client, job.data)
+        if isinstance(plans, PlansOfClient):
+            old = plans.group
+            drawn = _together(groups, (old.phases, old.t, old.seed), job.client, job.data)
             job = job._replace(plans=drawn)
         separate.append(job)
     return tuple(separate)
 
 
 def _together(
-    draws: dict[tuple[int, int, int], Draws], how: tuple[Mapping[str, Local], int, int],
+    groups: dict[tuple[int, int, int], PlansOfGroup], how: tuple[Mapping[str, Local], int, int],
     client: int, data: ClientData,
-) -> Drawn:  # fmt: skip
+) -> PlansOfClient:  # fmt: skip
     """A client's plans, drawn with those that were added before of the same phases and seed for its
     round.
     """
     phases, t, seed = how
-    shared = draws.get((id(phases), t, seed))
+    shared = groups.get((id(phases), t, seed))
     if shared is None:
-        shared = draws[id(phases), t, seed] = Draws(phases, t, seed, {})
+        shared = groups[id(phases), t, seed] = PlansOfGroup(phases, t, seed, {})
     shared.clients[client] = data
-    return Drawn(shared, client)
+    return PlansOfClient(shared, client)
 
 
 def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:
-    """Jobs for a pipe, without what the message before each, first this one, has already.
+    """Jobs for a pipe, without what the previous message already carried.
 
-    Of plans that are not drawn yet, how to draw them.
+    message: the parts that the receiver has before the first job. Undrawn plans travel as
+    instructions for drawing them: (phases, seed).
     """
     packed: list[PackedJobs] = []
     for job in jobs:
         new = {k: v for k, v in job.message.items() if message.get(k) is not v}
         plans = job.plans
-        how = (plans.draws.phases, plans.draws.seed) if isinstance(plans, Drawn) else plans
+        how = (plans.group.phases, plans.group.seed) if isinstance(plans, PlansOfClient) else plans
         one = PackedJobs([job.client], (*job.message,), new, job.state, how, job[REST:])
         if not packed or not packed[-1].take(one):
             packed.append(one)
@@ -140,14 +141,14 @@ def packed(jobs: Jobs, message: Parts) -> list[PackedJobs]:
 
 def unpacked(packed: Sequence[PackedJobs], message: Parts, clients: Sequence[ClientData]) -> Jobs:
     """What `packed` packed."""
-    jobs, draws = [], dict[tuple[int, int, int], Draws]()
+    jobs, groups = [], dict[tuple[int, int, int], PlansOfGroup]()
     for several, names, new, state, how, rest in packed:
         complete = message | new
         message = {name: complete[name] for name in names}
         for client in several:
             data, plans = clients[client], how
             if isinstance(how, tuple):
-                plans = _together(draws, (how[0], rest[0], how[1]), client, data)
+                plans = _together(groups, (how[0], rest[0], how[1]), client, data)
             # Dictionaries of its own: what one client writes to, no other client has.
             kept = {part: dict(tree) for part, tree in state.items()}
             jobs.append(Job(client, dict(message), kept, data, plans, *rest))

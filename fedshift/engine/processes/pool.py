@@ -28,11 +28,11 @@ from fedshift.engine.backends import Backend, Block, ClientUpdate, Job, Reply
 from fedshift.engine.inputs import check_backend, check_workers
 from fedshift.engine.processes.messages import (
     Jobs,
-    by_themselves,
     check_clients,
     cut,
     named,
     packed,
+    with_separate_plans,
 )
 from fedshift.engine.processes.pipe import UnsentError, receive, send, shared
 from fedshift.engine.processes.waiting import heard
@@ -144,7 +144,7 @@ class _Blocks:
             task = task._replace(terms_of=None)
 
         def here() -> Iterator[Block]:
-            return streamed(self.within)(update, by_themselves(todo[:count]))
+            return streamed(self.within)(update, with_separate_plans(todo[:count]))
 
         return _share_out(self.team, task, shares, others, here)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import is_
 from typing import Any
 
-from fedshift.client.plans import Drawn, widths
+from fedshift.client.plans import PlansOfClient, widths
 from fedshift.engine.backends import Job
 from fedshift.tree import Params
 
@@ -26,7 +26,7 @@ class Forms:
 
     def of(self, job: Job) -> Form:
         """The form of a job; all jobs live as long as this object."""
-        if self._last is None or not _as_before(self._last[0], job):
+        if self._last is None or not _is_same_at_sight(self._last[0], job):
             sent, kept = job.message, job.state
             numbers = map(self._number, (*sent.values(), *kept.values()))
             shape = job.data.x.shape[1:]
@@ -42,10 +42,10 @@ class Forms:
         return number
 
 
-def _as_before(one: Job, other: Job) -> bool:
-    """Whether two jobs are of one form at first sight: the same objects, and no client's state."""
+def _is_same_at_sight(one: Job, other: Job) -> bool:
+    """Fast path: same objects and no client state, hence the same form."""
     a, b = one.plans, other.plans
-    if not (isinstance(a, Drawn) and isinstance(b, Drawn) and a.draws is b.draws):
+    if not (isinstance(a, PlansOfClient) and isinstance(b, PlansOfClient) and a.group is b.group):
         return False
     if one.t != other.t or one.data.x.shape != other.data.x.shape or any(other.state.values()):
         return False

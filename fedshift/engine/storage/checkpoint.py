@@ -209,7 +209,7 @@ def _round(about: Mapping[str, Any], tensors: Params, shelf: Shelf) -> Round:
     return Round(
         about["round"],
         parts("server", about["server"]),
-        states.whole(),
+        states.all_states(),
         drawn["cohort"][""],
         drawn["weights"][""],
         tuple(about["trained"]),

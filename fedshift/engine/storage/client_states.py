@@ -76,13 +76,13 @@ class Draft:
         # A copy, since it may be a view of a file, or of much more than this state.
         self._new[client] = {p: {k: v.clone() for k, v in t.items()} for p, t in state.items()}
 
-    def whole(self) -> States:
+    def all_states(self) -> States:
         """All states."""
         if math.isinf(self.shelf.memory):
             return {**self.before, **self._new}  # type: ignore[dict-item]
         # Without reading those on disk.
-        before = self.before.entries if isinstance(self.before, Kept) else self.before
-        return Kept({**before, **self._new})
+        before = self.before.entries if isinstance(self.before, StoredStates) else self.before
+        return StoredStates({**before, **self._new})
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class OnDisk:
 
 @sketched
 @dataclass(frozen=True, eq=False)
-class Kept(Mapping[int, Parts]):
+class StoredStates(Mapping[int, Parts]):
     """States by client; those on disk are mapped anew whenever they are asked for."""
 
     entries: Mapping[int, Parts | OnDisk]
@@ -121,7 +121,7 @@ class Kept(Mapping[int, Parts]):
 
 def in_memory(states: States) -> int:
     """Bytes of the tensors of states that are not on disk."""
-    entries = states.entries if isinstance(states, Kept) else states
+    entries = states.entries if isinstance(states, StoredStates) else states
     return sum(size_in_bytes(e) for e in entries.values() if not isinstance(e, OnDisk))
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedshift.engine.processes.pool import workers
 from fedshift.engine.run import Round, run
 from fedshift.engine.stacking.stacked import Stacked
-from fedshift.engine.storage.client_states import Kept, OnDisk, Shelf, in_memory
+from fedshift.engine.storage.client_states import OnDisk, Shelf, StoredStates, in_memory
 from fedshift.engine.storage.tensor_file import map_tensors, write_tensors
 from fedshift.errors import InputError
 from fedshift.experiments.experiment import record
@@ -36,7 +36,7 @@ ROUNDS = 3
 
 
 def on_disk(played: Round) -> list[int]:
-    assert isinstance(played.states, Kept)
+    assert isinstance(played.states, StoredStates)
     return [i for i, entry in played.states.entries.items() if isinstance(entry, OnDisk)]
 
 
@@ -59,7 +59,7 @@ def test_the_rounds_are_the_same(name: str, setting: Setting, tmp_path: Path) ->
 
 def test_the_comparison_can_fail(setting: Setting, tmp_path: Path) -> None:
     plain, shelved = both("scaffold", setting, Shelf(0, tmp_path))
-    assert isinstance(shelved.states, Kept)
+    assert isinstance(shelved.states, StoredStates)
     one = next(entry for entry in shelved.states.entries.values() if isinstance(entry, OnDisk))
     data = bytearray(one.path.read_bytes())
     data[one.places[0].start] ^= 1
