@@ -122,11 +122,10 @@ def show_choice(choice: Choice | None) -> None:
 def _tried(candidate: Candidate) -> tuple[str, str, str, str]:
     """Estimate, validation, source and target: accuracies in %, or mean squared errors."""
     final = candidate.outcome.final
-    if "estimated_loss" in final.own:
-        estimate = (
-            f"{digits(final.own['estimated_loss'])} ± {digits(final.own['estimated_loss_se'])}"
-        )
-        return estimate, "–", digits(final.own["source_loss"]), digits(final.target_loss)
+    if "estimated_loss" in final.others:
+        near, error = (digits(final.others[f"estimated_{k}"]) for k in ("loss", "loss_se"))
+        estimate = f"{near} ± {error}"
+        return estimate, "–", digits(final.others["source_loss"]), digits(final.target_loss)
     return (
         f"{percent(final.estimated_accuracy)} ± {percent(final.estimated_se)}",
         percent(final.validation_accuracy),

@@ -7,9 +7,9 @@ from dataclasses import replace
 from fedshift.data import Task
 from fedshift.datasets.augment import photos
 from fedshift.experiments.config import Config, Network
+from fedshift.experiments.custom import Custom, recipe_of
+from fedshift.experiments.custom_network import Shape, custom_network, packed
 from fedshift.experiments.networks import network
-from fedshift.experiments.own import Own, recipe_of
-from fedshift.experiments.own_network import Shape, own_network, packed
 from fedshift.experiments.python_names import is_python
 from fedshift.model import Model
 from fedshift.outputs import check_classes
@@ -17,7 +17,7 @@ from fedshift.tasks.layout import Layout, Part
 
 
 def first_model(
-    config: Config, own: Own, task: Task, seed: int, layout: Layout | None = None
+    config: Config, custom: Custom, task: Task, seed: int, layout: Layout | None = None
 ) -> Model:
     """The network of [model] with its first weights, as the method needs it for these clients.
 
@@ -26,9 +26,11 @@ def first_model(
     x, classes = task.clients[0].x[:2], len(task.classes)
     shape = tuple(x.shape[1:])
     if is_python(config.model.name):
-        model = own_network(config.model.name, own.task or Shape(shape, task.classes), seed, layout)
+        model = custom_network(
+            config.model.name, custom.task or Shape(shape, task.classes), seed, layout
+        )
     else:
-        routed = len(task.clients) if recipe_of(config, own).traits.router else None
+        routed = len(task.clients) if recipe_of(config, custom).traits.router else None
         model = named_network(config.model, shape, classes, seed, routed, layout)
     if task.outputs:
         model = replace(model, outputs=len(task.outputs))

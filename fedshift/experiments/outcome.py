@@ -140,10 +140,10 @@ class Choice:
 
 def _losses(final: Metrics) -> dict[str, float]:
     """Of numbers to predict, by what rules look at; empty where there are accuracies."""
-    if "estimated_loss" not in final.own:
+    if "estimated_loss" not in final.others:
         return {}
     names = ("estimated_loss", "estimated_loss_se", "source_loss")
-    return {**{k: final.own[k] for k in names}, "target_loss": final.target_loss}
+    return {**{k: final.others[k] for k in names}, "target_loss": final.target_loss}
 
 
 @dataclass(frozen=True, eq=False)

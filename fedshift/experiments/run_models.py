@@ -16,9 +16,9 @@ from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
+from fedshift.experiments.custom_network import Shape, custom_network
 from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
-from fedshift.experiments.own_network import Shape, own_network
 from fedshift.experiments.python_names import check_files, is_python
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
@@ -218,7 +218,7 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     if is_python(config.model.name):
         inputs = shape if layout is None else layout.inputs[0].shape
         task = Shape(inputs, classes_in(folder), () if encoding is None else encoding.outputs)
-        return own_network(config.model.name, task, seed, layout)
+        return custom_network(config.model.name, task, seed, layout)
     routed = clients if recipes.traits_of(config.method.name).router else None
     return named_network(config.model, shape, len(classes_in(folder)), seed, routed, layout)
 

@@ -76,7 +76,7 @@ def choose(
     if task.kind == "regression":
         # No set of one's own has validation examples that follow the target.
         scores["estimate"] = lambda c: c.outcome.final.merit
-        scores["source"] = lambda c: -c.outcome.final.own["source_loss"]
+        scores["source"] = lambda c: -c.outcome.final.others["source_loss"]
         scores["oracle"] = lambda c: -c.outcome.final.target_loss
     picks = {}
     for rule, value in scores.items():

@@ -10,7 +10,7 @@ from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
 from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config import Config, Training
-from fedshift.experiments.own_network import Unpacking
+from fedshift.experiments.custom_network import Unpacking
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.optimizers import Sgd

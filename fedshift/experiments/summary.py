@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fedshift.engine.trial import pals_of
 from fedshift.evaluation.scores import Score
 from fedshift.experiments import label_sets, served
+from fedshift.experiments.client_looks import grey_note, look_names
+from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.own import recipe_of
-from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.record.summary import (
@@ -53,7 +53,7 @@ def summary(experiment: Experiment) -> Summary:
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=recipe_of(experiment.config, experiment.prepared.own).name,
+        method=recipe_of(experiment.config, experiment.prepared.custom).name,
         dataset=experiment.config.data.name,
         kind=None if task.kind == "classification" else task.kind,  # type: ignore[arg-type]
         classes=tuple(task.classes),
@@ -175,7 +175,7 @@ def _final(outcome: Outcome) -> Final:
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
             **label_sets.final_values(outcome.sets),
-            **final.own,
+            **final.others,
         },
         bytes_down=down,
         bytes_up=up,

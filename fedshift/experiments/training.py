@@ -18,9 +18,9 @@ from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate
 from fedshift.evaluation.scores import Score
 from fedshift.experiments.config import Training
+from fedshift.experiments.custom import Metric
+from fedshift.experiments.custom_metrics import metric_values
 from fedshift.experiments.measuring import estimated, scored
-from fedshift.experiments.own import Metric
-from fedshift.experiments.own_metrics import own_values
 from fedshift.experiments.played import reach
 from fedshift.experiments.served import Observed, models, observe, whole
 from fedshift.record.rounds import Metrics
@@ -56,7 +56,7 @@ class Evaluation:
     validation: Score | None
     estimate: AccuracyEstimate
     served: Observed | None = None
-    own: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)
     tests: tuple[Score, ...] = ()
 
 
@@ -88,8 +88,8 @@ def evaluate(
     validation = None if data is None else rate(pairs[0], data)
     estimate, others = estimated(task, pool(clients))
     tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
-    own = test.others | others | own_values(metrics, algorithm.model, *tested, task)
-    return Evaluation(test, clients, validation, estimate, served, own, tests)
+    others = test.others | others | metric_values(metrics, algorithm.model, *tested, task)
+    return Evaluation(test, clients, validation, estimate, served, others, tests)
 
 
 def pool(scores: Sequence[Score]) -> Score:
@@ -144,5 +144,5 @@ def measured_round(
         ess=remaining.ess,
         ess_fraction=remaining.ess_fraction,
         gap=remaining.gap,
-        own=evaluation.own,
+        others=evaluation.others,
     )

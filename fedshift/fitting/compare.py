@@ -16,7 +16,7 @@ from typing import Any
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.errors import InputError
-from fedshift.experiments.own import Metric
+from fedshift.experiments.custom import Metric
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.fit import keep_threads, remove
@@ -254,5 +254,5 @@ def _mark(planned: Fit) -> str:
         for name, tensor in sorted(parts.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().numpy().tobytes())
-    digest.update(f"{mark_of(model.net)} {planned.prepared.own.mark}".encode())
+    digest.update(f"{mark_of(model.net)} {planned.prepared.custom.mark}".encode())
     return digest.hexdigest()

@@ -16,11 +16,11 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import PYTHON
+from fedshift.experiments.custom import Metric
+from fedshift.experiments.custom_network import Shape
 from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
-from fedshift.experiments.own import Metric
-from fedshift.experiments.own_network import Shape
 from fedshift.experiments.progress import Keeper
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import (

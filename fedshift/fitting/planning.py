@@ -18,11 +18,11 @@ from fedshift.arguments import called, check_whole
 from fedshift.client.objectives import Term
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import PYTHON, Config
+from fedshift.experiments.custom import Custom, Metric
+from fedshift.experiments.custom_data import about, prepare_built
+from fedshift.experiments.custom_loss import loss_term
+from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.load import validate
-from fedshift.experiments.own import Metric, Own
-from fedshift.experiments.own_data import about, prepare_built
-from fedshift.experiments.own_loss import loss_term
-from fedshift.experiments.own_metrics import check_metrics
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method
@@ -73,8 +73,8 @@ def plan(
         tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
-    added = Own(
-        method=_own_recipe(chosen),
+    added = Custom(
+        method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
         schedule=schedule,
         metrics=dict(metrics or {}),
@@ -89,11 +89,11 @@ def plan(
     return Plan(config, prepare_built(config, made, model, added), notes)
 
 
-def _mark(chosen: Method, added: Own, loss: Loss | None, built: Built) -> str:
+def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str:
     """A hash of the code and numbers that are no keys of the configuration; "" without any."""
     weights = added.class_weights
     parts = {
-        "method": chosen.recipe.make if chosen.own else None,
+        "method": chosen.recipe.make if chosen.custom else None,
         "loss": loss,
         "schedule": added.schedule,
         "transform": built.augment and built.augment.transform,
@@ -141,7 +141,7 @@ def _method_table(chosen: Method, options: Mapping[str, Any]) -> dict[str, Any]:
 
     A method that can choose its effective sample size does so, unless it is given.
     """
-    if not chosen.own:
+    if not chosen.custom:
         automatic = chosen.recipe.traits.auto_ess and not {"ess", "lam"} & options.keys()
         return {"name": chosen.recipe.name, **options, **({"ess": "auto"} if automatic else {})}
     return {"name": PYTHON, **{k: v for k, v in options.items() if _plain(v)}}
@@ -153,8 +153,8 @@ def _plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _own_recipe(chosen: Method) -> Any:
-    if not chosen.own:
+def _custom_recipe(chosen: Method) -> Any:
+    if not chosen.custom:
         return None
     others = {k: v for k, v in chosen.options.items() if not _plain(v)}
     return replace(chosen.recipe, make=partial(chosen.recipe.make, **others))

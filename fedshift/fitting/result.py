@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from fedshift.errors import InputError, unknown
+from fedshift.experiments.custom_metrics import answers
 from fedshift.experiments.folder import check_unused
-from fedshift.experiments.own_metrics import answers
 from fedshift.experiments.run_models import Pair, RunModels
 from fedshift.files import check_page, write
 from fedshift.fitting.export import export
@@ -24,7 +24,7 @@ from fedshift.fitting.predicting import Numbers, Prediction, label_sets, predict
 from fedshift.fitting.showing import facts_of, html_of, text_of
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import headline
-from fedshift.record.rounds import own_columns
+from fedshift.record.rounds import other_columns
 from fedshift.record.summary import Summary
 from fedshift.report.page import page
 from fedshift.report.splits import client_names
@@ -94,7 +94,7 @@ class Result:
     def metrics(self) -> dict[str, float]:
         """The user's own metrics on the target's test rows, and those of tasks without classes."""
         others = self.summary.final.others
-        return {k: _number(others[k]) for k in own_columns(self.run.rounds, others)}
+        return {k: _number(others[k]) for k in other_columns(self.run.rounds, others)}
 
     @property
     def accuracies(self) -> dict[str, float]:

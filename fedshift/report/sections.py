@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.rounds import own_columns
+from fedshift.record.rounds import other_columns
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.splits import (
@@ -57,9 +57,9 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
 
 
-def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def other_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
-    columns = (own_columns(run.rounds, run.summary.final.others) for run in runs)
+    columns = (other_columns(run.rounds, run.summary.final.others) for run in runs)
     names = list(dict.fromkeys(name for row in columns for name in row))
     if not names:
         return ""

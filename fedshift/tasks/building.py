@@ -75,8 +75,8 @@ def built(task: TaskFields, seed: int) -> Built:
     encoding, columns = _encoding(task, cut, task.outputs or labels.names)
     notes = (*task.notes, *_about_labels(task, cut, labels, T), *columns)
     data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
-    own = [len(rows) for rows in tests] if task.target.kind == "clients" else []
-    federation = _federation(task, data, encoding.pixels, cut, T, own)
+    tested = [len(rows) for rows in tests] if task.target.kind == "clients" else []
+    federation = _federation(task, data, encoding.pixels, cut, T, tested)
     digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
     for rows in (*cut.rows, *tests):
         digest.update(np.int64(len(rows)).tobytes())
@@ -180,9 +180,14 @@ def _dataset(
 
 
 def _federation(
-    task: TaskFields, data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
+    task: TaskFields,
+    data: Dataset,
+    pixels: bool,
+    cut: Cut,
+    T: NDArray[np.float64],
+    tested: list[int],
 ) -> core.Task:
-    """own: the number of test rows of each client, where each is tested on its own."""
+    """tested: the number of test rows of each client, where each is tested on its own."""
 
     def split(samples: Samples, sizes: list[int]) -> list[Examples]:
         # Views: rows lie in the order of their use, and no client needs a copy of its own.
@@ -199,7 +204,7 @@ def _federation(
         test=split(data.test, [len(data.test)])[0],
         target_validation=None,
         classes=data.classes,
-        tests=tuple(split(data.test, own)) if own else (),
+        tests=tuple(split(data.test, tested)) if tested else (),
         kind=task.kind,
         outputs=task.outputs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ KINDS = ("classification", "regression", "multilabel")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TaskFields:
+class TaskFields(ABC):
     """The fields of `fedshift.Task`: the rows as they were read, and how they are to be cut.
 
     inputs, labels, places (the client of each row) and values (numbers to predict) have one entry

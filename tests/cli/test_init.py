@@ -9,7 +9,7 @@ import pytest
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from support.own_files import table
+from support.custom_files import table
 
 GIVEN = ("--client", "hospital", "--label", "outcome")
 

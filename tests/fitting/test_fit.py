@@ -20,7 +20,7 @@ from fedshift.experiments.experiment import run_experiment
 from fedshift.fitting.planning import plan
 from fedshift.fitting.result import Result
 from fedshift.recipes import Setting
-from support.own_tasks import Net, hospitals, rows
+from support.custom_tasks import Net, hospitals, rows
 
 QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1, "progress": False}
 

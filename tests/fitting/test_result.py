@@ -19,7 +19,7 @@ from fedshift.errors import InputError
 from fedshift.experiments import progress
 from fedshift.fitting.result import Result
 from fedshift.record.folder import read_run
-from support.own_tasks import RATES, Net, hospitals, rows
+from support.custom_tasks import RATES, Net, hospitals, rows
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "evaluate_every": 1, "progress": False}
 

@@ -48,7 +48,7 @@ def packed(net: nn.Module, layout: Layout | None) -> nn.Module:
     return net if layout is None else Unpacking(net, layout)
 
 
-def own_network(name: str, task: Any, seed: int, layout: Layout | None = None) -> Model:
+def custom_network(name: str, task: Any, seed: int, layout: Layout | None = None) -> Model:
     """The network that `model.name` names, first weights from `seed`.
 
     task: a `fedshift.Task`, or a `Shape`, which the class or function gets; one that needs two

@@ -37,7 +37,7 @@ def _made(data: Data, source: str, seed: int) -> Task:
         named = load_python("data.source", source)
         made: Task = named.call(lambda given: isinstance(given, Task))
         return replace(made, seed=seed)
-    given = data.own_keys | ({} if data.size is None else {"size": data.size})
+    given = data.task_keys | ({} if data.size is None else {"size": data.size})
     given |= {"validation": data.validation, "test": data.test, "name": data.name, "seed": seed}
     with _in_words():
         if source == NATURAL:

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedshift.arguments import called, is_number
 from fedshift.data import Examples, Task
 from fedshift.errors import InputError, shown
+from fedshift.experiments.custom import Metric
 from fedshift.experiments.measuring import EXTRA, truth
-from fedshift.experiments.own import Metric
 from fedshift.experiments.served import measured
 from fedshift.model import Model
 from fedshift.record.rounds import ESTIMATES, Metrics
@@ -74,7 +74,7 @@ def _starts(x: Tensor) -> range:
     return range(0, max(1, len(x)), BATCH)
 
 
-def own_values(
+def metric_values(
     metrics: Mapping[str, Metric],
     model: Model,
     pairs: Sequence[tuple[Params, Params]],
