@@ -29,7 +29,7 @@ TEST_BATCH = "test_batch"
 SIDE = 32
 _VALUES = 3 * SIDE * SIDE
 # Mosaics of 1,000 tiles are usual; 4,096 (2048 x 2048 pixels) limits the memory for one file.
-_MOST_TILES = 4096
+MOST_TILES = 4096
 _ENDINGS = (".webp", ".png")
 
 
@@ -177,9 +177,9 @@ def _tiles(path: Path) -> Tensor:
 
 def _check_sides(path: Path, width: int, height: int) -> None:
     tiles = (width // SIDE) * (height // SIDE)
-    if width % SIDE or height % SIDE or not 0 < tiles <= _MOST_TILES:
+    if width % SIDE or height % SIDE or not 0 < tiles <= MOST_TILES:
         raise damaged(
             path,
             f"{width} x {height} pixels; both sides must be multiples of {SIDE}, with at most "
-            f"{_MOST_TILES:,} tiles in all",
+            f"{MOST_TILES:,} tiles in all",
         )

@@ -35,7 +35,7 @@ SPLITS = ("train", "val", "test", "id_val", "id_test")
 ENDINGS = (".jpg", ".jpeg", ".png")
 OTHER_ENDINGS = (".bmp", ".gif", ".heic", ".jp2", ".ppm", ".tif", ".tiff", ".webp")
 # Photographs of 24 megapixels are usual; more than 64 is a damaged or forged header.
-_MOST_PIXELS = 1 << 26
+MOST_PIXELS = 1 << 26
 # Raised whenever decoding changes, so that files of older versions are not read.
 _DECODED = 2
 # EXIF's tag 0x0112, and the transposition (numbered as Pillow does) that sets each value upright.
@@ -248,7 +248,7 @@ def _open(pillow: ModuleType, store: Store, name: str) -> Image:
         # Only the formats that the sets have: Pillow would otherwise believe a forged header.
         with pillow.open(io.BytesIO(raw), formats=("JPEG", "PNG")) as image:
             # The size is in the header: nothing has been decoded yet.
-            if image.width * image.height > _MOST_PIXELS:
+            if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels")
             return in_colour(image)
     except unreadable(pillow) as error:

@@ -97,7 +97,9 @@ def with_loss(
     if loss is None:
         return algorithm
     changed: Algorithm = _changed(algorithm, loss)
-    if kind != "classification" and (changed is algorithm or _needs_classes(algorithm)):
+    asked = (Capabilities.needs_classes, Capabilities.trains_router)
+    by_class = changed is algorithm or any(ask(algorithm, of) for of in asked)
+    if kind != "classification" and by_class:
         raise InputError(
             f"{name or type(algorithm).__name__} works with classes (it reads their logits, their "
             f"sets, or has no CrossEntropy() for the task's loss to take the place of), and this "
@@ -109,16 +111,6 @@ def with_loss(
             "take the place of; leave loss out, or choose a method such as fedavg"
         )
     return changed
-
-
-def _needs_classes(algorithm: Algorithm | None) -> bool:
-    """Whether a method, or one that it wraps, needs class logits, label sets or a router."""
-    if algorithm is None:
-        return False
-    sets = ask(algorithm, Capabilities.label_rules) is not None
-    by_class = sets or ask(algorithm, Capabilities.needs_classes)
-    routed = ask(algorithm, Capabilities.trains_router)
-    return by_class or routed or _needs_classes(getattr(algorithm, "inner", None))
 
 
 def _changed(value: Any, loss: Term) -> Any:

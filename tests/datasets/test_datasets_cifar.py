@@ -197,7 +197,7 @@ def test_damaged_mosaics_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with refuses(path, "not a readable WebP or PNG image"):
             cifar.read_mosaics(tmp_path)
     path.write_bytes(whole)
-    monkeypatch.setattr(cifar, "_MOST_TILES", 7)
+    monkeypatch.setattr(cifar, "MOST_TILES", 7)
     with refuses(path, "128 x 64 pixels; both sides must be multiples of 32, with at most 7"):
         cifar.read_mosaics(tmp_path)
     path.rename(tmp_path / "cart_0.png")

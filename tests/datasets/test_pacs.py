@@ -219,7 +219,7 @@ def refuses_row(path: Path, message: str, row: str) -> Any:
 
 def test_an_oversized_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = pacs.scan(write_tree(tmp_path))
-    monkeypatch.setattr(images, "_MOST_PIXELS", 63)
+    monkeypatch.setattr(images, "MOST_PIXELS", 63)
     with pytest.raises(DataError, match=r"not a readable JPEG or PNG image \(8 x 8 pixels\)"):
         found.samples(np.array([0]), 8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from fedshift.cli.app import main
 from fedshift.cli.console import PlainProgress
 from fedshift.deploy.federation import Link, _follow
-from fedshift.deploy.joining import Ended, join
+from fedshift.deploy.joining import JOINED, join
 from fedshift.deploy.keys import check_certificate, write_authority, write_client_key
 from fedshift.deploy.place import clients_of, make_place
 from fedshift.deploy.processes import check_port, free_port, run_flower, running, wait_for
@@ -167,25 +170,39 @@ def alive(pid: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def ending(*ends: tuple[int, str]) -> Any:
+    """In the place of SuperNodes: processes that write a text to their log and end with a code."""
+    left = iter(ends)
+
+    @contextlib.contextmanager
+    def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[Any]:
+        code, text = next(left)
+        with log.open("a") as f:
+            f.write(f"{text}\n")
+        yield SimpleNamespace(wait=lambda: code)
+
+    return process
+
+
 @pytest.mark.parametrize(
     ("ended", "told"),
     [
         (
-            Ended(1, False, "[code: 1] no"),
+            (1, "[code: 1] no"),
             r"does not let this client in \(\[code: 1\] no\): it does",
         ),
-        (Ended(-9, True, ""), "the SuperNode was ended by signal 9, perhaps for lack of memory"),
+        ((-9, JOINED), "the SuperNode was ended by signal 9, perhaps for lack of memory"),
     ],
 )
 def test_super_nodes_that_end(
-    ended: Ended, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ended: tuple[int, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "f"
     make_place(folder, "", 1, ["127.0.0.1"])
-    monkeypatch.setattr("fedshift.deploy.joining._run_node", lambda node, place: ended)
+    monkeypatch.setattr("fedshift.deploy.joining.running", ending(ended))
     with tls_server(folder) as here, pytest.raises(FedshiftError, match=told) as error:
         join(folder / "clients" / "client-0", here, patience=0.0)
-    assert error.value.exit_code == (2 if ended.code > 0 else 4)
+    assert error.value.exit_code == (2 if ended[0] > 0 else 4)
 
 
 def test_a_client_stays_for_the_next_server(
@@ -194,8 +211,8 @@ def test_a_client_stays_for_the_next_server(
     """A server that ended is no refusal: patience counts anew."""
     folder, said = tmp_path / "f", list[str]()
     make_place(folder, "", 1, ["127.0.0.1"])
-    ends = [Ended(0, True, ""), Ended(1, True, "oh"), Ended(1, False, "no")]
-    monkeypatch.setattr("fedshift.deploy.joining._run_node", lambda node, place: ends.pop(0))
+    nodes = ending((0, JOINED), (1, f"{JOINED}\noh"), (1, "no"))
+    monkeypatch.setattr("fedshift.deploy.joining.running", nodes)
     monkeypatch.setattr("fedshift.deploy.joining.PAUSE", 0.0)
     with tls_server(folder) as here, pytest.raises(InputError, match="does not let this client in"):
         join(folder / "clients" / "client-0", here, patience=0.0, say=said.append)

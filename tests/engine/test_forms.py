@@ -12,7 +12,6 @@ from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.engine.backends import Job
 from fedshift.engine.round import jobs_of, open_round
 from fedshift.engine.run import first_state, start
-from fedshift.engine.stacking import forms as module
 from fedshift.engine.stacking.forms import Forms
 from fedshift.recipes import Setting
 from support.federations import make_federation
@@ -74,13 +73,3 @@ def test_the_same_in_other_objects_is_of_one_form(jobs: list[Job]) -> None:
     )
     forms = Forms()
     assert forms.of(jobs[0]) == forms.of(copy) == forms.of(jobs[2])
-
-
-def test_clients_that_are_told_the_same_are_looked_at_once(
-    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[object] = []
-    monkeypatch.setattr(module, "widths", lambda plans: looks.append(plans) or ())
-    forms = Forms()
-    assert len({forms.of(job._replace(data=jobs[0].data)) for job in jobs}) == 1
-    assert looks == [jobs[0].plans]

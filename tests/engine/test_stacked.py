@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from fedshift import recipes
 from fedshift.client.local import Local
-from fedshift.data import ClientData
-from fedshift.engine.backends import Forgiving
+from fedshift.data import ClientData, Plan
+from fedshift.engine.backends import ClientUpdate, Forgiving, Job, Reply
 from fedshift.engine.checks.gate import Asked, Gate
 from fedshift.engine.checks.replies import block_of, failure
 from fedshift.engine.run import Federation, Round, play_round, run, start
-from fedshift.engine.stacking import stacked as module
 from fedshift.engine.stacking.stacked import Stacked, shortened
 from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.engines import backend_of
@@ -94,16 +93,22 @@ def test_one_client_by_one_is_the_same(setting: Setting) -> None:
     assert both(recipes.scaffold, setting, make_federation(setting.model), memory=1) < 1e-6
 
 
-def test_the_comparison_can_fail(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_can_fail(setting: Setting) -> None:
     """Without weights of 0 on padding results move by far more than rounding."""
 
-    def loose(plans: Any) -> dict[str, Tensor]:
-        found = right(plans)
-        return found | {"weight": torch.ones_like(found["weight"])}
+    def without(plan: Plan) -> Plan:
+        return plan._replace(weight=torch.ones_like(plan.weight))
 
-    right = module._stretched
-    monkeypatch.setattr(module, "_stretched", loose)
-    assert both(recipes.fedavg, setting, make_federation(setting.model)) > 1e-3
+    def loose(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        changed = (j._replace(plans={k: without(p) for k, p in j.plans.items()}) for j in jobs)
+        return Stacked()(update, changed)
+
+    federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
+    plain, other = (
+        last(run(algorithm, federation, 1)),
+        last(run(algorithm, federation, 1, backend=loose)),
+    )
+    assert apart(plain, other, start(algorithm, federation)) > 1e-3
 
 
 def test_norms_with_equal_batches(normed: Model) -> None:
@@ -192,21 +197,14 @@ def test_a_client_that_fails_is_named(setting: Setting) -> None:
     assert [one.client for one in played.dropped] == [4]
 
 
-def test_data_are_stacked_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def spy(clients: Any) -> ClientData:
-        calls.append(len(clients))
-        return right(clients)
-
-    right = module._padded
-    monkeypatch.setattr(module, "_padded", spy)
+def test_stacked_data_are_kept_from_the_second_round_on(setting: Setting) -> None:
     federation, algorithm = make_federation(setting.model), recipes.fedavg(setting)
-    list(run(algorithm, federation, 3, backend=Stacked()))
-    assert calls == [6, 6]  # kept from the second time on
-    calls.clear()
-    list(run(algorithm, federation, 3, backend=Stacked(memory=1)))  # no room to keep any
-    assert calls == [1] * 18
+    backend, small = Stacked(), Stacked(memory=1)
+    kept = [[*backend._kept.values()] for _ in run(algorithm, federation, 3, backend=backend)]
+    assert [len(one) for one in kept] == [0, 1, 1]
+    assert kept[1] == kept[2]  # the same object
+    list(run(algorithm, federation, 3, backend=small))
+    assert not small._kept  # no room to keep any
 
 
 def test_cohorts_that_do_not_come_again_are_not_kept(setting: Setting) -> None:

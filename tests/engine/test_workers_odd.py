@@ -235,16 +235,16 @@ def dropping(team: Team, setting: Setting, federation: Federation) -> list[int]:
 def test_an_answer_that_stops_midway_is_late(
     setting: Setting, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main, write, flag = os.getpid(), wire._write, multiprocessing.Value("i", 0)
+    main, write, flag = os.getpid(), os.writev, multiprocessing.Value("i", 0)
 
-    def stopping(descriptor: int, views: list[memoryview], end: float | None) -> None:
+    def stopping(descriptor: int, views: list[memoryview]) -> int:
         if os.getpid() != main and not flag.value:
             flag.value = 1
-            write(descriptor, views[:1], end)
+            write(descriptor, views[:1])
             os.kill(os.getpid(), signal.SIGSTOP)
-        write(descriptor, views, end)
+        return write(descriptor, views)
 
-    monkeypatch.setattr(wire, "_write", stopping)
+    monkeypatch.setattr("os.writev", stopping)
     monkeypatch.setattr(wire, "shared", lambda: wire.NOWHERE)
     monkeypatch.setattr("fedshift.engine.processes.pool.shared", lambda: wire.NOWHERE)
     with workers(federation.clients, 1, deadline=2.0) as team:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,8 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSHIFT_DATA", str(place))
         # The official sets have 60,000 images; everything else is checked as ever.
-        patch.setattr(registry, "_check_content", lambda *_: None)
+        entry = registry.entry
+        patch.setattr(registry, "entry", lambda name: replace(entry(name), self_checked=True))
         yield place
 
 
