@@ -51,7 +51,7 @@ def test_some_are_of_today_and_a_changed_one_is_noticed() -> None:
 
 
 def test_tables_come_back() -> None:
-    names = [name for name in Metrics.__dataclass_fields__ if name not in ("round", "own")]
+    names = [name for name in Metrics.__dataclass_fields__ if name not in ("round", "others")]
     others = {"auc": 0.5, "brier": math.nan}
     one = Metrics(round=3, others=others, **dict.fromkeys(names, 0.5) | {"gap": math.nan})  # type: ignore[arg-type]
     (row,) = read_rounds(Path("metrics.csv"), rounds_csv([one]), ROUND_COLUMNS)
