@@ -143,7 +143,8 @@ def init(
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="A client, pooled or clients. Default: pooled.")
+        str | None,
+        typer.Option(help="A client, shares (ill=0.7,well=0.3), pooled, clients. Default: pooled."),
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path(),
     format: FormatOption = Format.table,

@@ -80,7 +80,7 @@ def config_text(data: Data, task: Task) -> str:
         client=_text(data.client),
         label=_text(data.label),
         kind="" if data.kind is None else f"kind = {_text(data.kind)}\n",
-        target=_text(data.target),
+        target=_target(data.target),
         method=_AWARE if aware else _PLAIN,
     )
 
@@ -88,6 +88,13 @@ def config_text(data: Data, task: Task) -> str:
 def net_text() -> str:
     """A network with one hidden layer, for any task with inputs of one tensor."""
     return _NET.format(config=CONFIG)
+
+
+def _target(target: object) -> str:
+    """Label shares as a table in one line, all else as text."""
+    if not isinstance(target, dict):
+        return _text(target)
+    return f"{{{', '.join(f'{_text(label)} = {share!r}' for label, share in target.items())}}}"
 
 
 def _text(value: object) -> str:

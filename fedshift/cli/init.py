@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from fedshift.experiments.custom_source import task_of
 from fedshift.experiments.python_names import TABLES
 from fedshift.files import write
 from fedshift.tasks.look import MOST_CLASSES, ColumnLook, candidates, look
+from fedshift.tasks.names import Coded
 from fedshift.tasks.rows import Columns
 from fedshift.tasks.tables import read_table
 from fedshift.tasks.task import Task
@@ -97,8 +99,34 @@ def _section(asked: Asked, table: Columns) -> Data:
         if c.kind == "numbers" and (c.values > MOST_CLASSES or not c.whole)
     ]  # fmt: skip
     kind = {"kind": "regression"} if names["label"] in {c.name for c in numbers} else {}
-    given = {"source": str(asked.source), "target": asked.target or "pooled"}
+    whose = table.of.get(names["client"])  # a number holds no "="
+    clients = whose.names if isinstance(whose, Coded) else ()
+    given = {"source": str(asked.source), "target": _target(asked.target or "pooled", clients)}
     return Data.model_validate(names | kind | given)
+
+
+def _target(typed: str, clients: Sequence[str]) -> str | dict[str, float]:
+    """Label shares where they are typed as ill=0.7,well=0.3; a client may be called so, too."""
+    if "=" not in typed or typed in clients or os.path.exists(typed):
+        return typed
+    shares: dict[str, float] = {}
+    for part in typed.split(","):
+        # At the last sign: a label may hold one.
+        label, _, number = part.rpartition("=")
+        label = label.strip()
+        try:
+            share = float(number)
+        except ValueError:
+            share = math.nan
+        if not label or not math.isfinite(share):
+            raise InputError(
+                f'--target {shown(typed)}: "{shown(part)}" is no label with its share; give each '
+                "label once, as in --target ill=0.7,well=0.3"
+            )
+        if label in shares:
+            raise InputError(f'--target {shown(typed)}: "{shown(label)}" is there twice')
+        shares[label] = share
+    return shares
 
 
 def _from(folder: Path, data: Data) -> Data:

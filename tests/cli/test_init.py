@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,9 @@ def test_it_says_what_it_saw(patients: Path, capsys: pytest.CaptureFixture[str])
     assert "Next: fedshift run experiment.toml" in out
 
 
-@pytest.mark.parametrize("target", ["north", "clients", "test.csv", None])
+@pytest.mark.parametrize(
+    "target", ["north", "clients", "pooled", "ill=0.7, well=0.3", "test.csv", None]
+)
 def test_what_it_writes_runs(
     patients: Path, target: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,8 +60,30 @@ def test_what_it_writes_runs(
     assert perform(app, ["run", str(folder / "experiment.toml"), "--out", "o", *few]) == 0
     summary = json.loads((patients / "o" / "summary.json").read_text())
     assert summary["classes"] == ["ill", "well"]
-    assert summary["method"] == ("fedpals" if target in ("north", "test.csv") else "fedavg")
+    assert summary["method"] == ("fedavg" if target in ("clients", "pooled", None) else "fedpals")
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("typed", ["ill=0.7,well=0.3", " ill = 0.7 , well = .3", "ill=70,well=30"])
+def test_label_shares_as_text(patients: Path, typed: str) -> None:
+    """They are a table in the file, and what the run is for."""
+    assert init(*GIVEN, "--target", typed) == 0
+    data = tomllib.loads((patients / "experiment.toml").read_text())["data"]
+    total = sum(data["target"].values())
+    assert {k: v / total for k, v in data["target"].items()} == {"ill": 0.7, "well": 0.3}
+    few = ["-c", "training.rounds=1", "-c", "method.ess=0.5"]
+    assert perform(app, ["run", "experiment.toml", "--out", "o", *few]) == 0
+    summary = json.loads((patients / "o" / "summary.json").read_text())
+    assert dict(zip(summary["classes"], summary["target"], strict=True)) == {
+        "ill": 0.7,
+        "well": 0.3,
+    }
+
+
+def test_a_client_called_like_shares(patients: Path) -> None:
+    (patients / "patients.csv").write_text(table().replace("north", "ward=3"))
+    assert init(*GIVEN, "--target", "ward=3") == 0
+    assert 'target = "ward=3"' in (patients / "experiment.toml").read_text()
 
 
 def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +104,12 @@ def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[st
         (GIVEN[:2], "--label: which column is to be predicted? It may be outcome (2 values), sex "
          '(2 values). Give it, as in --label "outcome"'),
         (("--client", "hospitl", *GIVEN[2:]), 'has no column "hospitl"; it has hospital, age, sex'),
+        ((*GIVEN, "--target", "ill=0.7,well"), '"well" is no label with its share; give each label '
+         "once, as in --target ill=0.7,well=0.3"),
+        ((*GIVEN, "--target", "ill=0.7,ill=0.3"), '"ill" is there twice'),
+        ((*GIVEN, "--target", "ill=0.7,wel=0.3"), 'the label "wel" is not among the classes ill, '
+         'well. Did you mean "well"?'),
+        ((*GIVEN, "--target", "ill=0.7,well=0.7"), "--target sums to 1.4; give shares that sum"),
         ((*GIVEN, "--target", "nort"), '--target "nort" is no client; there are east, north, s'),
     ],
 )  # fmt: skip
