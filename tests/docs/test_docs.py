@@ -7,13 +7,18 @@ import io
 import re
 import runpy
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from fedshift import recipes
 from fedshift.experiments.config import Config, Section
+from fedshift.recipes import Setting
+from fedshift.record.summary import Final, Summary
+from fedshift.sweeps.table import NUMBERS, RUNS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -79,6 +84,41 @@ def test_every_method_has_a_page_or_a_section() -> None:
         assert name in pages.replace("-", ""), name
 
 
+def listed(page: str, text: str) -> list[str]:
+    """The names in the first cells of the tables that follow `text` on a page, of its section."""
+    after = (ROOT / "docs" / page).read_text().split(text, 1)[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in after.splitlines() if line.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+
+
+def test_every_page_is_listed() -> None:
+    index = ROOT / "docs" / "README.md"
+    links = re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \|", index.read_text(), flags=re.M)
+    pages = {str(p.relative_to(index.parent)) for p in index.parent.rglob("*.md")}
+    assert sorted(links) == sorted(pages - {"README.md"})
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+def test_every_field_of_a_setting_is_listed() -> None:
+    section = listed("extending.md", "## A method of your own")
+    assert [f.name for f in fields(Setting)] == section[: len(fields(Setting))]
+
+
+def test_every_column_of_a_comparison_is_listed() -> None:
+    both = listed("compare.md", "have a row per method")
+    assert {*NUMBERS, *RUNS} <= set(both)
+
+
+def test_attributes_of_a_summary_are_there() -> None:
+    names = listed("fit.md", "`result.summary` has attributes")
+    assert "final.target_accuracy" in names
+    for name in names:
+        kind: Any = Summary
+        for part in name.split("."):
+            assert hasattr(kind, part) or part in {f.name for f in fields(kind)}, name
+            kind = Final if part == "final" else kind
+
+
 @pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
@@ -92,8 +132,12 @@ def test_the_readme_is_short() -> None:
 
 FIRST_PAGES = (
     "README",
+    "docs/README",
+    "docs/compare",
     "docs/extending",
+    "docs/fit",
     "docs/flower",
+    "docs/from-a-file",
     "docs/routing",
     "docs/running",
     "docs/selection",
