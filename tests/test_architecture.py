@@ -399,3 +399,29 @@ def test_public_functions_have_docstrings() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
+
+
+def private_replacements(source: str) -> list[str]:
+    """The private names that a test file replaces: `_x`, alone or in a dotted name, not `__x__`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
+        name = ast.unparse(node.func).rpartition(".")[2] if call else ""
+        if name in ("setattr", "delattr", "__setattr__"):
+            # The object and the name, or the dotted name; not the value that comes last.
+            values = node.args[:2] if len(node.args) > 2 or name == "delattr" else node.args[:1]
+            texts = (v.value if isinstance(v, ast.Constant) else ast.unparse(v) for v in values)
+            parts = (part for text in texts for part in re.findall(r"[A-Za-z_]\w*", str(text)))
+            found += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
+    return found
+
+
+def test_no_test_replaces_a_private_name() -> None:
+    """Tests look at results; what they may replace is the outside, and public names."""
+    sources = {path.name: path.read_text() for path in TESTS if path != Path(__file__)}
+    some = {name: text for name, text in sources.items() if "setattr" in text or "delattr" in text}
+    assert {name: odd for name, text in some.items() if (odd := private_replacements(text))} == {}
+    assert private_replacements('patch.setattr(module._Moved, "data", f)') == ["_Moved"]
+    assert private_replacements('patch.setattr("fedshift.pool._answer", f)') == ["_answer"]
+    assert not private_replacements('patch.setattr(sys, "argv", _words)')
+    assert not private_replacements('patch.setattr(builtins, "__import__", without)')
