@@ -299,14 +299,14 @@ def classes(source: str) -> dict[str, set[str]]:
 
 
 def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
-    """(class, base) where the base is concrete; errors, scores and sections of a file may be."""
+    """(class, base) where the base is concrete; errors and sections of a configuration may be."""
     known = {name: bases for source in sources for name, bases in classes(source).items()}
     return {
         (name, base)
         for name, bases in known.items()
         for base in bases & known.keys()
         if not known[base] & {"abc.ABC", "typing.Protocol"}
-        and not base.endswith(("Error", "Section", "Score"))
+        and not base.endswith(("Error", "Section"))
     }
 
 
