@@ -304,6 +304,9 @@ class Task:
     classes           the K names
     tests             each client's own test examples, where the model is used on the clients' own
                       kind of data; `test` then has all of them, in the order of the clients
+    kind              what is predicted: "classification", "regression" or "multilabel"
+    outputs           names of the L numbers or labels to predict where these are no classes: they
+                      are the last L columns of x [n, D], and classes are bins or sets of them
     """
 
     clients: tuple[ClientData, ...]
@@ -313,6 +316,8 @@ class Task:
     target_validation: Examples | None
     classes: tuple[str, ...]
     tests: tuple[Examples, ...] = ()
+    kind: str = "classification"
+    outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -329,6 +334,12 @@ class Task:
     def table(self) -> dict[str, Tensor]:
         """What clients register once, before round 1: n [M] and labels [M, K], float64."""
         return register(self.clients, len(self.classes))
+
+
+def last_columns(x: Tensor, count: int) -> Tensor:
+    """What is to be predicted, of x [n, D]: its last columns [n, count]; [n] where it is one."""
+    columns = x[:, x.shape[1] - count :]
+    return columns[:, 0] if count == 1 else columns
 
 
 def register(clients: Sequence[ClientData], classes: int) -> dict[str, Tensor]:

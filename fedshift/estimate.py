@@ -1,4 +1,4 @@
-"""Target accuracy without target examples."""
+"""Target accuracy, or the loss there, without target examples."""
 
 from __future__ import annotations
 
@@ -93,6 +93,63 @@ def estimate_target_accuracy(
         recall=recall,
         unmeasured_mass=float(t[~tested].sum()),
     )
+
+
+@sketched
+@dataclass(frozen=True, eq=False)
+class LossEstimate:
+    """Estimated mean loss at the target and its standard error; what T has where none is measured.
+
+    losses [K] is each bin's mean loss, NaN for one that no client has.
+    """
+
+    loss: float
+    standard_error: float
+    losses: NDArray[np.float64]
+    unmeasured_mass: float
+
+
+def estimate_target_loss(
+    sums: ArrayLike, squares: ArrayLike, total: ArrayLike, target: ArrayLike
+) -> LossEstimate:
+    """sum_k T_k l_k / sum_k T_k over the bins k that clients validate; l_k = sums_k / total_k.
+
+    Exact in expectation under label shift between bins, as `estimate_target_accuracy`. sums,
+    squares, total [K]: of the losses of validation examples of bin k, of their squares, and how
+    many; target is T [K].
+
+    Standard error: sqrt(sum_k T_k^2 v_k / n_k), v_k the losses' variance within the bin, or over
+    all examples for a bin of one. Losses have no upper bound, so that a bin without examples is
+    left out, and its mass returned. Where nothing of T is measured, both are NaN.
+
+    >>> estimate_target_loss([2.0, 30.0], [2.0, 300.0], [2, 3], [0.5, 0.5]).loss
+    5.5
+    """
+    s, q, n, t = (
+        _numbers(v, "sums, squares, total and target") for v in (sums, squares, total, target)
+    )
+    if not s.shape == q.shape == n.shape == t.shape:
+        raise InputError("sums, squares, total and target must have the same number of bins")
+    tested = n > 0
+    losses = np.divide(s, n, out=np.full_like(s, np.nan), where=tested)
+    mass = float(t[tested].sum())
+    if mass <= 0:
+        return LossEstimate(math.nan, math.nan, losses, float(t.sum()))
+    among = _variance(s.sum(), q.sum(), n.sum())
+    each = [_variance(*one) if one[2] > 1 else among for one in zip(s, q, n, strict=True)]
+    share = t[tested] / mass
+    variance = share**2 * np.array(each)[tested] / n[tested]
+    return LossEstimate(
+        float(share @ losses[tested]),
+        float(np.sqrt(variance.sum())),
+        losses,
+        float(t[~tested].sum()),
+    )
+
+
+def _variance(total: float, squares: float, n: float) -> float:
+    """Of n values by their sum and sum of squares; NaN for one."""
+    return max(0.0, squares - total**2 / n) / (n - 1) if n > 1 else math.nan
 
 
 def _counts(counts: ArrayLike, name: str) -> NDArray[np.float64]:

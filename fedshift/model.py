@@ -53,6 +53,8 @@ class Model:
     augment: (x, seed) -> x of the same shape, what inputs go through before a gradient is taken
     (`client.local.gradient_of`); no other pass, evaluation least of all, uses it.
 
+    outputs: the number of its outputs where what is predicted is no class; None for classes.
+
     In an `nn.Sequential` called as one, max-pools take the way that costs less, and a rectifier
     right before one is computed after it (`fedshift.kernels.pools`).
 
@@ -66,6 +68,7 @@ class Model:
     net: nn.Module
     freeze_norm: bool = False
     augment: Augment | None = None
+    outputs: int | None = None
     _places: Places = field(init=False, repr=False)
     _modules: Modules = field(init=False, repr=False)
     _writes: dict[bool, bool] = field(init=False, repr=False)

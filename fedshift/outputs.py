@@ -54,15 +54,20 @@ def dry_logits(model: Model, params: Params, buffers: Params, x: Tensor) -> Tens
 
 
 def check_classes(model: Model, x: Tensor, classes: int) -> None:
-    """Refuse a model whose logits are not [n, classes] on a few inputs, before any training."""
-    check_columns(dry_logits(model, *model.init(), x), classes)
+    """Refuse a model whose outputs are not as many as the task needs, before any training."""
+    check_columns(dry_logits(model, *model.init(), x), classes, model.outputs)
 
 
-def check_columns(logits: Tensor, classes: int) -> None:
-    """Raise InputError unless logits [n, C] have a column for each of K classes, and no other."""
+def check_columns(logits: Tensor, classes: int, outputs: int | None = None) -> None:
+    """Raise InputError unless logits [n, C] have a column for each of K classes, and no other.
+
+    outputs: how many columns are due where what is predicted is no class (`Model.outputs`).
+    """
     n, columns = logits.shape
-    if columns != classes:
+    due = outputs or classes
+    if columns != due:
+        what = f"has {classes} classes" if outputs is None else f"predicts {due} per row, no class"
         raise InputError(
             f"the model gives logits ({n}, {columns}) for {n} inputs; "
-            f"the task has {classes} classes, so they must be ({n}, {classes})"
+            f"the task {what}, so they must be ({n}, {due})"
         )

@@ -163,7 +163,7 @@ NAMED = {
     "experiments/selection.py": {"oracle"},
     "experiments/task.py": {"oracle"},
     "cli/results.py": {"oracle"},
-    "report/sections.py": {"oracle"},
+    "report/selection.py": {"oracle"},
     "models/made.py": {"made"},
     "server/confree.py": {"confree"},
 }

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedshift import estimate_target_accuracy
 from fedshift.data import Examples
 from fedshift.errors import InputError
+from fedshift.estimate import estimate_target_loss
 from fedshift.evaluation.scores import LARGEST, Score, score
 from fedshift.model import Model
 from fedshift.seeds import numpy_generator
@@ -155,3 +156,41 @@ def test_nothing_measured_is_no_estimate() -> None:
     assert math.isnan(found.accuracy)
     assert math.isnan(found.standard_error)
     assert found.unmeasured_mass == 1.0
+
+
+def by_bin(losses: np.ndarray, bins: np.ndarray, K: int) -> tuple[np.ndarray, ...]:
+    """Sums of losses and of their squares, and how many, [K] each."""
+    return tuple(np.bincount(bins, w, K) for w in (losses, losses**2, np.ones(len(bins))))
+
+
+def test_loss_at_the_target_by_hand() -> None:
+    """Bins that no client has are left out, and the others' shares grow."""
+    losses, bins = np.array([1.0, 3.0, 10.0]), np.array([0, 0, 1])
+    result = estimate_target_loss(*by_bin(losses, bins, 3), [0.3, 0.5, 0.2])
+    assert result.loss == pytest.approx((0.3 * 2 + 0.5 * 10) / 0.8)
+    assert result.unmeasured_mass == pytest.approx(0.2)
+    assert math.isnan(result.losses[2])
+    spread = [losses[:2].var(ddof=1) / 2, losses.var(ddof=1) / 1]
+    expected = math.sqrt((0.3 / 0.8) ** 2 * spread[0] + (0.5 / 0.8) ** 2 * spread[1])
+    assert result.standard_error == pytest.approx(expected)
+    nothing = estimate_target_loss(*by_bin(losses, bins, 3), [0.0, 0.0, 1.0])
+    assert math.isnan(nothing.loss)
+    assert nothing.unmeasured_mass == 1.0
+    with pytest.raises(InputError, match="same number of bins"):
+        estimate_target_loss([1.0], [1.0], [1.0], [0.5, 0.5])
+
+
+def test_the_error_of_the_loss_is_right_and_the_plain_mean_is_biased() -> None:
+    rng, target = np.random.default_rng(0), np.array([0.2, 0.8])
+    estimates, errors, plain = [], [], []
+    for _ in range(400):
+        bins = (rng.random(100) < 0.3).astype(int)
+        losses = rng.exponential(np.where(bins, 4.0, 1.0))
+        result = estimate_target_loss(*by_bin(losses, bins, 2), target)
+        estimates.append(result.loss)
+        errors.append(result.standard_error)
+        plain.append(losses.mean())
+    truth = 0.2 * 1 + 0.8 * 4
+    assert abs(np.mean(estimates) - truth) < 4 * np.std(estimates) / 20
+    assert np.mean(errors) == pytest.approx(np.std(estimates), rel=0.15)
+    assert abs(np.mean(plain) - truth) > 0.5

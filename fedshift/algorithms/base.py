@@ -133,6 +133,13 @@ class Capabilities(Protocol):
         """
         return False
 
+    def needs_classes(self) -> bool:
+        """Whether it reads outputs as class logits, or labels as classes, beside its objective.
+
+        If so, no number can be predicted with it; False by default.
+        """
+        return False
+
     def label_rules(self) -> LabelRules | None:
         """How label sets are treated; None, the default, means that there are none."""
         return None

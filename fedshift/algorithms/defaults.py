@@ -116,6 +116,10 @@ class Around(ABC):
         """Whether `inner` does."""
         return ask(self.inner, Capabilities.trains_router)
 
+    def needs_classes(self) -> bool:
+        """Whether `inner` does."""
+        return ask(self.inner, Capabilities.needs_classes)
+
     def moves_server(self) -> bool:
         """Whether `inner` does."""
         return ask(self.inner, Capabilities.moves_server)

@@ -136,6 +136,10 @@ class FedAs(SharedModel):
         done = {"history": {"trained": torch.ones((), dtype=torch.bool)}}
         return update, self._memory(end, end_buffers, data) | done
 
+    def needs_classes(self) -> bool:
+        """Fisher traces are of a classifier's likelihood; features are matched by class."""
+        return self.fisher or self.align is not None
+
     def server_update(self, server: Parts, updates: Parts, seed: int) -> Parts:
         cohort = updates["cohort"]
         if self.fisher:

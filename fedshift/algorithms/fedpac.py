@@ -134,6 +134,10 @@ class FedPac(SharedModel):
             "statistics": {"variance": variance, "means": means.to(leaf.dtype)},
         }, self.objective.remember(end, end_buffers, data)
 
+    def needs_classes(self) -> bool:
+        """It compares means of features by class."""
+        return True
+
     def sums(self, server: Parts, cohort: Params) -> Mapping[str, Tensor]:
         """Changes and buffers, unless `combine` must see each client's; heads are never summed."""
         return averaged(cohort) if isinstance(self.combine, Mean) else {}

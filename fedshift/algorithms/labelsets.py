@@ -196,6 +196,10 @@ class LabelSets(Around):
         """Those of `inner` in public mode; otherwise rows are averaged one by one."""
         return self.inner.sums(server, cohort) if self.mode == "public" else {}
 
+    def needs_classes(self) -> bool:
+        """Rows of the head are those of labels."""
+        return True
+
     def label_rules(self) -> LabelRules:
         """The mode."""
         return {"mode": self.mode, "tune": "none", "tune_over": None}

@@ -12,8 +12,8 @@ import typer
 from fedshift.cli import console
 from fedshift.cli.many_runs import progress_of_runs
 from fedshift.cli.stopping import asked_to_stop
-from fedshift.experiments.own import Own
-from fedshift.fitting.naming import with_names
+from fedshift.experiments.custom import Custom
+from fedshift.fitting.keys import with_names
 from fedshift.sweeps.compare import PAGE, Compared, check_folder, compare, jobs_that_fit
 from fedshift.sweeps.from_file import plan_of
 from fedshift.sweeps.plan import Plan
@@ -70,13 +70,13 @@ def compare_asked(asked: Asked, *, as_json: bool) -> None:
     _leave(done)
 
 
-def _check_tasks(plan: Plan, populations: Populations) -> Own:
+def _check_tasks(plan: Plan, populations: Populations) -> Custom:
     """What the runs have beside their configurations.
 
     Loads the data and builds every network once, so that what cannot be is met before training.
     """
     first = [populations(point.runs[plan.seeds[0]]) for point in plan.points]
-    return first[0].own
+    return first[0].custom
 
 
 def _show(done: Compared, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from fedshift.cli.first_files import CONFIG, NET, config_text, net_text
 from fedshift.diagnosis import Diagnosis
 from fedshift.errors import InputError, shown
 from fedshift.experiments.config_data import Data
-from fedshift.experiments.own_source import task_of
+from fedshift.experiments.custom_source import task_of
 from fedshift.experiments.python_names import TABLES
 from fedshift.files import write
 from fedshift.tasks.look import MOST_CLASSES, ColumnLook, candidates, look

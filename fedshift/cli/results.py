@@ -11,10 +11,11 @@ from typing import Any
 from fedshift.cli.console import percent, put, say, show_table
 from fedshift.errors import InputError
 from fedshift.experiments.folder import summary_of
-from fedshift.experiments.outcome import Choice, Experiment
+from fedshift.experiments.outcome import Candidate, Choice, Experiment
 from fedshift.files import check_page, clean, write
 from fedshift.recipes import traits_of
 from fedshift.record.folder import PROFILE, REPORT, read_run
+from fedshift.record.headline import digits
 from fedshift.report.figures import save_figures
 from fedshift.report.page import page
 from fedshift.report.ways import WAYS, over_rounds
@@ -42,11 +43,13 @@ def figure_files(folders: Sequence[Path], out: Path) -> tuple[Path, ...]:
 def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """One row per run: accuracies, ESS and hull distance."""
     measured = ("target_accuracy", "estimated_accuracy", "estimated_se")
+    others = ("rmse", "estimated_rmse")
     weights = ("ess", "ess_fraction", "distance", "hull_distance")
     return [
         {
             "method": whole["method"],
             **{key: whole["final"][key] for key in measured},
+            **{key: whole["final"][key] for key in others if whole.get("kind") == "regression"},
             **{key: whole[key] for key in weights},
             "folder": str(folder),
         }
@@ -56,24 +59,27 @@ def comparison(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 def show_comparison(title: str, folders: Sequence[Path]) -> None:
     """The table of `comparison`, and an explanation of its columns."""
-    header = ("method", "target acc. %", "estimated %", "ESS", "ESS %", "gap to T", "hull dist.")
+    done = comparison(folders)
+    of_numbers = any("rmse" in r for r in done)
+    main = ("target RMSE", "estimated") if of_numbers else ("target acc. %", "estimated %")
+    header = ("method", *main, "ESS", "ESS %", "gap to T", "hull dist.")
     rows = [
         (
             traits_of(r["method"]).title or r["method"],
-            percent(r["target_accuracy"]),
-            f"{percent(r['estimated_accuracy'])} ± {percent(r['estimated_se'])}",
+            *_main_numbers(r),
             "–" if r["ess"] is None else f"{r['ess']:.0f}",
             percent(r["ess_fraction"], 0),
             f"{r['distance']:.3f}",
             f"{r['hull_distance']:.3f}",
         )
-        for r in comparison(folders)
+        for r in done
     ]
     show_table(title, header, rows)
     say(
         "gap to T: L2 distance of the label mix that the weights train on to the target's; "
         "hull dist.: the smallest that any weights could reach. Estimated: from clients' own "
-        "validation counts, without target examples, ± one standard error.",
+        f"validation {'rows' if of_numbers else 'counts'}, without target examples"
+        f"{'' if of_numbers else ', ± one standard error'}.",
         indent=0,
     )
     sampling = [
@@ -88,6 +94,14 @@ def show_comparison(title: str, folders: Sequence[Path]) -> None:
         )
 
 
+def _main_numbers(row: dict[str, Any]) -> tuple[str, str]:
+    """What was measured at the target, and its estimate."""
+    if "rmse" in row:
+        return digits(row["rmse"]), digits(row["estimated_rmse"])
+    estimate = f"{percent(row['estimated_accuracy'])} ± {percent(row['estimated_se'])}"
+    return percent(row["target_accuracy"]), estimate
+
+
 def show_choice(choice: Choice | None) -> None:
     """The candidates of `ess = "auto"` and what each selector picks."""
     if choice is None:
@@ -97,21 +111,27 @@ def show_choice(choice: Choice | None) -> None:
         name = "oracle (cheating)" if rule == "oracle" else rule
         picked.setdefault(label, []).append(name + (" *" if rule == choice.rule else ""))
     rows = [
-        (
-            c.label,
-            percent(c.ess_fraction, 0),
-            f"{percent(c.outcome.final.estimated_accuracy)} ± "
-            f"{percent(c.outcome.final.estimated_se)}",
-            percent(c.outcome.final.validation_accuracy),
-            percent(c.outcome.final.source_accuracy),
-            percent(c.outcome.final.target_accuracy),
-            ", ".join(picked.get(c.label, [])),
-        )
+        (c.label, percent(c.ess_fraction, 0), *_tried(c), ", ".join(picked.get(c.label, [])))
         for c in choice.candidates
     ]
     header = ("candidate", "ESS %", "estim.", "valid.", "source", "target", "picked by")
     show_table("How much sample size to give up: one model per candidate", header, rows)
     put("* the rule in use.")
+
+
+def _tried(candidate: Candidate) -> tuple[str, str, str, str]:
+    """Estimate, validation, source and target: accuracies in %, or mean squared errors."""
+    final = candidate.outcome.final
+    if "estimated_loss" in final.others:
+        near, error = (digits(final.others[f"estimated_{k}"]) for k in ("loss", "loss_se"))
+        estimate = f"{near} ± {error}"
+        return estimate, "–", digits(final.others["source_loss"]), digits(final.target_loss)
+    return (
+        f"{percent(final.estimated_accuracy)} ± {percent(final.estimated_se)}",
+        percent(final.validation_accuracy),
+        percent(final.source_accuracy),
+        percent(final.target_accuracy),
+    )
 
 
 def show_demo(done: Done, page_path: Path) -> None:

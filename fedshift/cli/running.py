@@ -13,12 +13,12 @@ from fedshift.cli.results import draw, run_json, show_profile, show_run
 from fedshift.cli.stopping import asked_to_stop
 from fedshift.engine.profile import Clock, Idle, Stopwatch
 from fedshift.errors import InputError
+from fedshift.experiments.client_looks import grey_note
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import check_unused, kept_in, reserved
 from fedshift.experiments.load import load_with_source
-from fedshift.experiments.own_looks import grey_note
 from fedshift.experiments.places import Source
 from fedshift.experiments.progress import shelf_in
 from fedshift.experiments.resume import begun_by, configured, reopened
@@ -71,7 +71,7 @@ def _run(asked: Asked, config: Config, *, as_json: bool) -> None:
     grey = grey_note(config.shift, prepared.task.clients[0].x, prepared.seeds.split)
     if grey is not None:
         console.tell(f"note: {grey}")
-    for note in prepared.own.notes:
+    for note in prepared.custom.notes:
         console.tell(f"note: {note}")
     with _folder(asked, config, prepared, engine) as folder, console.progress() as listen:
         if keeps:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedshift.client.trainer import Trainer, trained_by
 from fedshift.data import ClientData, Plan
@@ -54,13 +55,16 @@ class Reply(NamedTuple):
 
 # Of one client's update: part -> name -> (shape, type).
 Look = dict[str, dict[str, tuple[torch.Size, torch.dtype]]]
+# The look of a block that was not looked at yet; never written to.
+UNSEEN: Look = {}
 
 
 @sketched
 class Block(NamedTuple):
-    """What came of C clients, updates and changed states as one, leaves [C, ...]; C is often 1.
+    """What came of C clients, updates and changed states as one.
 
     Every reply goes through the engine in this form, from whatever trained its client to the sums.
+    Leaves are [C, ...] of several clients, and [...] of one, as C often is.
 
     t        the round that they answer
     look     what each client's update looked like when it came, with the parts that were added up
@@ -74,46 +78,63 @@ class Block(NamedTuple):
     updates: Parts
     changed: Parts
     t: int = 0
-    look: Look = {}  # noqa: RUF012 - never written to
+    look: Look = UNSEEN
     sums: Parts = {}  # noqa: RUF012 - never written to
     odd: str = ""
+
+    @staticmethod
+    def of(clients: tuple[int, ...], updates: Parts, changed: Parts, t: int) -> Block:
+        """The block of leaves [C, ...], also where C is 1."""
+        if len(clients) == 1:
+            updates, changed = _row(updates, 0), _row(changed, 0)
+        return Block(clients, updates, changed, t)
 
     def replies(self) -> list[Reply]:
         """The reply of each client, without what was summed."""
         if self.odd:
             failed = _failed(self.odd)
             return [Reply(client, failed, {}, self.t) for client in self.clients]
-        rows = range(len(self.clients))
-        return [Reply(self.clients[i], _row(self.updates, i), self.state(i), self.t) for i in rows]
+        rows = enumerate(self.each())
+        return [
+            Reply(one.clients[0], _writable(one.updates), self.state(i), self.t) for i, one in rows
+        ]
 
     def state(self, row: int) -> Parts:
         """What one of the clients changed of its state.
 
         It outlives the round: as a view it would keep the whole block alive.
         """
-        return _row(self.changed, row, copy=len(self.clients) > 1)
-
-    def one(self, row: int) -> Block:
-        """The block of one of the clients."""
-        rows = slice(row, row + 1)
-        updates, changed = (
-            {part: {name: v[rows] for name, v in tree.items()} for part, tree in parts.items()}
-            for parts in (self.updates, self.changed)
-        )
-        return Block((self.clients[row],), updates, changed, self.t, self.look, odd=self.odd)
+        if len(self.clients) == 1:
+            return _writable(self.changed)
+        return _writable(_row(self.changed, row), copy=True)
 
     def each(self) -> list[Block]:
         """A block of each client."""
         return [self.one(row) for row in range(len(self.clients))]
 
+    def one(self, row: int) -> Block:
+        """The block of one of the clients."""
+        if len(self.clients) == 1:
+            return self
+        updates, changed = _row(self.updates, row), _row(self.changed, row)
+        return Block((self.clients[row],), updates, changed, self.t, self.look, odd=self.odd)
 
-def _row(stacked: Parts, row: int, *, copy: bool = False) -> Parts:
-    """One client's own part: a view of the block unless copied, or made in inference mode, where
-    no one could write to a view.
+    def rows(self, leaf: Tensor) -> Sequence[Tensor]:
+        """A leaf, client by client."""
+        return leaf.unbind() if len(self.clients) > 1 else (leaf,)
+
+
+def _row(stacked: Parts, row: int) -> Parts:
+    return {part: {k: v[row] for k, v in tree.items()} for part, tree in stacked.items()}
+
+
+def _writable(parts: Parts, *, copy: bool = False) -> Parts:
+    """The same numbers; copied if asked, or made in inference mode, where no one could write to
+    them.
     """
     return {
-        part: {k: v[row].clone() if copy or v.is_inference() else v[row] for k, v in tree.items()}
-        for part, tree in stacked.items()
+        part: {k: v.clone() if copy or v.is_inference() else v for k, v in tree.items()}
+        for part, tree in parts.items()
     }
 
 

@@ -19,7 +19,7 @@ import torch
 
 from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply, loop
 from fedshift.engine.processes.pipe import sendable
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingError
 
 T = TypeVar("T")
 # Seconds that all other rounds must take at least for processes to be tried, and of a first call
@@ -86,13 +86,35 @@ class Quicker:
                 steps, t = steps + sum(plan.steps for plan in job.plans.values()), job.t
                 yield job
 
-        backend = self._team if name == "workers" and self._team is not None else loop
-        yield from backend(update, counted())
+        team = self._team if name == "workers" else None
+        if team is None:
+            yield from loop(update, counted())
+        elif self.chosen is None:
+            yield from self._tried(team, update, list(counted()))
+        else:
+            yield from team(update, counted())
         if self.chosen is None:
             seconds = time.perf_counter() - began
             self.calls[name] = self.calls.get(name, 0) + 1
             self.least[name] = min(self.least.get(name, seconds), seconds / max(steps, 1))
             self._choose(name, update, seconds, self.rounds - t)
+
+    def _tried(self, team: Backend, update: ClientUpdate, jobs: list[Job]) -> Iterator[Reply]:
+        """By workers. Where one fails, as by memory for its copy, the loop trains who is left."""
+        over: set[int] = set()
+        try:
+            for reply in team(update, jobs):
+                over.add(reply.client)
+                yield reply
+        except (TrainingError, OSError):
+            self._leave()
+            yield from loop(update, [job for job in jobs if job.client not in over])
+
+    def _leave(self) -> None:
+        """The loop plays all that is left."""
+        self.chosen = "loop"
+        self._stack.close()
+        self._team = None
 
     def _choose(self, name: str, update: ClientUpdate, seconds: float, left: int) -> None:
         """After a round by `name` that took so long, with so many rounds left."""
@@ -101,8 +123,7 @@ class Quicker:
         if name == "workers":
             self.chosen = min(self.least, key=lambda one: self.least[one])
             if self.chosen == "loop":
-                self._stack.close()
-                self._team = None
+                self._leave()
         elif left * seconds * (1 - 1 / self.count) < WORTH or not sendable(update):
             self.chosen = "loop"
         else:

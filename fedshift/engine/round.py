@@ -14,7 +14,7 @@ from fedshift.client.plans import PlansOfClient, PlansOfGroup
 from fedshift.data import ClientData
 from fedshift.engine.backends import Block, Job
 from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate, first_not_finite, reshaped
-from fedshift.engine.sums.running import RunningSums, joined
+from fedshift.engine.sums.running import RunningSums, stacked
 from fedshift.errors import DivergedError, InputError, TrainingError
 from fedshift.seeds import key
 from fedshift.server.combine import check_weights
@@ -177,11 +177,10 @@ def close_round(
     blocks: of all clients that were asked, in any order, as the gate lets them through. sums:
     those of what was summed of them already; None: nothing was.
     """
-    blocks = [block._replace(changed={}) for block in blocks]
     if sums is None:
         sums = sums_of(opened, server)
         blocks = sums.add(sorted(blocks, key=lambda block: block.clients))
-    updates = joined(blocks).updates | sums.parts()
+    updates = stacked(blocks, [block.updates for block in blocks]) | sums.parts()
     weights = opened.weights[opened.asked]
     updates["cohort"] = {"id": opened.ids[opened.asked], "weight": weights}
     changed = opened.stage.server_update(server, updates, key(seed, "server", opened.t))
@@ -218,12 +217,13 @@ def settle(
     if opened.skipped:
         return skip(opened, server, opened.skipped, missing)
     remaining = opened
+    present = admitted.clients
     try:
-        if not admitted.clients:
+        if not present:
             raise _no_update(opened, missing)
         if admitted.bad:
-            remaining = among(opened, server, admitted.clients)
-        _check_limits(remaining, gate, table, len(admitted.clients))
+            remaining = among(opened, server, present)
+        _check_limits(remaining, gate, table, len(present))
         after, loss = close_round(remaining, server, admitted.good, seed, sums)
         if odd := first_not_finite(after, server):
             raise DivergedError(
@@ -237,8 +237,7 @@ def settle(
         if gate.on_bad == "stop" or (isinstance(e, InputError) and not missing):
             raise
         return skip(remaining, server, str(e) or type(e).__name__, missing)
-    trained = admitted.clients
-    return Round(opened.t, after, {}, remaining.ids, remaining.weights, trained, loss, missing)
+    return Round(opened.t, after, {}, remaining.ids, remaining.weights, present, loss, missing)
 
 
 def skip(opened: Opened, server: Parts, why: str, dropped: tuple[Dropped, ...] = ()) -> Round:

@@ -52,6 +52,9 @@ def check_model(model: Model, federation: Federation) -> None:
         look(model, federation.params, federation.buffers, data.x[:BATCH])
     _warn_of_probabilities(logits)
     _check_shapes(model, federation, data)
+    if model.outputs is not None:  # labels are no classes here
+        check_columns(logits, 0, model.outputs)
+        return
     largest, columns = largest_label(federation.clients), logits.shape[1]
     if "labels" in federation.table and (largest or columns > 1):
         check_columns(logits, federation.table["labels"].shape[1])

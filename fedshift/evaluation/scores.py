@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,9 +24,50 @@ from fedshift.tree import Params
 LARGEST = 1000 * 3 * 96 * 96
 
 
+class Scored(ABC):
+    """What every kind of score has: a dataclass of sums, which add. total is [K], by label."""
+
+    total: Tensor
+    loss_sum: float
+
+    def __add__(self, other: Self) -> Self:
+        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    @property
+    def n(self) -> int:
+        """Examples scored."""
+        return int(self.total.sum())
+
+    @property
+    def loss(self) -> float:
+        """Mean loss; NaN without examples."""
+        return self.loss_sum / self.n if self.n else float("nan")
+
+    @property
+    @abstractmethod
+    def accuracy(self) -> float:
+        """Fraction right; NaN without examples."""
+
+    @property
+    @abstractmethod
+    def recall(self) -> list[float | None]:
+        """Fraction right per label; None for a label without examples."""
+
+    @property
+    @abstractmethod
+    def macro_f1(self) -> float:
+        """The mean of F1 over the labels that occur; NaN without examples."""
+
+    @property
+    @abstractmethod
+    def others(self) -> dict[str, float]:
+        """Numbers by name that only some tasks have."""
+
+
 @sketched
 @dataclass(frozen=True, eq=False)
-class Score:
+class Score(Scored):
     """What a model got right, label by label, and the summed cross-entropy. Scores add.
 
     correct    [K] int64: examples of label y that were predicted as y
@@ -37,29 +81,11 @@ class Score:
     predicted: Tensor
     loss_sum: float
 
-    def __add__(self, other: Score) -> Score:
-        return Score(
-            self.correct + other.correct,
-            self.total + other.total,
-            self.predicted + other.predicted,
-            self.loss_sum + other.loss_sum,
-        )
-
-    @property
-    def n(self) -> int:
-        """Examples scored."""
-        return int(self.total.sum())
-
     @property
     def accuracy(self) -> float:
         """Fraction right; NaN without examples."""
         # Of integers: exact, whatever the number of examples.
         return int(self.correct.sum()) / self.n if self.n else float("nan")
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy in nats; NaN without examples."""
-        return self.loss_sum / self.n if self.n else float("nan")
 
     @property
     def recall(self) -> list[float | None]:
@@ -81,6 +107,11 @@ class Score:
         f1 = 2.0 * self.correct[present].double() / (self.total + self.predicted)[present]
         return float(f1.mean())
 
+    @property
+    def others(self) -> dict[str, float]:
+        """None."""
+        return {}
+
 
 def score(
     model: Model,
@@ -93,6 +124,11 @@ def score(
 ) -> Score:
     """Score one model on examples x [n, ...], y [n], in blocks of `batch`, fewer for large ones."""
     check_kind("model", model, Model, "give Model(net)")
+    if model.outputs is not None:
+        raise InputError(
+            "this network predicts no classes; score it by fedshift.evaluation.targets, on the "
+            "server where clients are Flower's"
+        )
     if len(examples) and not 0 <= int(examples.y.min()) <= int(examples.y.max()) < classes:
         raise InputError(f"labels must lie in 0..{classes - 1}")
     return repeatable(lambda: _score(model, params, buffers, examples, classes, batch))
@@ -103,14 +139,23 @@ def _score(
 ) -> Score:
     # Counts, not rates: they add up over blocks and clients exactly.
     correct, predicted = torch.zeros(2, classes, dtype=torch.int64)
-    loss, size = 0.0, min(batch, max(1, LARGEST // max(1, examples.x[:1].numel())))
-    with torch.no_grad():
-        for start in range(0, len(examples), size):
-            x, y = examples.x[start : start + size], examples.y[start : start + size]
-            logits = model(params, buffers, x)["logits"]
-            given = logits.argmax(1)
-            correct += torch.bincount(y[given == y], minlength=classes)
-            predicted += torch.bincount(given, minlength=classes)
-            # A sum in float64, so that the size of the blocks hardly matters.
-            loss += float(F.cross_entropy(logits.double(), y, reduction="sum"))
+    loss = 0.0
+    for logits, _, y in answered(model, params, buffers, examples, batch):
+        given = logits.argmax(1)
+        correct += torch.bincount(y[given == y], minlength=classes)
+        predicted += torch.bincount(given, minlength=classes)
+        # A sum in float64, so that the size of the blocks hardly matters.
+        loss += float(F.cross_entropy(logits.double(), y, reduction="sum"))
     return Score(correct, torch.bincount(examples.y, minlength=classes), predicted, loss)
+
+
+def answered(
+    model: Model, params: Params, buffers: Params, examples: Examples, batch: int = 1000
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(outputs [b, K], x, y) of one block after the other, without gradient."""
+    size = min(batch, max(1, LARGEST // max(1, examples.x[:1].numel())))
+    for start in range(0, len(examples), size):
+        x, y = examples.x[start : start + size], examples.y[start : start + size]
+        with torch.no_grad():
+            out = model(params, buffers, x)["logits"]
+        yield out, x, y

@@ -251,8 +251,9 @@ class Config(Section):
     def _used_by_clients(cls, given: Any) -> Any:
         """Where data of one's own are for the clients themselves, so is the experiment."""
         data = given.get("data") if isinstance(given, dict) else None
-        own = isinstance(data, dict) and "source" in data and data.get("target") == "clients"
-        return {**given, "shift": given.get("shift", {"target": "clients"})} if own else given
+        if isinstance(data, dict) and "source" in data and data.get("target") == "clients":
+            return {**given, "shift": given.get("shift", {"target": "clients"})}
+        return given
 
     @model_validator(mode="after")
     def _comes_with_clients(self) -> Config:

@@ -77,7 +77,7 @@ class Data(Section):
     index: str | None = None
 
     @property
-    def own_keys(self) -> dict[str, Any]:
+    def task_keys(self) -> dict[str, Any]:
         """What `fedshift.Task` gets about the user's data, as far as it is given."""
         return {k: v for k in OF_TASK if (v := getattr(self, k)) is not None}
 
@@ -103,7 +103,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _of_source(self) -> Data:
-        given = list(self.own_keys)
+        given = list(self.task_keys)
         if self.source is None:
             if given:
                 raise ValueError(

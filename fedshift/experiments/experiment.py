@@ -29,6 +29,8 @@ from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Meter
 from fedshift.errors import DivergedError, NeedlessWarning, UnfitError
 from fedshift.experiments.config import Config, Training
+from fedshift.experiments.custom import Metric, recipe_of
+from fedshift.experiments.custom_loss import loss_of, with_loss
 from fedshift.experiments.engines import Engine, InProcess
 from fedshift.experiments.folder import (
     EventLog,
@@ -42,8 +44,6 @@ from fedshift.experiments.folder import (
 from fedshift.experiments.label_sets import set_round
 from fedshift.experiments.method_fit import named_alike
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.own import Metric, recipe_of
-from fedshift.experiments.own_loss import with_loss
 from fedshift.experiments.played import describe_weights, registered
 from fedshift.experiments.progress import Keeper, Progress, Saver
 from fedshift.experiments.selection import candidates, choose
@@ -124,7 +124,7 @@ def _clean_up_if_unfit(folder: Path, fresh: Callable[[], bool]) -> Iterator[None
 
 def federation_of(config: Config, prepared: Prepared) -> Federation:
     """The task's clients; others, which follow the target, where the method's are such."""
-    traits = recipe_of(config, prepared.own).traits
+    traits = recipe_of(config, prepared.custom).traits
     return prepared.federation(oracle_clients(prepared) if traits.follows_target else None)
 
 
@@ -133,9 +133,12 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     clients = prepared.task.clients
     shape = tuple(clients[0].x.shape[1:])
     base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
-    if prepared.own.schedule is not None:
-        base = replace(base, local=replace(base.local, lr=prepared.own.schedule))
-    return partial(recipe_of(config, prepared.own).make, replace(base, clients=len(clients)))
+    if prepared.custom.schedule is not None:
+        base = replace(base, local=replace(base.local, lr=prepared.custom.schedule))
+    recipe, task = recipe_of(config, prepared.custom), prepared.task
+    make = partial(recipe.make, replace(base, clients=len(clients)))
+    loss = loss_of(task, prepared.custom.loss)
+    return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
 
 
 def run_experiment(
@@ -155,7 +158,7 @@ def run_experiment(
     torch.set_num_threads(config.training.threads)
     ready = prepare(config) if prepared is None else prepared
     options, make = config.method.options, method_of(config, ready)
-    recipe = recipe_of(config, ready.own)
+    recipe = recipe_of(config, ready.custom)
     check_stopping(config.training, ready.task)
     federation = federation_of(config, ready)
     # The keeper reads checkpoints into this shelf, so new states go there, too.
@@ -165,11 +168,11 @@ def run_experiment(
     def fit(label: str, given: dict[str, Any]) -> tuple[Algorithm, Outcome]:
         # The user wrote a file, so errors name its keys and not arguments of Python.
         with in_file_words("method", named_alike(recipe)):
-            algorithm = with_loss(make(**given), ready.own.loss)
+            algorithm = make(**given)
             check_first_round(algorithm, federation, config.training, ready.task)
         trained = train(
             algorithm, federation, ready.task, config.training, given, label=label, listen=listen,
-            engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.own.metrics,
+            engine=engine or InProcess(), keeper=keeper, clock=clock, metrics=ready.custom.metrics,
         )  # fmt: skip
         return algorithm, trained
 
@@ -331,6 +334,7 @@ def _outcome(
         done.traffic,
         done.missed,
         played,
+        scores.tests,
     )
 
 

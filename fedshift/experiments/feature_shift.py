@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift import datasets
+from fedshift.experiments.client_looks import looks
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.natural import Dealt, none_such
-from fedshift.experiments.own_looks import looks
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Partition, Shift, group_shares
 from fedshift.shifts.noise import Shared, noise_pool

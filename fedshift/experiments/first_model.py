@@ -6,27 +6,50 @@ from dataclasses import replace
 
 from fedshift.data import Task
 from fedshift.datasets.augment import photos
-from fedshift.experiments.config import Config
+from fedshift.experiments.config import Config, Network
+from fedshift.experiments.custom import Custom, recipe_of
+from fedshift.experiments.custom_network import Shape, custom_network, packed
 from fedshift.experiments.networks import network
-from fedshift.experiments.own import Own, recipe_of
-from fedshift.experiments.own_network import Shape, own_network
 from fedshift.experiments.python_names import is_python
 from fedshift.model import Model
 from fedshift.outputs import check_classes
+from fedshift.tasks.layout import Layout, Part
 
 
-def first_model(config: Config, own: Own, task: Task, seed: int) -> Model:
-    """The network of [model] with its first weights, as the method needs it for these clients."""
+def first_model(
+    config: Config, custom: Custom, task: Task, seed: int, layout: Layout | None = None
+) -> Model:
+    """The network of [model] with its first weights, as the method needs it for these clients.
+
+    layout: how the rows pack several inputs, or what is to be predicted.
+    """
     x, classes = task.clients[0].x[:2], len(task.classes)
     shape = tuple(x.shape[1:])
     if is_python(config.model.name):
-        layout = None if own.task is None else own.task.build().encoding.layout
-        model = own_network(config.model.name, own.task or Shape(shape, task.classes), seed, layout)
+        model = custom_network(
+            config.model.name, custom.task or Shape(shape, task.classes), seed, layout
+        )
     else:
-        routed = len(task.clients) if recipe_of(config, own).traits.router else None
-        model = network(config.model, shape, classes, seed, routed)
+        routed = len(task.clients) if recipe_of(config, custom).traits.router else None
+        model = named_network(config.model, shape, classes, seed, routed, layout)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
     check_classes(model, x, classes)
     if config.data.augment == "photos":
         photos(x, 0)  # raises for images that it cannot change
         model = replace(model, augment=photos)
     return model
+
+
+def named_network(
+    config: Network, shape: tuple[int, ...], classes: int, seed: int, routed: int | None,
+    layout: Layout | None,
+) -> Model:  # fmt: skip
+    """`network`, which does not see what is to be predicted where rows hold that, too."""
+    if layout is None or not layout.targets:
+        return network(config, shape, classes, seed, routed)
+    due = layout.parts[-1]
+    if layout.form != "one":  # several inputs as one vector, as where classes are predicted
+        layout = Layout((Part("x", (layout.width - due.size,)), due), targets=True)
+    plain = network(config, layout.inputs[0].shape, due.size, seed, routed)
+    return Model(packed(plain.net, layout), plain.freeze_norm)

@@ -149,7 +149,7 @@ def kept_in(
 ) -> Keeper:  # fmt: skip
     """A keeper of checkpoints in a run folder; they belong to this configuration and these data."""
     # Of the data as well: the same file may be run after the data set was replaced.
-    mark = prepared.own.mark
+    mark = prepared.custom.mark
     sums = (prepared.data.sha256, prepared.split_sha256, *([mark] if mark else []))
     if config.model.name == PYTHON:  # no key says which network that is
         params, buffers = prepared.model.init()
@@ -197,7 +197,7 @@ def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) 
     """The files that exist before training: the configuration, and the lock file."""
     # Last, because a folder with a configuration can be resumed.
     write_lock(folder, config, prepared, backend)
-    for name, text in prepared.own.texts.items():
+    for name, text in prepared.custom.texts.items():
         write(folder / name, text)
     write(folder / CONFIG, dumps(config))
 
@@ -226,7 +226,7 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
-        **({"files": dict(prepared.own.files)} if prepared.own.files else {}),
+        **({"files": dict(prepared.custom.files)} if prepared.custom.files else {}),
     }
 
 
@@ -284,7 +284,7 @@ def _clients(experiment: Experiment) -> list[Client]:
     table = outcome.federation.table
     # FedAvg's weights, for comparison.
     share = table["n"] / table["n"].sum()
-    names = experiment.prepared.own.clients or tuple(map(str, range(len(share))))
+    names = experiment.prepared.custom.clients or tuple(map(str, range(len(share))))
     return [
         Client(
             names[i],
@@ -302,7 +302,8 @@ def _clients(experiment: Experiment) -> list[Client]:
 def _models(experiment: Experiment) -> Parts:
     outcome = experiment.outcome
     federation, last = outcome.federation, outcome.last
-    served = models(experiment.algorithm, last, federation) if outcome.served else ()
+    tests = experiment.prepared.task.tests
+    served = models(experiment.algorithm, last, federation) if tests else ()
     shared, first = (outcome.params, outcome.buffers), (federation.params, federation.buffers)
     return model_parts(shared, first, served, last.states)
 

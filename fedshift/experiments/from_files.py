@@ -15,17 +15,17 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import is_number, members
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config, Method
-from fedshift.experiments.own import Own
-from fedshift.experiments.own_data import about, prepare_built
-from fedshift.experiments.own_metrics import check_metrics
-from fedshift.experiments.own_source import task_of
+from fedshift.experiments.custom import Custom
+from fedshift.experiments.custom_data import about, prepare_built
+from fedshift.experiments.custom_metrics import check_metrics
+from fedshift.experiments.custom_source import task_of
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.python_names import digest_of, is_python, load_python
 from fedshift.record.folder import FIT
 from fedshift.tasks.task import Task
 
 
-def own_of(config: Config) -> Own:
+def custom_of(config: Config) -> Custom:
     """The method and the metrics that a file names; nothing where it names none.
 
     Raises InputError for names without a function, and for options that it lacks.
@@ -38,7 +38,7 @@ def own_of(config: Config) -> Own:
         check_metrics(metrics)
     except InputError as e:
         raise InputError(f"metrics.extra: {str(e).removeprefix('metrics: ')}") from None
-    return Own(method=_method(config.method), metrics=metrics, files=files_of(config))
+    return Custom(method=_method(config.method), metrics=metrics, files=files_of(config))
 
 
 def _method(section: Method) -> recipes.Recipe | None:
@@ -79,15 +79,15 @@ def source_of(config: Config) -> Task:
     return task_of(config.data, config.seeds.resolved().split)
 
 
-def prepare_source(config: Config, own: Own, task: Task | None = None) -> Prepared:
+def prepare_source(config: Config, custom: Custom, task: Task | None = None) -> Prepared:
     """The experiment on the data that `data.source` names; task: these, read before.
 
     Raises InputError or DataError.
     """
     task = source_of(config) if task is None else task
     built = task.build()
-    own = replace(own, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
-    return prepare_built(config, built, own=own)
+    custom = replace(custom, texts={FIT: about(built, built.notes)}, notes=built.notes, task=task)
+    return prepare_built(config, built, custom=custom)
 
 
 def files_of(config: Config) -> dict[str, str]:

@@ -10,7 +10,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Traffic
 from fedshift.estimate import AccuracyEstimate
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config import Config
 from fedshift.experiments.played import Played
 from fedshift.experiments.progress import Missed
@@ -32,6 +32,7 @@ class Outcome:
     traffic   of the last round
     missed    answers that did not come, or could not be used
     played    the weights of the rounds, where these draw cohorts; None elsewhere
+    tests     each client's own, where what is predicted is no class and clients have test sets
     """
 
     label: str
@@ -39,8 +40,8 @@ class Outcome:
     buffers: Params
     weights: tuple[float, ...]
     metrics: tuple[Metrics, ...]
-    test: Score
-    clients: tuple[Score, ...]
+    test: Scored
+    clients: tuple[Scored, ...]
     estimate: AccuracyEstimate
     federation: Federation
     last: Round
@@ -50,6 +51,7 @@ class Outcome:
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
     played: Played | None = None
+    tests: tuple[Scored, ...] = ()
 
     @property
     def final(self) -> Metrics:
@@ -127,12 +129,21 @@ class Choice:
                 validation_accuracy=c.outcome.final.validation_accuracy,
                 source_accuracy=c.outcome.final.source_accuracy,
                 target_accuracy=c.outcome.final.target_accuracy,
+                losses=_losses(c.outcome.final),
             )
             for c in self.candidates
         )
         return Selection(
             rule=self.rule, chosen=self.chosen.label, picks=self.picks, candidates=rows
         )
+
+
+def _losses(final: Metrics) -> dict[str, float]:
+    """Of numbers to predict, by what rules look at; empty where there are accuracies."""
+    if "estimated_loss" not in final.others:
+        return {}
+    names = ("estimated_loss", "estimated_loss_se", "source_loss")
+    return {**{k: final.others[k] for k in names}, "target_loss": final.target_loss}
 
 
 @dataclass(frozen=True, eq=False)

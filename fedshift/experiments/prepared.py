@@ -13,7 +13,7 @@ from fedshift.data import ClientData, Task, register
 from fedshift.datasets import Dataset
 from fedshift.engine.checks.gate import Gate
 from fedshift.engine.run import Federation
-from fedshift.experiments.own import Own
+from fedshift.experiments.custom import Custom
 from fedshift.model import Model
 from fedshift.seeds import Seeds
 
@@ -29,7 +29,7 @@ class Prepared:
     `announced` is the target that the server gets: T itself unless shift.target_noise is set.
     `server_inputs` [n, ...] are the server's own examples without labels, where it has any.
     `looks`: the change of each client's images where it follows the target, None for no change.
-    `gate`: which of the clients' replies are let through. `own`: what a program adds.
+    `gate`: which of the clients' replies are let through. `custom`: what a user adds.
     """
 
     task: Task
@@ -42,12 +42,12 @@ class Prepared:
     server_inputs: Tensor | None = None
     looks: tuple[Look | None, ...] = ()
     gate: Gate = Gate()
-    own: Own = Own()
+    custom: Custom = Custom()
 
     def federation(self, clients: Sequence[ClientData] | None = None) -> Federation:
         """The task's clients (or others in their place) with the first model and the seeds."""
         chosen = self.task.clients if clients is None else tuple(clients)
-        if (importance := self.own.class_weights) is not None:
+        if (importance := self.custom.class_weights) is not None:
             chosen = tuple(c._replace(w=c.w * importance.to(c.w)[c.y]) for c in chosen)
         params, buffers = self.model.init()
         table = register(chosen, len(self.task.classes))

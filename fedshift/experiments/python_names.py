@@ -37,6 +37,8 @@ EXPECTS = {
 _NAMED = (("data", "source"), ("model", "name"), ("method", "name"))
 # How names of tables end.
 TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
+# Of files that were loaded, the last one's first.
+_FOLDERS: list[str] = []
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 
 
@@ -187,13 +189,12 @@ def _content(path: Path, where: str) -> bytes:
 @cache
 def _module(path: Path, source: bytes) -> tuple[ModuleType, Mapping[str, str]]:
     """The module of a file with this content, and the SHA-256 of what it loads from its folder."""
+    _look_in(path.parent)
     digest = hashlib.sha256(source).hexdigest()
     # With the digest, so that random.py replaces no module of Python's, and net.py no other net.py.
     module, before = ModuleType(f"{path.stem}_{digest[:12]}"), set(sys.modules)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last, so that it hides no other package
     try:
         # What was read, and no compiled copy of what was there before.
         exec(compile(source, str(path), "exec"), vars(module))
@@ -207,6 +208,22 @@ def _module(path: Path, source: bytes) -> tuple[ModuleType, Mapping[str, str]]:
     }  # fmt: skip
     digests = {file: digest_of(Path(file)) or "" for file in sorted(beside)}
     return module, MappingProxyType({str(path): digest, **digests})
+
+
+def _look_in(folder: Path) -> None:
+    """Let files import those beside them, and not such of another file's folder by that name."""
+    if (place := str(folder)) in _FOLDERS[:1]:
+        return
+    others = {Path(one) for one in _FOLDERS} - {folder}
+    for name, one in list(sys.modules.items()):
+        file = Path(getattr(one, "__file__", None) or "")
+        if file.stem == name and file.parent in others and (folder / file.name).is_file():
+            del sys.modules[name]
+    if place in sys.path and place not in _FOLDERS:
+        return  # the user's program has it there
+    sys.path[:] = [one for one in sys.path if one not in (*_FOLDERS, place)]
+    _FOLDERS[:] = [place, *(one for one in _FOLDERS if one != place)]
+    sys.path += _FOLDERS  # last, so that they hide no other package
 
 
 def _raised(error: BaseException, path: Path) -> str:

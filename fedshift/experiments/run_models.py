@@ -9,21 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedshift import recipes
 from fedshift.arguments import check_path
 from fedshift.errors import DataError, InputError, shown
 from fedshift.experiments.config import Config
+from fedshift.experiments.custom_network import Shape, custom_network
+from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
-from fedshift.experiments.networks import network
-from fedshift.experiments.own_network import Shape, own_network
 from fedshift.experiments.python_names import check_files, is_python
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
 from fedshift.model import Model
 from fedshift.record.folder import CLIENTS, CONFIG, ENCODING, MODEL, SUMMARY
+from fedshift.record.summary import first_error
 from fedshift.tasks.encoding import Encoding
 from fedshift.tree import Params, Parts
 
@@ -176,10 +178,18 @@ def classes_in(folder: Path) -> tuple[str, ...]:
 
 
 def encoding_in(folder: Path) -> Encoding | None:
-    """How a run's rows were encoded; None for a run on a set of the library."""
-    if not is_file(folder / ENCODING):
+    """How a run's rows were encoded; None for a run on a set of the library.
+
+    Raises DataError for a damaged file.
+    """
+    path = folder / ENCODING
+    if not is_file(path):
         return None
-    return Encoding.from_json((folder / ENCODING).read_text("utf-8"))
+    try:
+        return Encoding.from_json(path.read_text("utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError) as e:
+        what = first_error(e) if isinstance(e, ValidationError) else shown(str(e), 200)
+        raise DataError(f"{path}: damaged ({what}); run the experiment again") from None
 
 
 def sizes_in(path: Path) -> Tensor:
@@ -203,12 +213,14 @@ def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...
     if shape is None:
         return prepare(config).model
     seed = config.seeds.resolved().init
+    encoding = encoding_in(folder)
+    layout = None if encoding is None else encoding.layout
     if is_python(config.model.name):
-        layout = None if (encoding := encoding_in(folder)) is None else encoding.layout
         inputs = shape if layout is None else layout.inputs[0].shape
-        return own_network(config.model.name, Shape(inputs, classes_in(folder)), seed, layout)
+        task = Shape(inputs, classes_in(folder), () if encoding is None else encoding.outputs)
+        return custom_network(config.model.name, task, seed, layout)
     routed = clients if recipes.traits_of(config.method.name).router else None
-    return network(config.model, shape, len(classes_in(folder)), seed, routed)
+    return named_network(config.model, shape, len(classes_in(folder)), seed, routed, layout)
 
 
 def check_fit(path: Path, model: Model, many: Iterable[Iterable[Params]]) -> None:

@@ -73,6 +73,11 @@ def choose(
         "source": lambda c: c.outcome.final.source_accuracy,
         "oracle": lambda c: c.outcome.final.target_accuracy,
     }
+    if task.kind == "regression":
+        # No set of one's own has validation examples that follow the target.
+        scores["estimate"] = lambda c: c.outcome.final.merit
+        scores["source"] = lambda c: -c.outcome.final.others["source_loss"]
+        scores["oracle"] = lambda c: -c.outcome.final.target_loss
     picks = {}
     for rule, value in scores.items():
         # A rule without its examples picks nothing, rather than the first.

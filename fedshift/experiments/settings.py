@@ -10,6 +10,7 @@ from fedshift.client.local import Local
 from fedshift.client.schedules import Cosine
 from fedshift.engine.checks.gate import Gate
 from fedshift.experiments.config import Config, Training
+from fedshift.experiments.custom_network import Unpacking
 from fedshift.model import Model
 from fedshift.recipes import Setting
 from fedshift.server.optimizers import Sgd
@@ -28,11 +29,13 @@ def setting(
     a method adds to the configured one start from seeds.init, too.
     """
     t = config.training
+    head = "net.head." if isinstance(model.net, Unpacking) else "head."
     return Setting(
         model,
         target,
         local_of(t),
         Sgd(t.server_lr, t.server_momentum),
+        (head,),
         rounds=t.rounds,
         clients=config.shift.clients,
         server_inputs=server_inputs,

@@ -1,6 +1,7 @@
 """Which round is best, and when training ends early: by the clients' validation alone.
 
-The estimated target accuracy decides, sum_y T(y) recall(y), and never an example of the target.
+The estimated target accuracy decides, sum_y T(y) recall(y), or the estimated loss where numbers are
+predicted, and never an example of the target.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def check_stopping(training: Training, task: Task) -> None:
 
 
 def best_round(metrics: Sequence[Metrics]) -> int:
-    """The evaluated round of the largest estimate, the first of equals; 0 where none has one."""
-    measured = [m for m in metrics if not math.isnan(m.estimated_accuracy)]
-    best = max(measured, key=lambda m: m.estimated_accuracy, default=None)
+    """The evaluated round of the best estimate, the first of equals; 0 where none has one."""
+    measured = [m for m in metrics if not math.isnan(m.merit)]
+    best = max(measured, key=lambda m: m.merit, default=None)
     return 0 if best is None else best.round
 
 
 def ends(training: Training, metrics: Sequence[Metrics]) -> bool:
-    """Whether the estimate has not risen in the last `training.patience` rounds."""
+    """Whether the estimate has not become better in the last `training.patience` rounds."""
     if training.patience is None or not metrics:
         return False
     return metrics[-1].round - best_round(metrics) >= training.patience

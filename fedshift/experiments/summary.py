@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.engine.trial import pals_of
+from fedshift.evaluation.scores import Scored
 from fedshift.experiments import label_sets, served
+from fedshift.experiments.client_looks import grey_note, look_names
+from fedshift.experiments.custom import recipe_of
 from fedshift.experiments.feature_shift import shifts_features
 from fedshift.experiments.outcome import Experiment, Outcome
-from fedshift.experiments.own import recipe_of
-from fedshift.experiments.own_looks import grey_note, look_names
 from fedshift.experiments.played import Played, ess_of
 from fedshift.experiments.shift_measures import importance, importance_sentences, measured_shift
 from fedshift.record.summary import (
@@ -52,8 +53,9 @@ def summary(experiment: Experiment) -> Summary:
     return Summary(
         fedshift=package_version("fedshift"),
         name=experiment.config.name,
-        method=recipe_of(experiment.config, experiment.prepared.own).name,
+        method=recipe_of(experiment.config, experiment.prepared.custom).name,
         dataset=experiment.config.data.name,
+        kind=None if task.kind == "classification" else task.kind,  # type: ignore[arg-type]
         classes=tuple(task.classes),
         target=tuple(target.tolist()),
         label_counts=tuple(map(tuple, counts.astype(int).tolist())),
@@ -75,12 +77,19 @@ def summary(experiment: Experiment) -> Summary:
         missing=outcome.missed._asdict() if _missing_answers(outcome) else None,
         selection=None if choice is None else choice.described(),
         why=(
-            *(_shift_reasons(experiment, by_size @ rows, weights @ rows) if last is None else ()),
-            *(_serving_reasons(experiment, last) if last is not None else ()),
+            *_reasons(experiment, last, by_size @ rows, weights @ rows),
             *_method_notes(experiment, sets),
             *_missing_answers(outcome),
         ),
     )
+
+
+def _reasons(
+    experiment: Experiment, last: dict[str, Any] | None, mixed: Floats, used: Floats
+) -> list[str]:
+    if last is not None:
+        return _serving_reasons(experiment, last)
+    return _shift_reasons(experiment, mixed, used)
 
 
 def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[str]:
@@ -88,7 +97,9 @@ def _shift_reasons(experiment: Experiment, mixed: Floats, used: Floats) -> list[
     task, unmeasured = experiment.prepared.task, experiment.outcome.estimate.unmeasured_mass
     if experiment.config.data.validation == 0 and unmeasured >= 1 - 1e-9:
         unmeasured = 0.0  # no estimate was requested
-    return reasons(task.classes, task.target.tolist(), mixed.tolist(), used.tolist(), unmeasured)
+    shares = (task.target.tolist(), mixed.tolist(), used.tolist())
+    rest = "it is of the others" if task.kind == "regression" else "it counts them as wrong"
+    return reasons(task.classes, *shares, unmeasured, rest)
 
 
 def _serving_reasons(experiment: Experiment, last: dict[str, Any]) -> list[str]:
@@ -164,13 +175,24 @@ def _final(outcome: Outcome) -> Final:
             **{name: value for name, value in served.items() if name != "round"},
             **(outcome.at_end.refits if outcome.at_end else {}),
             **label_sets.final_values(outcome.sets),
-            **final.own,
+            **final.others,
         },
         bytes_down=down,
         bytes_up=up,
         bytes_model=size_in_bytes(first),
         client_accuracy=tuple(s.accuracy for s in outcome.clients),
+        client_metrics=_client_metrics(outcome.tests or outcome.clients),
     )
+
+
+def _client_metrics(scores: Sequence[Scored]) -> dict[str, tuple[float, ...]]:
+    """What only tasks without classes have; empty for the others."""
+    rows = [s.others for s in scores]
+    if not all(rows):
+        return {}
+    exact = () if math.isnan(sum(s.accuracy for s in scores if s.n)) else ("accuracy",)
+    each = {name: tuple(s.accuracy for s in scores) for name in exact}
+    return each | {name: tuple(row[name] for row in rows) for name in rows[0]}
 
 
 def _last(experiment: Experiment) -> dict[str, Any] | None:
@@ -292,13 +314,15 @@ def reasons(
     mixed: Sequence[float],
     used: Sequence[float],
     unmeasured: float = 0.0,
+    rest: str = "it counts them as wrong",
 ) -> list[str]:
     """Why weights matter here: which of the target's labels sample-size weights train too little.
 
     `mixed` [K] is the label mix that sample-size weights train on, `used` [K] the mix of the
     weights in use. Labels are named where sample-size weights miss more than 0.02 of T; those that
     no client has are named apart, since no weights can help there. `unmeasured` is the mass of T
-    whose recall no validation example measures.
+    whose recall no validation example measures;
+    rest: what the estimate then is.
     """
     absent = [y for y, t in enumerate(target) if t > 0 and mixed[y] == 0]
     short = [y for y, t in enumerate(target) if t - mixed[y] > 0.02 and y not in absent]
@@ -327,6 +351,6 @@ def reasons(
     if unmeasured > 0:
         sentences.append(
             f"The estimate leaves out {100 * unmeasured:.0f} % of the target: labels of which no "
-            "client holds a validation example; it counts them as wrong."
+            f"client holds a validation example; {rest}."
         )
     return sentences or ["Sample-size weights already mix to the target's labels: little to gain."]

@@ -18,16 +18,16 @@ from fedshift import datasets, shifts
 from fedshift.data import ClientData, Examples, Task, client_data
 from fedshift.datasets import Dataset
 from fedshift.errors import InputError
+from fedshift.experiments.client_looks import check_images
+from fedshift.experiments.client_tests import among_clients
 from fedshift.experiments.config import PYTHON, Config, Data, ServerData
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.extras import check_extras
 from fedshift.experiments.feature_shift import dealing, noised
 from fedshift.experiments.first_model import first_model
-from fedshift.experiments.from_files import own_of, prepare_source, source_of
+from fedshift.experiments.from_files import custom_of, prepare_source, source_of
 from fedshift.experiments.natural import Dealt, natural
 from fedshift.experiments.networks import BYTES
-from fedshift.experiments.own_looks import check_images
-from fedshift.experiments.own_tests import among_clients
 from fedshift.experiments.prepared import Indices, Look
 from fedshift.experiments.prepared import Prepared as Prepared
 from fedshift.experiments.server_rows import reserve
@@ -53,9 +53,9 @@ def prepare(config: Config) -> Prepared:
     """Load, split and resample as configured. Raises InputError or DataError; trains nothing."""
     _check_files(config)
     check_extras(config.data, config.model)
-    own = own_of(config)
+    custom = custom_of(config)
     if config.data.source is not None:
-        return prepare_source(config, own)
+        return prepare_source(config, custom)
     seeds = config.seeds.resolved()
     dealt = _deal_data(config.data, config.shift, config.server, seeds.split)
     data, validation = dealt.data, dealt.validation
@@ -65,7 +65,7 @@ def prepare(config: Config) -> Prepared:
     )
     raw = as_bytes(config)
     task = _task(dealt, trains, holdouts, raw)
-    model = first_model(config, own, task, seeds.init)
+    model = first_model(config, custom, task, seeds.init)
     kept_back = [*holdouts, *(rows for rows in (validation, dealt.server) if rows is not None)]
     kept_back += dealt.tests
     pool = np.setdiff1d(np.arange(len(data.train.y)), np.concatenate(kept_back))
@@ -75,7 +75,7 @@ def prepare(config: Config) -> Prepared:
     looks = dealt.looks if dealt.tests else (dealt.test_look,) * len(trains)
     gate = gate_of(config.training, announced)
     return Prepared(
-        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, own
+        task, model, seeds, data, pool, digest, announced, inputs, tuple(looks), gate, custom
     )
 
 
@@ -99,15 +99,15 @@ def population(config: Config) -> Callable[[Config], Prepared]:
     _check_files(config)
     if config.data.source is not None:
         task = source_of(config)
-        return lambda other: prepare_source(other, own_of(other), task)
+        return lambda other: prepare_source(other, custom_of(other), task)
     return partial(_again, prepare(config))
 
 
 def _again(before: Prepared, config: Config) -> Prepared:
-    seeds, own = config.seeds.resolved(), own_of(config)
-    model = first_model(config, own, before.task, seeds.init)
+    seeds, custom = config.seeds.resolved(), custom_of(config)
+    model = first_model(config, custom, before.task, seeds.init)
     gate = gate_of(config.training, before.announced)
-    return replace(before, model=model, seeds=seeds, gate=gate, own=own)
+    return replace(before, model=model, seeds=seeds, gate=gate, custom=custom)
 
 
 def as_bytes(config: Config) -> bool:

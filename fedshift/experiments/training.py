@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,11 +15,12 @@ from fedshift.engine.round import open_round
 from fedshift.engine.run import Federation, Round, draw_cohort, start
 from fedshift.engine.trial import check_company
 from fedshift.errors import InputError
-from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy
-from fedshift.evaluation.scores import Score, score
+from fedshift.estimate import AccuracyEstimate
+from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config import Training
-from fedshift.experiments.own import Metric
-from fedshift.experiments.own_metrics import own_values
+from fedshift.experiments.custom import Metric
+from fedshift.experiments.custom_metrics import metric_values
+from fedshift.experiments.measuring import estimated, scored
 from fedshift.experiments.played import reach
 from fedshift.experiments.served import Observed, models, observe, whole
 from fedshift.record.rounds import Metrics
@@ -45,51 +47,52 @@ def silent(event: dict[str, Any]) -> None:
 class Evaluation:
     """Scores on everything that a task holds out: of the global model, or of all clients' models.
 
-    served: how the clients' models serve, where every client has a test set of its own. own: the
-    user's metrics.
+    served: how the clients' models serve, where every client has a test set of its own. own: other
+    numbers by name, and the user's metrics. tests: of each client's own test set, or ().
     """
 
-    test: Score
-    clients: tuple[Score, ...]
-    validation: Score | None
+    test: Scored
+    clients: tuple[Scored, ...]
+    validation: Scored | None
     estimate: AccuracyEstimate
     served: Observed | None = None
-    own: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)
+    tests: tuple[Scored, ...] = ()
 
 
 def evaluate(
     algorithm: Algorithm, current: Round, federation: Federation, task: Task,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> Evaluation:  # fmt: skip
-    """Score a round's model (or models) on the test examples and on each client's validation.
+    """Scored a round's model (or models) on the test examples and on each client's validation.
 
     Where clients have test sets of their own, every client's validation examples are scored by the
     model that it serves, and the test examples by the system of all clients.
     """
-    model, classes = algorithm.model, len(task.classes)
-    served: Observed | None = None
+    rate, served = partial(scored, task, algorithm.model), None
+    tests: tuple[Scored, ...] = ()
     # The clients' own models are what is used there, so they are what is tested.
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
-        served = observe(algorithm, current, federation, task)
-        test = served.score
+        if task.outputs:  # votes and routers are of classes
+            tests = tuple(map(rate, pairs, task.tests))
+        else:
+            served = observe(algorithm, current, federation, task)
+        test = pool(tests) if served is None else served.score
     else:
         pair = (current.server["params"], current.server["buffers"])
         pairs = [pair] * len(task.clients)
-        test = score(model, *pair, task.test, classes)
-    clients = tuple(
-        score(model, *each, data, classes)
-        for each, data in zip(pairs, task.validation, strict=True)
-    )
-    data, pooled = task.target_validation, pool(clients)
-    validation = None if data is None else score(model, *pairs[0], data, classes)
-    estimate = estimate_target_accuracy(pooled.correct, pooled.total, task.target.numpy())
+        test = rate(pair, task.test)
+    clients = tuple(map(rate, pairs, task.validation))
+    data = task.target_validation
+    validation = None if data is None else rate(pairs[0], data)
+    estimate, others = estimated(task, pool(clients))
     tested = (pairs, task.tests) if task.tests else (pairs[:1], (task.test,))
-    own = own_values(metrics, model, *tested)
-    return Evaluation(test, clients, validation, estimate, served, own)
+    others = test.others | others | metric_values(metrics, algorithm.model, *tested, task)
+    return Evaluation(test, clients, validation, estimate, served, others, tests)
 
 
-def pool(scores: Sequence[Score]) -> Score:
+def pool(scores: Sequence[Scored]) -> Scored:
     """The sum of scores."""
     return sum(scores[1:], start=scores[0])
 
@@ -141,5 +144,5 @@ def measured_round(
         ess=remaining.ess,
         ess_fraction=remaining.ess_fraction,
         gap=remaining.gap,
-        own=evaluation.own,
+        others=evaluation.others,
     )

@@ -121,13 +121,15 @@ class NotebookProgress:
 
 
 @contextlib.contextmanager
-def shown_progress(wanted: bool | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A listener that draws; None: on a terminal and in a notebook, else nothing."""
+def shown_progress(
+    wanted: bool | None, live: Any = LiveProgress, notebook: Any = NotebookProgress
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A listener that draws; None: on a terminal (live) and in a notebook, else nothing."""
     if in_notebook() and wanted is not False:
-        yield NotebookProgress()
+        yield notebook()
     elif wanted or (wanted is None and sys.stderr.isatty()):
-        with LiveProgress() as live:
-            yield live
+        with live() as drawn:
+            yield drawn
     else:
         yield lambda event: None
 
@@ -144,4 +146,6 @@ def scores_in(event: dict[str, Any]) -> str:
     if "system_accuracy" in event:
         names = {"system": "system_accuracy", "own": "average_accuracy"}
     scores = [f"{name} {percent(event[key])}%" for name, key in names.items()]
+    if "estimated_rmse" in event:
+        scores = [f"RMSE {event['rmse']:.4g} est. {event['estimated_rmse']:.4g}"]
     return " ".join([f"loss {event['train_loss']:.3f}", *scores])

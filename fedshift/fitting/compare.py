@@ -16,13 +16,13 @@ from typing import Any
 from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.errors import InputError
-from fedshift.experiments.own import Metric
+from fedshift.experiments.custom import Metric
 from fedshift.experiments.task import Prepared
+from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.fit import keep_threads, remove
-from fedshift.fitting.keys import SECTIONS
-from fedshift.fitting.many_bars import shown_runs
+from fedshift.fitting.keys import SECTIONS, by_name, with_names
+from fedshift.fitting.many_bars import LiveRuns, NotebookRuns
 from fedshift.fitting.methods import Method, as_method
-from fedshift.fitting.naming import by_name, with_names
 from fedshift.fitting.planning import Loss, Weights, check_task
 from fedshift.fitting.planning import Plan as Fit
 from fedshift.fitting.planning import plan as plan_fit
@@ -88,7 +88,8 @@ def compare(
         at_once, lowered = jobs_that_fit(jobs, workers, plan)
         means = Means(backend, workers, tasks, tasks.load)
         notes = [*tasks.notes, *[lowered] * bool(lowered)]
-        with keep_threads(), _place(folder) as place, shown_runs(progress) as listen:
+        shown = shown_progress(progress, LiveRuns, NotebookRuns)
+        with keep_threads(), _place(folder) as place, shown as listen:
             done = do_runs(
                 plan, place, means, jobs=at_once, notes=notes, listen=listen,
                 words=lambda text: with_names(text, task.clients),
@@ -253,5 +254,5 @@ def _mark(planned: Fit) -> str:
         for name, tensor in sorted(parts.items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().numpy().tobytes())
-    digest.update(f"{mark_of(model.net)} {planned.prepared.own.mark}".encode())
+    digest.update(f"{mark_of(model.net)} {planned.prepared.custom.mark}".encode())
     return digest.hexdigest()

@@ -16,10 +16,11 @@ import torch
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import PYTHON
+from fedshift.experiments.custom import Metric
+from fedshift.experiments.custom_network import Shape
 from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
-from fedshift.experiments.own import Metric
 from fedshift.experiments.progress import Keeper
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import (
@@ -29,14 +30,14 @@ from fedshift.experiments.run_models import (
     network_of,
 )
 from fedshift.experiments.training import listeners
-from fedshift.files import is_file
+from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.following import Callback, Logger, following
+from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
-from fedshift.fitting.naming import by_name
-from fedshift.fitting.networks import Remembered, first_model, referred
+from fedshift.fitting.networks import first_model, referred
 from fedshift.fitting.planning import Loss, Plan, Weights, plan
-from fedshift.fitting.result import Result, about_in
+from fedshift.fitting.result import Result
 from fedshift.model import Model
 from fedshift.record.folder import CONFIG, FIT, read_run
 from fedshift.tasks.encoding import Encoding
@@ -73,8 +74,10 @@ def fit(
                    patience, keep, hidden, ...; schedule="cosine", or a function of the round that
                    gives the learning rate
     seed           of first weights, batches and cohorts; the task's own seed cuts the data
-    metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows
-    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B]
+    metrics        {"auc": f}, f(probabilities [n, K], labels [n]) -> float, on the target's rows;
+                   of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L])
+    loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
+                   cross-entropy, of the squared error of numbers, of the labels' binary one
     class_weights  "balanced", weights by class name, or one per class
     callbacks      each called after every round with a dict of its numbers
     loggers        `TensorBoard`, `MLflow`, `WandB`
@@ -109,14 +112,21 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
     """The result of `fit` that is saved in a folder.
 
     net: the network that was trained, or the function that made it, where the folder does not say:
-    one from a notebook, a script or with arguments. Raises InputError where it is needed and left
-    out, and for a folder that is none of a complete run.
+    one from a notebook, a script or with arguments. Without it, the module that the folder names is
+    imported and makes the network, so load such folders of your own only. Raises InputError where
+    net is needed and left out, and for a folder that is none of a complete run.
     """
     place = Path(folder)
     config = complete_config(place)
-    about = about_in((place / FIT).read_text("utf-8")) if is_file(place / FIT) else {}
+    about = read_object(place / FIT) if is_file(place / FIT) else {}
     run, encoding = read_run(place), encoding_in(place)
     shape = tuple(about["x"]) if "x" in about else None
+    if encoding is not None and encoding.columns and encoding.layout is None:
+        width = sum(column.width for column in encoding.columns)
+        if shape != (width,):
+            raise DataError(
+                f"{place}: encoding.json makes {width} numbers of a row, fit.json {shape}"
+            )
     if config.model.name != PYTHON:
         model = network_of(config, place, len(run.clients), shape)
     else:
@@ -137,7 +147,10 @@ def _network(
 ) -> Model:  # fmt: skip
     layout = None if encoding is None else encoding.layout
     shape = tuple(about.get("input_shape", ()))
-    task = Remembered(str(place), "classification", (), classes, shape)
+    kind, outputs = (
+        ("classification", ()) if encoding is None else (encoding.kind, encoding.outputs)
+    )
+    task = Shape(shape, classes, outputs, kind)
     if net is not None:
         return first_model(net, task, 0, layout)
     reference = about.get("net")
@@ -152,8 +165,8 @@ def _network(
 
 
 def _result(place: Path, model: Model) -> Result:
-    about = about_in((place / FIT).read_text("utf-8"))
-    return Result(read_run(place), load_models(place, model=model), encoding_in(place), about)
+    models, encoding = load_models(place, model=model), encoding_in(place)
+    return Result(read_run(place), models, encoding, read_object(place / FIT))
 
 
 def remove(place: Path, owner: int) -> None:

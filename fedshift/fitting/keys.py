@@ -1,14 +1,17 @@
-"""The keywords of `fit`, sorted: the method's options, and keys of the configuration."""
+"""The keywords of `fit`, sorted: the method's options, and keys of the configuration.
+
+Errors about them in the words of Python, with the names of the user's clients.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from fedshift import recipes
-from fedshift.errors import InputError, nearest, shown
+from fedshift.errors import FedshiftError, InputError, nearest, shown
 from fedshift.experiments.config import Network, Selection, Training
 from fedshift.fitting.methods import Method, foreign_option
 
@@ -89,6 +92,7 @@ def _unknown(key: str, chosen: Method) -> str:
 # How a file says it, and how a program does.
 WORDS = (
     (r"^(?:fit|config): ", ""),
+    (r"\bgive another --out", "give another folder="),
     (r'Set shift\.target = "clients"', 'Make the task with target="clients"'),
     (r"\braise data\.validation", "raise validation= of the task"),
     (r"\b(?:training|method|model|selection|data|shift)\.(\w+) = ", r"\1="),
@@ -107,3 +111,25 @@ def in_python_words() -> Iterator[None]:
             text = re.sub(pattern, words, text, flags=re.M)
         e.args = (text,)
         raise
+
+
+@contextmanager
+def by_name(clients: Sequence[str]) -> Iterator[None]:
+    """Errors raised within say `client "north"` for client 2, and keywords for keys of files."""
+    try:
+        with in_python_words():
+            yield
+    except FedshiftError as e:
+        if e.args:
+            e.args = (with_names(str(e.args[0]), clients), *e.args[1:])
+        raise
+
+
+def with_names(text: str, clients: Sequence[str]) -> str:
+    """A message about client 2, about `client "north"`."""
+
+    def named(match: re.Match[str]) -> str:
+        i = int(match[1])
+        return f'client "{clients[i]}"' if i < len(clients) else match[0]
+
+    return re.sub(r"\bclient (\d+)\b", named, text)

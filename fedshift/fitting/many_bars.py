@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedshift.fitting.bars import NotebookProgress, for_bars, in_notebook
+from fedshift.errors import visible
+from fedshift.fitting.bars import NotebookProgress, for_bars
 
 
 class LiveRuns:
@@ -31,7 +29,8 @@ class LiveRuns:
         if kind == "queue":
             self.bars.reset(self.whole, total=event["runs"])
         elif kind == "start":
-            self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["rounds"])
+            name, rounds = event["run"], event["rounds"]
+            self.tasks[name] = self.bars.add_task(visible(name), total=rounds)
         elif kind == "round":
             self.bars.update(self.tasks[event["run"]], completed=event["round"])
         elif kind == "over":
@@ -50,7 +49,7 @@ class LiveRuns:
 def end_line(event: dict[str, Any]) -> str:
     """How a run ended, and after how long."""
     end = f"failed: {event['error']}" if event["error"] else "done"
-    return f"{event['run']}: {end} ({event['seconds']:.0f} s)"
+    return f"{visible(event['run'])}: {end} ({event['seconds']:.0f} s)"
 
 
 class NotebookRuns:
@@ -65,15 +64,3 @@ class NotebookRuns:
         elif event["event"] == "over":
             self.over += 1
         self.bar({"event": "round", "run": "runs", "round": self.over, "rounds": self.runs})
-
-
-@contextlib.contextmanager
-def shown_runs(wanted: bool | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A listener that draws; None: on a terminal and in a notebook, else nothing."""
-    if in_notebook() and wanted is not False:
-        yield NotebookRuns()
-    elif wanted or (wanted is None and sys.stderr.isatty()):
-        with LiveRuns() as live:
-            yield live
-    else:
-        yield lambda event: None

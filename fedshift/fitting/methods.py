@@ -18,13 +18,13 @@ from fedshift.recipes import Recipe, Traits
 class Method:
     """A recipe, or a method of one's own, with its options; `fedshift.method` makes it.
 
-    own        whether it is none of the library's recipes
+    custom     whether it is none of the library's recipes
     algorithm  an object that brings its network; None where the method is made of a `Setting`
     """
 
     recipe: Recipe
     options: Mapping[str, Any] = field(default_factory=dict)
-    own: bool = False
+    custom: bool = False
     algorithm: Algorithm | None = None
 
     @property
@@ -51,9 +51,9 @@ def method(given: str | Callable[..., Algorithm] | Algorithm, **options: Any) ->
         made = Method(recipes.recipe(given), options)
     elif hasattr(given, "client_update"):
         check_method(given)
-        made = Method(_recipe_of(given), options, own=True, algorithm=given)  # type: ignore[arg-type]
+        made = Method(_recipe_of(given), options, custom=True, algorithm=given)  # type: ignore[arg-type]
     elif callable(given):
-        made = Method(recipes.made_by(given), options, own=True)
+        made = Method(recipes.made_by(given), options, custom=True)
     else:
         raise InputError(
             f"method is {called(given)}; give a name, fs.method(name, ...), a function of Setting "
@@ -87,4 +87,4 @@ def _recipe_of(algorithm: Algorithm) -> Recipe:
 def _takes_any(made: Method) -> bool:
     """Whether a user's function has **options, which say nothing of their names."""
     kinds = (p.kind for p in inspect.signature(made.recipe.make).parameters.values())
-    return made.own and inspect.Parameter.VAR_KEYWORD in kinds
+    return made.custom and inspect.Parameter.VAR_KEYWORD in kinds

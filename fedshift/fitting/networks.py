@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from fedshift.arguments import called
 from fedshift.errors import InputError
-from fedshift.experiments.own_network import Unpacking, packed
+from fedshift.experiments.custom_network import Shape, Unpacking, packed
 from fedshift.model import Model, build
 from fedshift.tasks.layout import Layout
+from fedshift.tasks.task import Task
 
 ALIKE = (
     "Every seed starts from the weights that the given network had; give a function of the task "
@@ -23,31 +24,8 @@ ALIKE = (
 )
 
 
-class Shape(Protocol):
-    """What a function that makes a network may ask of a task."""
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes."""
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """What a run folder remembers of its task, for the function that makes its network."""
-
-    name: str
-    kind: str
-    clients: tuple[str, ...]
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
-
-
 def first_model(
-    net: Any, task: Shape, seed: int, layout: Layout | None, *, freeze_norm: bool = False
+    net: Any, task: Task | Shape, seed: int, layout: Layout | None, *, freeze_norm: bool = False
 ) -> Model:
     """The network with its first weights: a copy of a module, or what a function makes under seed.
 
@@ -70,7 +48,7 @@ def inner(net: nn.Module) -> nn.Module:
     return net.net if isinstance(net, Unpacking) else net
 
 
-def _made(net: Callable[..., Any], task: Shape) -> nn.Module:
+def _made(net: Callable[..., Any], task: Task | Shape) -> nn.Module:
     name = getattr(net, "__name__", type(net).__name__)
     count = _needs(net)
     if count > 1:
@@ -109,13 +87,17 @@ def reference_of(net: Any) -> str | None:
     return f"{module}:{name}"
 
 
-def referred(reference: str, task: Shape, layout: Layout | None) -> Model | None:
+def referred(reference: str, task: Task | Shape, layout: Layout | None) -> Model | None:
     """The network of a reference; None where it cannot be made any more."""
-    module, _, name = reference.partition(":")
+    module, _, name = str(reference).partition(":")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return None  # no module of Python's makes a network; a damaged folder may name os or sys
     try:
         target: Any = import_module(module)
         for part in name.split("."):
             target = getattr(target, part)
+        if target.__module__ != module:
+            return None
         return first_model(target, task, 0, layout)
-    except Exception:  # whatever another version of the user's module raises
+    except (Exception, SystemExit):  # whatever another version of the user's module raises
         return None

@@ -18,11 +18,11 @@ from fedshift.arguments import called, check_whole
 from fedshift.client.objectives import Term
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import PYTHON, Config
+from fedshift.experiments.custom import Custom, Metric
+from fedshift.experiments.custom_data import about, prepare_built
+from fedshift.experiments.custom_loss import loss_term
+from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.load import validate
-from fedshift.experiments.own import Metric, Own
-from fedshift.experiments.own_data import about, prepare_built
-from fedshift.experiments.own_loss import loss_term
-from fedshift.experiments.own_metrics import check_metrics
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method
@@ -73,29 +73,30 @@ def plan(
         tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
-    added = Own(
-        method=_own_recipe(chosen),
+    added = Custom(
+        method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
         schedule=schedule,
         metrics=dict(metrics or {}),
         class_weights=weights_of(class_weights, made),
     )
-    check_metrics(added.metrics)
+    check_metrics(added.metrics, task.kind)
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
     reference = None if model is None else reference_of(net)
     texts = {FIT: about(made, notes, reference)}
-    added = replace(added, mark=_mark(chosen, added, loss), texts=texts)
+    added = replace(added, mark=_mark(chosen, added, loss, made), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
 
 
-def _mark(chosen: Method, added: Own, loss: Loss | None) -> str:
+def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str:
     """A hash of the code and numbers that are no keys of the configuration; "" without any."""
     weights = added.class_weights
     parts = {
-        "method": chosen.recipe.make if chosen.own else None,
+        "method": chosen.recipe.make if chosen.custom else None,
         "loss": loss,
         "schedule": added.schedule,
+        "transform": built.augment and built.augment.transform,
         "weights": None if weights is None else weights.tolist(),
         **added.metrics,
     }
@@ -104,11 +105,9 @@ def _mark(chosen: Method, added: Own, loss: Loss | None) -> str:
 
 
 def check_task(task: object) -> None:
-    """Raise InputError for what is no task, and for one without classes."""
+    """Raise InputError for what is no task."""
     if not isinstance(task, Task):
         raise InputError(f"task is {called(task)}; give an fs.Task, such as fs.Task.from_csv(...)")
-    if task.kind != "classification":
-        raise InputError(f'fit trains tasks of kind "classification"; this one is "{task.kind}"')
 
 
 def _config(
@@ -142,7 +141,7 @@ def _method_table(chosen: Method, options: Mapping[str, Any]) -> dict[str, Any]:
 
     A method that can choose its effective sample size does so, unless it is given.
     """
-    if not chosen.own:
+    if not chosen.custom:
         automatic = chosen.recipe.traits.auto_ess and not {"ess", "lam"} & options.keys()
         return {"name": chosen.recipe.name, **options, **({"ess": "auto"} if automatic else {})}
     return {"name": PYTHON, **{k: v for k, v in options.items() if _plain(v)}}
@@ -154,8 +153,8 @@ def _plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _own_recipe(chosen: Method) -> Any:
-    if not chosen.own:
+def _custom_recipe(chosen: Method) -> Any:
+    if not chosen.custom:
         return None
     others = {k: v for k, v in chosen.options.items() if not _plain(v)}
     return replace(chosen.recipe, make=partial(chosen.recipe.make, **others))
@@ -172,7 +171,7 @@ def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -
             )
         if built.encoding.layout is not None:
             raise InputError(
-                f"{chosen.recipe.name} brings its own network, and this task has several inputs; "
+                f"{chosen.recipe.name} brings its own network, and this task packs its inputs; "
                 "give net, and a function of Setting in place of the Algorithm"
             )
         if built.augment is not None:

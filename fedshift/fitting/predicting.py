@@ -14,11 +14,15 @@ MOST = 5
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The most probable class of each row by name, names [n], and probabilities [n, K]."""
+    """The most probable class of each row by name, names [n], and probabilities [n, K].
+
+    sets: names are sets of labels, and probabilities [n, L] those of each label.
+    """
 
     names: NDArray[np.str_]
     probabilities: NDArray[np.float64]
     classes: tuple[str, ...]
+    sets: bool = False
 
     def __len__(self) -> int:
         return len(self.names)
@@ -32,7 +36,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         first = [
-            f"{name} {p.max():.1%}"
+            name if self.sets else f"{name} {p.max():.1%}"
             for name, p in zip(self.names[:MOST], self.probabilities[:MOST], strict=True)
         ]
         more = f", ... {len(self) - MOST} more" if len(self) > MOST else ""
@@ -41,6 +45,37 @@ class Prediction:
     def _repr_html_(self) -> str:
         table: str = self.frame().head(20).to_html(float_format="{:.3f}".format)
         return table
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """The predicted number of each row, values [n], in the units of y."""
+
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def frame(self) -> Any:
+        """A pandas table with the column "prediction"."""
+        import pandas as pd
+
+        return pd.DataFrame({"prediction": self.values})
+
+    def __repr__(self) -> str:
+        more = f", ... {len(self) - MOST} more" if len(self) > MOST else ""
+        first = ", ".join(f"{v:.5g}" for v in self.values[:MOST])
+        return f"Prediction of {len(self)} rows: {first}{more}"
+
+    def _repr_html_(self) -> str:
+        table: str = self.frame().head(20).to_html(float_format="{:.5g}".format)
+        return table
+
+
+def label_sets(probabilities: NDArray[np.float64], labels: Sequence[str]) -> Prediction:
+    """The labels above 1/2 of probabilities [n, L], as "one+two", or "none"."""
+    sets = ["+".join(np.array(labels)[row]) or "none" for row in probabilities > 0.5]
+    return Prediction(np.array(sets), probabilities, tuple(labels), sets=True)
 
 
 def prediction(probabilities: NDArray[np.float64], classes: Sequence[str]) -> Prediction:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedshift.errors import InputError, unknown
+from fedshift.experiments.custom_metrics import answers
 from fedshift.experiments.folder import check_unused
-from fedshift.experiments.own_metrics import probabilities
 from fedshift.experiments.run_models import Pair, RunModels
 from fedshift.files import check_page, write
 from fedshift.fitting.export import export
 from fedshift.fitting.networks import inner
-from fedshift.fitting.predicting import Prediction, prediction
+from fedshift.fitting.predicting import Numbers, Prediction, label_sets, prediction
 from fedshift.fitting.showing import facts_of, html_of, text_of
 from fedshift.record.folder import RunResult
-from fedshift.record.rounds import own_columns
+from fedshift.record.headline import headline
+from fedshift.record.rounds import other_columns
 from fedshift.record.summary import Summary
 from fedshift.report.page import page
 from fedshift.report.splits import client_names
@@ -75,20 +76,25 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """On the target's test rows."""
+        """On the target's test rows: of classes, of whole sets of labels; NaN for numbers."""
         return _number(self.summary.final.target_accuracy)
 
     @property
     def estimate(self) -> tuple[float, float]:
-        """Target accuracy as estimated from the clients' validation counts, and its error."""
-        final = self.summary.final
+        """Target accuracy as estimated from the clients' validation counts, and its error.
+
+        Of numbers, the mean squared error.
+        """
+        final, others = self.summary.final, self.summary.final.others
+        if self.summary.kind == "regression":
+            return _number(others["estimated_loss"]), _number(others["estimated_loss_se"])
         return _number(final.estimated_accuracy), _number(final.estimated_se)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The user's own metrics on the target's test rows."""
+        """The user's own metrics on the target's test rows, and those of tasks without classes."""
         others = self.summary.final.others
-        return {k: _number(others[k]) for k in own_columns(self.run.rounds, others)}
+        return {k: _number(others[k]) for k in other_columns(self.run.rounds, others)}
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -98,7 +104,16 @@ class Result:
         """
         serving = self.summary.serving
         served = serving.client_accuracy if serving and serving.client_accuracy else None
-        values = served or self.summary.final.client_accuracy
+        given = self.summary.final.client_metrics.get("accuracy")
+        return self._by_client(served or given or self.summary.final.client_accuracy)
+
+    @property
+    def client_metrics(self) -> dict[str, dict[str, float]]:
+        """Other numbers of each client where there are no classes: {"rmse": {"north": 1.2}}."""
+        each = self.summary.final.client_metrics
+        return {name: self._by_client(values) for name, values in each.items()}
+
+    def _by_client(self, values: Sequence[Any]) -> dict[str, float]:
         return {c: _number(v) for c, v in zip(self.clients, values, strict=True)}
 
     @property
@@ -116,17 +131,26 @@ class Result:
         """
         return inner(self.models.model.loaded(*self._pair(client)))
 
-    def predict(self, rows: Any, *, client: str | None = None) -> Prediction:
+    def predict(self, rows: Any, *, client: str | None = None) -> Prediction | Numbers:
         """Names and probabilities for raw rows, in the form that the task was made of.
 
-        client: by the model of this client. Without an encoding, rows are x [n, ...] as in
-        training.
+        Where labels are several per row, a name is the set of those above 1/2; where numbers are
+        predicted, the answer has `values`. client: by the model of this client. Without an
+        encoding, rows are x [n, ...] as in training.
 
         Raises InputError for rows that lack a column, or are not of the task's form.
         """
-        x = torch.as_tensor(rows) if self.encoding is None else self.encoding.apply(rows)
-        given = probabilities(self.models.model, *self._pair(client), x)
-        return prediction(given.numpy(), self.classes)
+        if self.encoding is not None:
+            x, kind = self.encoding.apply(rows), self.encoding.kind
+        elif isinstance(rows, torch.Tensor | np.ndarray):
+            x, kind = torch.as_tensor(rows), "classification"
+        else:
+            raise InputError("this run has no encoding; give a tensor or array x [n, ...]")
+        given = answers(self.models.model, *self._pair(client), x, kind).numpy()
+        if kind == "regression":
+            return Numbers(given)
+        outputs = () if self.encoding is None else self.encoding.outputs
+        return label_sets(given, outputs) if outputs else prediction(given, self.classes)
 
     def report(self, path: str | Path) -> Path:
         """Write the report, one HTML page without scripts."""
@@ -180,10 +204,10 @@ class Result:
         return text_of(facts_of(self.summary, self.target, self.metrics, self.notes))
 
     def __repr__(self) -> str:
-        final = self.summary.final
+        main = headline(self.summary)
         return (
-            f"Result({self.summary.method} on {self.summary.dataset}, round {final.round}: target "
-            f"accuracy {self.accuracy:.1%}, estimated {self.estimate[0]:.1%})"
+            f"Result({self.summary.method} on {self.summary.dataset}, round "
+            f"{self.summary.final.round}: {main.name} {main.value}, estimated {main.estimate})"
         )
 
     def _repr_html_(self) -> str:
@@ -193,9 +217,3 @@ class Result:
 def _number(value: Any) -> float:
     """A number of a file; NaN where there is none."""
     return math.nan if value is None else float(value)
-
-
-def about_in(text: str) -> dict[str, Any]:
-    """The content of fit.json."""
-    read: dict[str, Any] = json.loads(text)
-    return read

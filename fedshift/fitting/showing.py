@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
 from fedshift.errors import visible
+from fedshift.record.headline import NOTHING, headline, percent
+from fedshift.record.rounds import ESTIMATES
 from fedshift.record.summary import Summary
 
 
@@ -23,12 +24,11 @@ def facts_of(
     summary: Summary, target: str, metrics: Mapping[str, float], notes: tuple[str, ...]
 ) -> Facts:
     """The facts of a run; target in words, metrics the user's own."""
-    final, many = summary.final, len(summary.weights)
-    numbers = {"target": target, "target accuracy": percent(final.target_accuracy)}
-    if final.estimated_accuracy is not None:
-        error = percent(None if final.estimated_se == "inf" else final.estimated_se)
-        estimate = f"{percent(final.estimated_accuracy)} ± {error}"
-        numbers["estimated"] = f"{estimate}, from the clients' validation counts"
+    final, many, main = summary.final, len(summary.weights), headline(summary)
+    numbers = {"target": target, main.name: main.value}
+    if main.estimate != NOTHING:
+        from_what = "rows" if summary.kind == "regression" else "counts"
+        numbers["estimated"] = f"{main.estimate}, from the clients' validation {from_what}"
     if summary.ess is not None and summary.ess_fraction is not None:
         of_all = percent(summary.ess_fraction, 0)
         numbers["ESS"] = f"{float(summary.ess):.0f} examples, {of_all} of all"
@@ -39,7 +39,9 @@ def facts_of(
     if serving := summary.serving:
         accuracies = [v for v in serving.client_accuracy or () if v is not None]
         numbers["worst client"] = percent(min(accuracies, default=None))
-    numbers |= {name: f"{value:.4g}" for name, value in metrics.items()}
+    numbers |= {
+        name: f"{value:.4g}" for name, value in metrics.items() if name not in (*ESTIMATES, "rmse")
+    }
     title = f"{summary.method} on {summary.dataset}: {many} clients, after round {final.round}"
     return Facts(title, numbers, (*summary.why, *notes))
 
@@ -59,10 +61,3 @@ def html_of(facts: Facts) -> str:
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in facts.notes)
     return f"<table><caption>{escape(facts.title)}</caption>{rows}</table><ul>{notes}</ul>"
-
-
-def percent(share: float | str | None, digits: int = 1) -> str:
-    """A fraction as percent; a dash for none."""
-    if not isinstance(share, float | int) or math.isnan(share):
-        return "–"
-    return f"{100 * share:.{digits}f} %"

@@ -2,34 +2,79 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import CodeType, ModuleType
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 
-def mark_of(made: Any) -> str:
+def mark_of(made: Any, above: tuple[Any, ...] = ()) -> str:
     """The source of a function or of an object's class, with the values that it was made with.
 
+    Of a function also the variables around it that it uses, and the functions of its own module.
     Of a network, the source of its layers' classes: their weights and sizes are seen elsewhere.
     Where Python has no source (a console), and of objects without a text of their own, two equal
     ones may differ: a run is then trained again, and not taken for another one.
+    above: what this object is a part of, which may be a part of itself.
     """
-    if made is None:
+    if made is None or any(made is one for one in above):
         return ""
+    above = (*above, made)
+    if isinstance(made, Tensor | np.ndarray):
+        return _numbers(made)
+    if isinstance(made, Mapping):
+        return str({str(key): mark_of(value, above) for key, value in made.items()})
+    if isinstance(made, list | tuple):
+        return str([mark_of(value, above) for value in made])
     if isinstance(made, partial):
-        return f"{mark_of(made.func)} {made.args!r} {sorted(made.keywords.items())!r}"
+        return f"{mark_of(made.func, above)} {mark_of([made.args, made.keywords], above)}"
     if isinstance(made, nn.Module):
         kinds = {type(layer) for layer in made.modules()}
-        layers = sorted((k.__qualname__, _source(k)) for k in kinds if not _of_torch(k))
-        return f"{layers} {made!r}"
-    if not (inspect.isroutine(made) or inspect.isclass(made)):
-        return f"{_source(type(made))} {made!r}"
-    cells = [cell.cell_contents for cell in getattr(made, "__closure__", None) or ()]
-    values = [mark_of(cell) if callable(cell) else repr(cell) for cell in cells]
-    defaults = [getattr(made, name, None) for name in ("__defaults__", "__kwdefaults__")]
-    return f"{_source(made)} {values} {defaults}"
+        return f"{sorted(_code(k, above) for k in kinds if not _of_torch(k))} {made!r}"
+    if inspect.isroutine(made) or inspect.isclass(made):
+        return _code(made, above)
+    inner = getattr(made, "__dict__", None)
+    return f"{_code(type(made), above)} {repr(made) if inner is None else mark_of(inner, above)}"
+
+
+def _numbers(of: Tensor | np.ndarray[Any, Any]) -> str:
+    """All of them, of which a long array's own text shows the first and last."""
+    array = of.detach().cpu().numpy() if isinstance(of, Tensor) else of
+    content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+    return f"{array.dtype} {array.shape} {hashlib.sha256(content).hexdigest()}"
+
+
+def _code(of: Any, above: tuple[Any, ...]) -> str:
+    """Source, and what it uses: closures, defaults, and what its module has by those names."""
+    parts = [_source(of)]
+    functions = vars(of).values() if inspect.isclass(of) else [of]
+    for function in filter(inspect.isfunction, map(inspect.unwrap, functions)):
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        names = sorted(_names(function.__code__) & function.__globals__.keys())
+        around = {n: _outer(function.__globals__[n], function.__module__, above) for n in names}
+        parts += [mark_of([cells, function.__defaults__, function.__kwdefaults__], above)]
+        parts += [str(around)]
+    return " ".join(parts)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner: Iterable[CodeType] = (c for c in code.co_consts if isinstance(c, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _outer(value: Any, module: str, above: tuple[Any, ...]) -> str:
+    """Of what other modules have, the name."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if inspect.isroutine(value) or inspect.isclass(value):
+        same = value.__module__ == module
+        return mark_of(value, above) if same else f"{value.__module__}.{value.__qualname__}"
+    return mark_of(value, above)
 
 
 def _of_torch(kind: type) -> bool:

@@ -22,6 +22,8 @@ def _number(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf") else value
 
 
+# Of numbers that are predicted: what rounds and settings are chosen by, and what goes with it.
+ESTIMATES = ("estimated_loss", "estimated_loss_se", "estimated_rmse", "source_loss")
 Measured = Annotated[float, BeforeValidator(_number)]
 
 
@@ -39,7 +41,7 @@ class Metrics:
                          target would look at
     ess, ess_fraction    of the round's weights, in examples and as a share of its cohort's
     gap                  ||T - S^T a||_2 of the round's weights
-    own                  the user's metrics by name, on the target's test examples
+    others               the user's metrics by name, and those of tasks without classes
     """
 
     round: Annotated[int, Field(ge=1)]
@@ -56,11 +58,19 @@ class Metrics:
     ess: Measured
     ess_fraction: Measured = math.nan
     gap: Measured = math.nan
-    own: Mapping[str, Measured] = field(default_factory=dict, metadata={"if any": True})
+    others: Mapping[str, Measured] = field(default_factory=dict, metadata={"if any": True})
+
+    @property
+    def merit(self) -> float:
+        """What rounds and settings are chosen by, larger is better; NaN without validation.
+
+        The estimated accuracy, or, where numbers are predicted, minus the estimated loss.
+        """
+        return -self.others.get("estimated_loss", -self.estimated_accuracy)
 
     def numbers(self) -> dict[str, Any]:
         """All of them by name, the user's last."""
-        return {k: v for k, v in vars(self).items() if k != "own"} | dict(self.own)
+        return {k: v for k, v in vars(self).items() if k != "others"} | dict(self.others)
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class ServedMetrics:
     router_accuracy: float
 
 
-def own_columns(rounds: Sequence[Round], final: Collection[str]) -> tuple[str, ...]:
+def other_columns(rounds: Sequence[Round], final: Collection[str]) -> tuple[str, ...]:
     """Names of the user's metrics: columns of metrics.csv that the summary's "final" has, too."""
     names = set(final) - {one.name for one in fields(Metrics)}
     return tuple(name for name in (rounds[0].values if rounds else ()) if name in names)

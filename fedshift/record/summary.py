@@ -50,8 +50,10 @@ class CurvePoint:
 class Final:
     """The last evaluation: target and estimate, recall per class [K], accuracy per client [M].
 
-    others: what only some methods have, as entries of its own: accuracies of served models and of
-    refitted routers, and what became of absent labels ("sets_..."). bytes_* are of the tensors of
+    others: what only some runs have, as entries of its own: accuracies of served models and of
+    refitted routers, what became of absent labels ("sets_..."), metrics of the user's and of tasks
+    without classes. client_metrics: of these tasks, by name, one per client: on its own test
+    examples where it has some, else on its validation examples. bytes_* are of the tensors of
     the last round, the mean over its clients, and of the whole model.
     """
 
@@ -71,11 +73,17 @@ class Final:
     bytes_up: Count | None = None
     bytes_model: Count | None = None
     client_accuracy: tuple[Share | None, ...]
+    client_metrics: Mapping[str, tuple[Number | None, ...]] = field(
+        default_factory=dict, metadata={"if any": True}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One ESS that a selection rule could choose, with what each rule would look at."""
+    """One ESS that a selection rule could choose, with what each rule would look at.
+
+    losses: in the place of accuracies where numbers are predicted; smaller is better.
+    """
 
     label: str
     ess_fraction: Share | None
@@ -84,6 +92,7 @@ class Candidate:
     validation_accuracy: Share | None
     source_accuracy: Share | None = None
     target_accuracy: Share | None
+    losses: Mapping[str, Number | None] = field(default_factory=dict, metadata={"if any": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +216,9 @@ class Importance:
 class Summary:
     """`summary.json`: K classes, M clients; label_counts [M, K], target [K], weights [M].
 
-    distance and l1_distance are those of the target to the mixture that the run trained on.
+    kind: what is predicted where this is no class; classes are then bins of the numbers, or sets
+    of labels. distance and l1_distance are those of the target to the mixture that the run
+    trained on.
     last, serving: where clients serve models of their own; None elsewhere, and in old folders.
     label_sets, importance: for methods with label sets, and that weigh examples.
     differences: where the clients' inputs differ. cohorts: where rounds draw some clients.
@@ -217,6 +228,9 @@ class Summary:
     name: str
     method: str
     dataset: str
+    kind: Literal["regression", "multilabel"] | None = field(
+        default=None, metadata={"if any": True}
+    )
     classes: tuple[str, ...]
     target: tuple[Share, ...]
     label_counts: tuple[tuple[Whole, ...], ...]
@@ -315,6 +329,8 @@ def _lengths(summary: Summary) -> Iterator[tuple[str, int, int]]:
     yield "weights", len(summary.weights), M
     yield "fedavg_weights", len(summary.fedavg_weights), M
     yield "final.client_accuracy", len(final.client_accuracy), M
+    for name, values in final.client_metrics.items():
+        yield f"final.client_metrics.{name}", len(values), M
     if serving := summary.serving:
         yield from _table("serving.class_accuracy", serving.class_accuracy, M, K)
         yield from _each("serving", serving, ("client_accuracy", "looks"), M)

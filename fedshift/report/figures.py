@@ -68,7 +68,9 @@ def _plan(runs: Sequence[RunResult]) -> list[tuple[str, Drawing, list[int]]]:
 
 
 def _accuracy(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
-    _by_round(figure, [run.rounds for run in runs], labels, "target_accuracy")
+    errors = all(run.summary.kind == "regression" for run in runs)
+    column = "rmse" if errors else "target_accuracy"
+    _by_round(figure, [run.rounds for run in runs], labels, column, 1 if errors else 100)
 
 
 def _system(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) -> None:
@@ -76,15 +78,16 @@ def _system(figure: Figure, runs: Sequence[RunResult], labels: Sequence[str]) ->
 
 
 def _by_round(
-    figure: Figure, rounds: Sequence[Sequence[Round]], labels: Sequence[str], column: str
-) -> None:
-    """A line per run: one column of its rounds, which are fractions."""
+    figure: Figure, rounds: Sequence[Sequence[Round]], labels: Sequence[str], column: str,
+    scale: int = 100,
+) -> None:  # fmt: skip
+    """A line per run: one column of its rounds, which are fractions unless scale is 1."""
     axes = figure.subplots()
     for rows, label in zip(rounds, labels, strict=True):
         points = [(r.round, r.values.get(column)) for r in rows]
-        measured = [(t, 100 * v) for t, v in points if v is not None]
+        measured = [(t, scale * v) for t, v in points if v is not None]
         axes.plot([t for t, _ in measured], [v for _, v in measured], label=label)
-    axes.set(xlabel="round", ylabel=f"{column.replace('_', ' ')} (%)")
+    axes.set(xlabel="round", ylabel=column.replace("_", " ") + " (%)" * (scale == 100))
     axes.legend(frameon=False)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fedshift.errors import InputError
 from fedshift.record.folder import RunResult
-from fedshift.report import differences, label_sets, routing, sections, serving
+from fedshift.report import differences, label_sets, numbers, routing, sections, selection, serving
 from fedshift.report.layout import html_page, items, note, table, why
 from fedshift.report.shapes import escape
 from fedshift.report.tables import Table
@@ -29,7 +29,7 @@ def page(runs: Sequence[RunResult], *, title: str | None = None) -> str:
         _why(runs, labels),
         *_sections(runs, labels),
         label_sets.label_sets(runs, labels),
-        sections.selection(runs, labels),
+        selection.selection(runs, labels),
         _provenance(runs, labels),
     ]
     return html_page(heading, parts)
@@ -39,24 +39,29 @@ def _sections(runs: Sequence[RunResult], labels: Sequence[str]) -> list[str]:
     """Sections for runs with one target, and for runs whose clients serve their own models."""
     served = [i for i, r in enumerate(runs) if r.summary.serving]
     single = [i for i in range(len(runs)) if i not in served]
+    errors = [i for i in single if runs[i].summary.kind == "regression"]
+    right = [i for i in single if i not in errors]
     # A chart of weights that all equal n / N would say nothing.
     weighted = [i for i in range(len(runs)) if i in single or sections.weighs(runs[i])]
     plan: tuple[tuple[Section, Sequence[int]], ...] = (
-        (sections.results, single),
+        (sections.results, right),
+        (numbers.results, errors),
         (serving.answers, served),
-        (sections.own_metrics, range(len(runs))),
+        (sections.other_metrics, range(len(runs))),
         (sections.label_shift, range(len(runs))),
         (differences.differences, range(len(runs))),
         (differences.importance, range(len(runs))),
         (sections.weights, weighted),
         (sections.curves, single),
-        (sections.rounds, single),
+        (sections.rounds, right),
+        (sections.rounds, errors),
         (serving.curves, served),
-        (serving.own_models, served),
+        (serving.served_models, served),
         (routing.routing, served),
-        (sections.per_class, single),
+        (sections.per_class, right),
         (serving.per_class, served),
-        (sections.client_spread, single),
+        (sections.client_spread, right),
+        (numbers.clients, errors),
         (serving.clients, served),
     )
     return [
@@ -104,8 +109,10 @@ def _title(runs: Sequence[RunResult]) -> str:
 def _lead(runs: Sequence[RunResult]) -> str:
     data = ", ".join(dict.fromkeys(r.summary.dataset for r in runs))
     clients = sorted({len(r.summary.weights) for r in runs})
+    first = runs[0].summary
+    what = {"regression": "bins of numbers", "multilabel": "sets of labels"}.get(first.kind or "")
     text = (
-        f"{data}: {len(runs[0].summary.classes)} classes, "
+        f"{data}: {len(first.classes)} {what or 'classes'}, "
         f"{' or '.join(map(str, clients))} clients, {len(runs)} run{'s' * (len(runs) > 1)}."
     )
     if len({r.summary.target for r in runs}) > 1:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
-from fedshift.record.rounds import own_columns
-from fedshift.record.summary import Selection
+from fedshift.record.rounds import other_columns
 from fedshift.report.heat_map import heat_map
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.splits import (
@@ -20,7 +19,7 @@ from fedshift.report.splits import (
 )
 from fedshift.report.spread import spread_table
 from fedshift.report.svg import Axis, Bars, Series, grouped_bars, line_chart
-from fedshift.report.tables import Cell, Table, from_columns
+from fedshift.report.tables import Cell, Table, finite, from_columns
 
 
 def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -58,19 +57,25 @@ def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("results", "Results", table(Table(header, rows, formats)), note(text))
 
 
-def own_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def other_metrics(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """The user's own metrics of the kept round; "" where no run has any."""
-    columns = (own_columns(run.rounds, run.summary.final.others) for run in runs)
+    columns = (other_columns(run.rounds, run.summary.final.others) for run in runs)
     names = list(dict.fromkeys(name for row in columns for name in row))
     if not names:
         return ""
     rows = tuple(
-        (label, *(_finite(run.summary.final.others.get(name)) for name in names))
+        (label, *(finite(run.summary.final.others.get(name)) for name in names))
         for run, label in zip(runs, labels, strict=True)
     )
     numbers = Table(("Run", *names), rows, ("", *([".4g"] * len(names))))
-    text = "Measured by the user's own functions on the target's test data."
-    return section("metrics", "Own metrics", table(numbers), note(text))
+    name, text = "Own metrics", "Measured by the user's own functions on the target's test data."
+    if any(run.summary.kind for run in runs):
+        name = "Metrics"
+        text = (
+            "On the target's test data; what begins with estimated or source is of the clients' "
+            "validation data alone. The accuracy of labels is the mean over all of them."
+        )
+    return section("metrics", name, table(numbers), note(text))
 
 
 def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -124,7 +129,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             series.append(Series(name, x, y, 0, dash=k, points=True))
             # Grid points with an ESS below that of lambda = 0 all repeat that point.
             distinct = {(round(p.ess_fraction, 9), round(p.l1, 9)): p for p in curve}.values()
-            rows = tuple((_finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
+            rows = tuple((finite(p.lam), p.ess_fraction, p.distance, p.l1) for p in distinct)
             head = ("λ", "ESS share", "L2 distance", "L1 gap")
             parts.append(table(Table(head, rows, (".4g", ".1%", ".6f", ".6f"), name)))
         for run, label, place in zip(split.runs, split.labels, split.places, strict=True):
@@ -142,12 +147,14 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
 
 
 def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """Accuracy per round, all runs in one chart, estimates dashed."""
+    """Accuracy or error per round, all runs in one chart, estimates dashed."""
     series, tables = [], []
+    errors = runs[0].summary.kind == "regression"
+    main = ("rmse", "estimated_rmse") if errors else ("target_accuracy", "estimated_accuracy")
+    what = "Error" if errors else "Accuracy"
     for place, (run, label) in enumerate(zip(runs, labels, strict=True)):
         x = tuple(float(r.round) for r in run.rounds)
-        target = tuple(r.values["target_accuracy"] for r in run.rounds)
-        estimate = tuple(r.values["estimated_accuracy"] for r in run.rounds)
+        target, estimate = (tuple(r.values[name] for r in run.rounds) for name in main)
         # Dots help with few rounds; with many they hide the line.
         few = len(x) <= 30
         # A method without a global model has no target accuracy; its line would be a name without
@@ -158,14 +165,14 @@ def rounds(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             series.append(Series(f"{label}, estimated", x, estimate, place + 1, dash=1, points=few))
         columns = tuple(run.rounds[0].values) if run.rounds else ()
         rows = tuple((r.round, *r.values.values()) for r in run.rounds)
-        formats = tuple(".1%" if "accuracy" in c or c.endswith("_se") else ".5g" for c in columns)
+        shares = [not errors and ("accuracy" in c or c.endswith("_se")) for c in columns]
+        formats = tuple(".1%" if share else ".5g" for share in shares)
         head = tuple(c.replace("_", " ") for c in ("round", *columns))
         tables.append(fold(Table(head, rows, ("d", *formats), label)))
-    drawing = line_chart(
-        "Accuracy per round", series, Axis("round", zero=True), Axis("accuracy", percent=True)
-    )
+    axis = Axis("RMSE", zero=True) if errors else Axis("accuracy", percent=True)
+    drawing = line_chart(f"{what} per round", series, Axis("round", zero=True), axis)
     caption = "Solid: on the target's test data. Dashed: estimated from the clients alone."
-    return section("rounds", "Accuracy per round", figure(drawing, caption), *tables)
+    return section("rounds", f"{what} per round", figure(drawing, caption), *tables)
 
 
 def per_class(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
@@ -208,84 +215,12 @@ def client_spread(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("clients", "The clients", *parts)
 
 
-def selection(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
-    """The candidate that each selection rule would have chosen, side by side."""
-    parts = [
-        table(_candidates(run.summary.selection, label))
-        for run, label in zip(runs, labels, strict=True)
-        if run.summary.selection is not None
-    ]
-    if not parts:
-        return ""
-    words = (
-        "The estimate needs no target data. Validation needs labelled data like the target's. "
-        "Source is the clients' own pooled validation data, which does not look like the target. "
-        "The oracle looks at the test labels that the result is then measured on: it is cheating, "
-        "and shown only as the most that any choice could have reached."
-    )
-    return section("selection", "How the effective sample size was chosen", *parts, note(words))
-
-
-def _candidates(chosen: Selection, label: str) -> Table:
-    head = (
-        "ESS",
-        "ESS share",
-        "Estimated accuracy",
-        "± s.e.",
-        "Validation accuracy",
-        "Source validation accuracy",
-        "Target accuracy (cheating)",
-        "Best by",
-    )
-    best = _best(chosen)
-    rows = tuple(
-        (
-            f"{c.label} (used)" if c.label == str(chosen.chosen) else c.label,
-            c.ess_fraction,
-            c.estimated_accuracy,
-            _finite(c.estimated_se),
-            c.validation_accuracy,
-            c.source_accuracy,
-            c.target_accuracy,
-            ", ".join(rule for rule, pick in best.items() if pick == c.label),
-        )
-        for c in chosen.candidates
-    )
-    formats = ("", *([".1%"] * 6), "")
-    return Table(head, rows, formats, f"{label}: chosen by {chosen.rule}")
-
-
-def _best(selection: Selection) -> dict[str, str]:
-    """The candidate that each rule picks: as recorded by the run, else the largest accuracy."""
-    picks = selection.picks
-    # Folders of the first versions lack the picks.
-    if picks is None:
-        accuracies = {
-            "estimate": [c.estimated_accuracy for c in selection.candidates],
-            "validation": [c.validation_accuracy for c in selection.candidates],
-            "source": [c.source_accuracy for c in selection.candidates],
-            "oracle": [c.target_accuracy for c in selection.candidates],
-        }
-        picks = {}
-        for rule, values in accuracies.items():
-            measured = [(v, -i) for i, v in enumerate(values) if v is not None]
-            if measured:
-                picks[rule] = selection.candidates[-max(measured)[1]].label
-    cheating = {"oracle": "oracle (cheating)"}
-    return {cheating.get(rule, rule): label for rule, label in picks.items()}
-
-
 def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
     s = run.summary
-    se = _finite(s.final.estimated_se)
+    se = finite(s.final.estimated_se)
     final = (s.final.target_accuracy, s.final.target_macro_f1, s.final.estimated_accuracy, se)
-    ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, _finite(s.lam))
+    ess = (s.ess, s.ess_fraction, s.hull, s.l1_distance, finite(s.lam))
     return (label, *final, *ess, s.final.round)
-
-
-def _finite(value: Cell) -> Cell:
-    """∞ for infinity, which files hold as text."""
-    return "∞" if value == "inf" else value
 
 
 def _label_map(split: Split) -> str:

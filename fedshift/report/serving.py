@@ -95,7 +95,7 @@ def curves(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     return section("served", "Accuracy per round", *parts)
 
 
-def own_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+def served_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """How well each client's own model does on its own test examples, class by class."""
     parts = []
     for run, label, serving in serving_runs(runs, labels):

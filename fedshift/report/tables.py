@@ -61,6 +61,11 @@ class Table:
                 )
 
 
+def finite(value: Cell) -> Cell:
+    """∞ for infinity, which files hold as text."""
+    return "∞" if value == "inf" else value
+
+
 def from_columns(
     first: str,
     names: Sequence[str],

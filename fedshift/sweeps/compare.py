@@ -19,7 +19,14 @@ from fedshift.experiments.training import Listener, silent
 from fedshift.files import clean, is_folder, make_folder, write
 from fedshift.record.folder import METRICS, SERVED
 from fedshift.sweeps.execute import Report, execute
-from fedshift.sweeps.measured import Measured, Row, measured, metric_of, rows_of
+from fedshift.sweeps.measured import (
+    Measured,
+    Row,
+    measured,
+    metric_of,
+    rows_of,
+    smaller_is_better,
+)
 from fedshift.sweeps.plan import Plan
 from fedshift.sweeps.starting import Forks
 from fedshift.sweeps.store import Run, Store
@@ -148,6 +155,8 @@ def table_of(
     rows = rows_of(plan, runs, metric)
     curves = {row.label: _curve(row.runs, store, metric) for row in rows}
     every = [plan.varied, INTERVALS, *([_choice(plan, rows)] if plan.has_grid else []), *notes]
+    if smaller_is_better(metric):
+        every.insert(0, f"{metric}: smaller is better, and so is a negative difference.")
     return Table(plan.title, metric, plan.base, rows, runs, tuple(every), curves, folder)
 
 
@@ -158,7 +167,10 @@ def _choice(plan: Plan, rows: Sequence[Row]) -> str:
         by = "at the target, as estimated from the clients' validation examples,"
     elif not served:
         by = "on validation examples that follow the target"
-    chosen = f"Chosen: the setting whose accuracy {by} is highest. No test example was looked at."
+    errors = any("estimated_loss" in m.facts for row in rows for m in row.runs)
+    what = ("squared error", "lowest") if errors else ("accuracy", "highest")
+    chosen = f"Chosen: the setting whose {what[0]} {by} is {what[1]}."
+    chosen += " No test example was looked at."
     first = [r.label for r in rows if r.validation and not any(r.validation.values())]
     why = f" Without any, the first setting stands for {', '.join(first)}." if first else ""
     return chosen + why

@@ -52,7 +52,7 @@ def diverged(error: str, measured: Sequence[Metrics], hull_distance: float | Non
     return Diverged(
         error=error,
         rounds=measured[-1].round if measured else 0,
-        best=None if best is None else clean(vars(best)),
+        best=None if best is None else clean(best.numbers()),
         hull_distance=hull_distance,
     )
 

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 
 from fedshift.errors import InputError
-from fedshift.experiments.from_files import files_of, own_of
+from fedshift.experiments.custom import recipe_of
+from fedshift.experiments.from_files import custom_of, files_of
 from fedshift.experiments.load import load_with_source
-from fedshift.experiments.own import recipe_of
 from fedshift.experiments.places import Source
 from fedshift.experiments.python_names import is_python
 from fedshift.recipes import Recipe, recipe
@@ -78,7 +78,7 @@ def _recipe(file: Path, name: str) -> Recipe:
     if not is_python(name):
         return recipe(name)
     config, _ = load_with_source(file, [f"method.name={name}"])
-    return recipe_of(config, own_of(config))
+    return recipe_of(config, custom_of(config))
 
 
 def _check_used(values: Values, made: Sequence[tuple[str, Recipe]]) -> None:

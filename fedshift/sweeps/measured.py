@@ -105,7 +105,7 @@ def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
     if plan.metric is None:
         # Where clients serve models of their own, each is tested on its own examples; numbers that
         # are predicted have no accuracy.
-        first = ("average_accuracy", "target_accuracy", "target_loss")
+        first = ("average_accuracy", "target_accuracy", "rmse", "target_loss")
         return next((name for name in first if name in names), "target_accuracy")
     if done and plan.metric not in names:
         raise unknown("metric", plan.metric, names)
@@ -128,13 +128,14 @@ def _row(plan: Plan, contender: Contender, runs: Sequence[Measured], metric: str
         for p in contender.points
     }
     rows = {label: Row(contender.label, label, of) for label, of in by_point.items()}
-    merits = {label: row.mean(chosen_by(plan, row.runs)) for label, row in rows.items()}
+    by = {label: chosen_by(plan, row.runs) for label, row in rows.items()}
+    merits = {label: row.mean(by[label]) for label, row in rows.items()}
 
     def merit(label: str) -> tuple[int, float]:
         """Seeds that came to an end count first: a setting that diverges is not preferred."""
         done = sum(m.state == "done" for m in rows[label].runs)
-        value = merits[label]
-        return done, -math.inf if value is None else value
+        value, sign = merits[label], -1 if smaller_is_better(by[label]) else 1
+        return done, -math.inf if value is None else sign * value
 
     row = rows[max(rows, key=merit)]  # of equals the first
     values = list(row.values(metric).values())
@@ -151,7 +152,14 @@ def chosen_by(plan: Plan, runs: Sequence[Measured]) -> str:
     """
     if any("average_accuracy" in m.facts for m in runs):
         return "source_accuracy"
+    if any("estimated_loss" in m.facts for m in runs):
+        return "estimated_loss"
     return "validation_accuracy" if plan.rule == "validation" else "estimated_accuracy"
+
+
+def smaller_is_better(metric: str) -> bool:
+    """Whether a number, by its name, is an error or a loss."""
+    return metric.endswith(("loss", "rmse")) or metric == "mae"
 
 
 def _difference(row: Row, base: Row, metric: str) -> Moments | None:

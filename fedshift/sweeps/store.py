@@ -85,7 +85,7 @@ def _readable(config: Config) -> str:
     parts = [
         config.data.name,
         *(f"{k}={v:g}" for k, v in split.items() if v is not None),
-        config.method.name.removeprefix("labelset_"),
+        config.method.name.rpartition("/")[2].removeprefix("labelset_"),
         *(f"{k}={v:g}" for k, v in options.items() if isinstance(v, int | float)),
         *(options[k] for k in ("mode", "tune") if options.get(k, "none") != "none"),
         f"{config.training.rounds}r",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +68,11 @@ class Table:
         """The table that is printed."""
         grid = any(row.setting for row in self.rows)
         notes = any(row.note for row in self.rows)
-        unit = self.words.capitalize() + ", %" * self.percent
+        unit = self.words[:1].upper() + self.words[1:] + ", %" * self.percent
         header = ("Method", *["Chosen"] * grid, "Seeds", unit, f"Minus {self.base}")
-        header += ("Estimated", "ESS", *["Missing"] * notes)
+        numbers = self.estimate == "estimated_rmse"
+        estimate = "Estimated RMSE" if numbers else "Estimated"
+        header += (estimate, "ESS", *["Missing"] * notes)
         rows = tuple(
             (
                 row.label,
@@ -77,19 +80,26 @@ class Table:
                 row.moments.n if row.moments else 0,
                 spread(self._scaled(row.moments), self.digits),
                 difference(self._scaled(row.difference), self.digits),
-                row.mean("estimated_accuracy"),
+                row.mean(self.estimate),
                 row.mean("ess_fraction"),
                 *[row.note] * notes,
             )
             for row in self.rows
         )
-        formats = ("", *[""] * grid, "d", "r", "r", ".1%", ".0%", *[""] * notes)
+        shown = ".4g" if numbers else ".1%"
+        formats = ("", *[""] * grid, "d", "r", "r", shown, ".0%", *[""] * notes)
         return tables.Table(header, rows, formats, self.title)
+
+    @property
+    def estimate(self) -> str:
+        """The name of the estimate at the target that these runs have."""
+        numbers = any(row.values("estimated_rmse") for row in self.rows)
+        return "estimated_rmse" if numbers else "estimated_accuracy"
 
     @property
     def words(self) -> str:
         """The metric in words: "target accuracy"."""
-        return self.metric.replace("_", " ")
+        return self.metric.replace("_", " ").replace("rmse", "RMSE")
 
     @property
     def percent(self) -> bool:
@@ -98,8 +108,11 @@ class Table:
 
     @property
     def digits(self) -> int:
-        """Digits behind the point."""
-        return 1 if self.percent else 3
+        """Digits behind the point: of large or tiny numbers so many that four are shown."""
+        if self.percent:
+            return 1
+        size = max((abs(row.moments.mean) for row in self.rows if row.moments), default=0.0)
+        return 3 if size == 0 or 0.01 <= size < 1000 else max(0, 3 - math.floor(math.log10(size)))
 
     def _scaled(self, of: Moments | None) -> Moments | None:
         return of and of.scaled(100.0 if self.percent else 1.0)
@@ -112,13 +125,13 @@ class Table:
                 row.setting,
                 *((m.n, m.mean, m.sd) if (m := row.moments) else (0, None, None)),
                 *((d.mean, d.low, d.high, d.n) if (d := row.difference) else (None,) * 4),
-                row.mean("estimated_accuracy"),
+                row.mean(self.estimate),
                 row.mean("ess_fraction"),
                 row.note,
             )
             for row in self.rows
         )
-        return tables.Table(NUMBERS, rows, ("", "", *["g"] * 9, ""), self.title)
+        return tables.Table(self._named(NUMBERS), rows, ("", "", *["g"] * 9, ""), self.title)
 
     def all_runs(self) -> tables.Table:
         """One line per run with full-precision numbers."""
@@ -130,14 +143,17 @@ class Table:
                 "yes" if (m.method, m.setting) in chosen else "no",
                 m.seed,
                 m.state,
-                *(m.number(name) for name in (self.metric, *RUNS[6:10])),
+                *(m.number(name) for name in (self.metric, *self._named(RUNS[6:10]))),
                 m.run.name,
                 m.why,
             )
             for m in self.runs
         )
         formats = ("", "", "", "d", "", *["g"] * 5, "", "")
-        return tables.Table(RUNS, rows, formats, "Every run")
+        return tables.Table(self._named(RUNS), rows, formats, "Every run")
+
+    def _named(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.estimate if c == "estimated_accuracy" else c for c in columns)
 
     def markdown(self) -> str:
         """The table as Markdown, with its notes."""
@@ -189,7 +205,8 @@ class Table:
             for row in self.rows
             for setting, value in row.validation.items()
         )
-        return tables.Table(("Method", "Setting", "On validation", ""), rows, ("", "", ".2%", ""))
+        shown = ".4g" if self.estimate == "estimated_rmse" else ".2%"
+        return tables.Table(("Method", "Setting", "On validation", ""), rows, ("", "", shown, ""))
 
     def __repr__(self) -> str:
         return "\n".join([tables.plain(self.shown()), *self.notes])

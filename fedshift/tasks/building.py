@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,18 +15,20 @@ from fedshift import data as core
 from fedshift.data import Examples, client_data
 from fedshift.datasets.base import Dataset, Samples, content_sha256
 from fedshift.errors import InputError, shown
-from fedshift.holdout import hold_out_by_label
 from fedshift.seeds import numpy_generator
 from fedshift.shifts.target import resample_to
 from fedshift.sketch import sketched
-from fedshift.tasks.columns import Rules, fit_columns
+from fedshift.tasks.columns import fit_columns
+from fedshift.tasks.cutting import Cut, cut_rows
 from fedshift.tasks.encoding import Column, Encoding, codes_in, scaled
+from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.layout import Layout, Part, part_of
 from fedshift.tasks.names import Coded, Ints, listed, many
-from fedshift.tasks.rows import Columns, Inputs, Tensors
-from fedshift.tasks.target import Target
+from fedshift.tasks.rows import Columns, Tensors
 from fedshift.tasks.transforms import Transformed
 
+# Numbers to predict of this size on average are named.
+LARGE = 10
 # Columns of an array whose deviations differ by this factor are named.
 SCALES = 100
 
@@ -64,70 +64,19 @@ class Built:
         return layout.inputs[0].shape if layout else tuple(self.task.clients[0].x.shape[1:])
 
 
-class Uncut(Protocol):
-    """What building needs of a task; see `fedshift.tasks.task.Task`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def bins(self) -> int: ...
-    @property
-    def outside(self) -> int: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def labels(self) -> Coded: ...
-    @property
-    def values(self) -> Tensor | None: ...
-    @property
-    def places(self) -> Coded: ...
-    @property
-    def clients(self) -> tuple[str, ...]: ...
-    @property
-    def target(self) -> Target: ...
-    @property
-    def validation(self) -> float: ...
-    @property
-    def test(self) -> float: ...
-    @property
-    def rules(self) -> Rules: ...
-    @property
-    def transform(self) -> Callable[[Any, torch.Generator], Any] | None: ...
-
-
-class Cut(NamedTuple):
-    """Rows of each client by their use, and the rows that are the target's."""
-
-    trains: list[Ints]
-    validations: list[Ints]
-    tests: list[Ints]
-    target: Ints
-
-    @property
-    def rows(self) -> list[Ints]:
-        """The sets that a federation keeps of its clients' rows, in the order of their storage."""
-        return [*self.trains, *self.validations]
-
-
-def built(task: Uncut, seed: int) -> Built:
+def built(task: TaskFields, seed: int) -> Built:
     """The federation: rows cut by `seed`, encoding fitted on training rows, T and test rows.
 
     Raises InputError where the target asks for labels that no test row has.
     """
-    cut = _cut(task, seed)
+    cut = cut_rows(task, seed)
     labels = _labels(task, cut)
     T, tests = _tested(task, cut, labels, seed)
     encoding, columns = _encoding(task, cut, task.outputs or labels.names)
     notes = (*task.notes, *_about_labels(task, cut, labels, T), *columns)
     data = _dataset(task, encoding, labels, np.concatenate(cut.rows), tests)
-    own = [len(rows) for rows in tests] if task.target.kind == "clients" else []
-    federation = _federation(data, encoding.pixels, cut, T, own)
+    tested = [len(rows) for rows in tests] if task.target.kind == "clients" else []
+    federation = _federation(task, data, encoding.pixels, cut, T, tested)
     digest = hashlib.sha256(data.sha256.encode() + T.tobytes())
     for rows in (*cut.rows, *tests):
         digest.update(np.int64(len(rows)).tobytes())
@@ -144,36 +93,7 @@ def built(task: Uncut, seed: int) -> Built:
     )
 
 
-def client_rows(task: Uncut) -> list[Ints]:
-    """Rows of each training client that have a label, ascending."""
-    n = len(task.places.codes) - task.outside
-    order = np.argsort(task.places.codes[:n], kind="stable")
-    ends = np.searchsorted(task.places.codes[order], np.arange(len(task.places.names) + 1))
-    rows = [order[a:b] for a, b in pairwise(ends)]
-    by_name = dict(zip(task.places.names, rows, strict=True))
-    return [part[task.labels.codes[part] >= 0] for part in (by_name[c] for c in task.clients)]
-
-
-def target_rows(task: Uncut) -> Ints:
-    """Labelled rows that are the target's: a client's that is held out, or those of a test set."""
-    n = len(task.places.codes)
-    rows = np.arange(n - task.outside, n)
-    if task.target.kind == "client":
-        rows = np.flatnonzero(task.places.codes == task.places.names.index(task.target.name))
-    return rows[task.labels.codes[rows] >= 0]
-
-
-def _cut(task: Uncut, seed: int) -> Cut:
-    """Tests and then validation of each client, by label; no label is looked at for more."""
-    parts, y = client_rows(task), task.labels.codes
-    tests: list[Ints] = []
-    if task.target.cuts:
-        parts, tests = hold_out_by_label(y, parts, task.test, seed, "test")
-    trains, validations = hold_out_by_label(y, parts, task.validation, seed)
-    return Cut(trains, validations, tests, target_rows(task))
-
-
-def _labels(task: Uncut, cut: Cut) -> Coded:
+def _labels(task: TaskFields, cut: Cut) -> Coded:
     """The classes; of numbers to predict, bins between quantiles of the training values."""
     if task.kind != "regression":
         return task.labels
@@ -188,7 +108,7 @@ def _labels(task: Uncut, cut: Cut) -> Coded:
 
 
 def _tested(
-    task: Uncut, cut: Cut, labels: Coded, seed: int
+    task: TaskFields, cut: Cut, labels: Coded, seed: int
 ) -> tuple[NDArray[np.float64], list[Ints]]:
     """(T [K], the test rows: one set, or one of each client where each is tested on its own)."""
     kind = task.target.kind
@@ -217,7 +137,7 @@ def _shares(labels: Coded, rows: Ints) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum())
 
 
-def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
+def _encoding(task: TaskFields, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding, list[str]]:
     inputs, values = task.inputs, task.values
     ahead = () if values is None else (part_of("target", values),)
     if isinstance(inputs, Columns):
@@ -231,18 +151,21 @@ def _encoding(task: Uncut, cut: Cut, classes: tuple[str, ...]) -> tuple[Encoding
         pixels = x.dtype == torch.uint8
         notes = _about_scales(x, cut) if x.ndim == 2 else []
         return Encoding(classes, task.kind, (), tuple(x.shape[1:]), pixels), notes
-    parts = tuple(part_of(name, v) for name, v in inputs.of.items())
+    # Of one tensor bytes are an image, here as where classes are predicted.
+    pixels = inputs.form == "one" and inputs.of["x"].dtype == torch.uint8
+    named = inputs.of.items()
+    parts = tuple(part_of(name, scaled(v[:1]) if pixels else v) for name, v in named)
     layout = Layout((*parts, *ahead), inputs.form, bool(ahead))
-    return Encoding(classes, task.kind, layout=layout), []
+    return Encoding(classes, task.kind, pixels=pixels, layout=layout), []
 
 
 def _dataset(
-    task: Uncut, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
+    task: TaskFields, encoding: Encoding, labels: Coded, order: Ints, tests: list[Ints]
 ) -> Dataset:
     """Training rows and test rows as they are stored: bytes of images stay bytes."""
 
     def samples(rows: Ints) -> Samples:
-        if encoding.pixels and isinstance(task.inputs, Tensors):
+        if encoding.pixels and encoding.layout is None and isinstance(task.inputs, Tensors):
             x = task.inputs.of["x"][torch.from_numpy(rows)]
         else:
             x = encoding.encoded(task.inputs, rows)
@@ -257,9 +180,14 @@ def _dataset(
 
 
 def _federation(
-    data: Dataset, pixels: bool, cut: Cut, T: NDArray[np.float64], own: list[int]
+    task: TaskFields,
+    data: Dataset,
+    pixels: bool,
+    cut: Cut,
+    T: NDArray[np.float64],
+    tested: list[int],
 ) -> core.Task:
-    """own: the number of test rows of each client, where each is tested on its own."""
+    """tested: the number of test rows of each client, where each is tested on its own."""
 
     def split(samples: Samples, sizes: list[int]) -> list[Examples]:
         # Views: rows lie in the order of their use, and no client needs a copy of its own.
@@ -276,19 +204,22 @@ def _federation(
         test=split(data.test, [len(data.test)])[0],
         target_validation=None,
         classes=data.classes,
-        tests=tuple(split(data.test, own)) if own else (),
+        tests=tuple(split(data.test, tested)) if tested else (),
+        kind=task.kind,
+        outputs=task.outputs,
     )
 
 
-def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
+def _about_labels(task: TaskFields, cut: Cut, labels: Coded, T: NDArray[np.float64]) -> list[str]:
     """Sentences on the target's labels, classes that no client has, and small clients."""
     notes = []
     at_clients = labels.counts(np.concatenate(cut.rows))
     alone = [n for n, t, c in zip(labels.names, T, at_clients, strict=True) if t > 0 and not c]
     if task.target.kind in ("client", "test set"):
         rows = many(len(cut.target), "row")
+        what = "counts by bin" if task.kind == "regression" else "label counts"
         notes.append(
-            f"T is the label counts of {task.target.text} ({rows}); its rows are for testing alone."
+            f"T is the {what} of {task.target.text} ({rows}); its rows are for testing alone."
         )
     if alone:
         notes.append(
@@ -302,10 +233,17 @@ def _about_labels(task: Uncut, cut: Cut, labels: Coded, T: NDArray[np.float64]) 
         )
     if task.kind == "classification":
         notes += _about_clients(task, cut, labels)
+    if task.kind == "regression" and task.values is not None:
+        y = task.values[torch.from_numpy(np.concatenate(cut.trains))]
+        if (size := float((y**2).mean().sqrt())) > LARGE:
+            notes.append(
+                f"The numbers to predict are about {size:.2g} in size, and so are the steps of "
+                "training; if it diverges, divide them or lower the learning rate."
+            )
     return notes
 
 
-def _about_clients(task: Uncut, cut: Cut, labels: Coded) -> list[str]:
+def _about_clients(task: TaskFields, cut: Cut, labels: Coded) -> list[str]:
     sizes = [len(a) + len(b) for a, b in zip(cut.trains, cut.validations, strict=True)]
     notes = []
     if tiny := [c for c, n in zip(task.clients, sizes, strict=True) if n < 2]:
@@ -329,7 +267,7 @@ def _about_scales(x: Tensor, cut: Cut) -> list[str]:
     ]
 
 
-def _about_others(task: Uncut, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
+def _about_others(task: TaskFields, cut: Cut, columns: tuple[Column, ...]) -> list[str]:
     """How many values at the target are none of the categories of training."""
     notes = []
     assert isinstance(task.inputs, Columns)

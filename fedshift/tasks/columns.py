@@ -99,7 +99,7 @@ def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | s
     counts = values.counts(rows)
     kinds = int((counts > 0).sum())
     absent = bool((values.codes[rows] < 0).any())
-    if (kinds > MANY or (kinds > FEW and 2 * kinds > len(rows))) and not asked:
+    if is_free_text(kinds, len(rows)) and not asked:
         return (
             f'Column "{shown(name)}" holds {kinds:,} different texts in {len(rows):,} rows, as '
             f'free text or names do; it was left out. categories=["{shown(name)}"] encodes it.'
@@ -109,6 +109,11 @@ def _categories(name: str, values: Coded, rows: Ints, asked: bool) -> Column | s
         return f'Column "{shown(name)}" is {what} in training; it was left out.'
     names = tuple(n for n, count in zip(values.names, counts, strict=True) if count)
     return Column(name, categories=names, indicator=absent)
+
+
+def is_free_text(kinds: int, rows: int) -> bool:
+    """Whether a column of so many different texts in so many rows is no category."""
+    return kinds > MANY or (kinds > FEW and 2 * kinds > rows)
 
 
 def _absent(values: Numbers | Coded) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,11 @@ class Encoding:
     layout: Layout | None = None
     missing: str = "mean"
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the numbers or labels that are predicted; () where these are classes."""
+        return () if self.kind == "classification" else self.classes
+
     def apply(self, raw: Any) -> Tensor:
         """Raw rows (DataFrame, dict of columns, list of dicts, arrays) as x [n, ...].
 
@@ -87,7 +92,7 @@ class Encoding:
             return torch.from_numpy(self._table(inputs, rows))
         chosen = torch.from_numpy(rows)
         if self.layout is not None:
-            parts = [v[chosen] for v in inputs.of.values()]
+            parts = [scaled(v[chosen]) if self.pixels else v[chosen] for v in inputs.of.values()]
             return replace(self.layout, parts=self.layout.inputs, targets=False).pack(parts)
         x = next(iter(inputs.of.values()))[chosen]
         if self.shape is not None and tuple(x.shape[1:]) != self.shape:
@@ -124,16 +129,19 @@ class Encoding:
 
     @classmethod
     def from_json(cls, text: str) -> Encoding:
-        """The encoding that `to_json` wrote."""
+        """The encoding that `to_json` wrote. Raises ValueError for what it cannot have written."""
+        from pydantic import TypeAdapter  # a task needs it here alone
+
         read = json.loads(text)
-        made = [
-            Column(**c | {"categories": c["categories"] and tuple(c["categories"])})
-            for c in read["columns"]
-        ]
-        layout = read["layout"] and Layout.from_json(read["layout"])
-        shape = None if read["shape"] is None else tuple(read["shape"])
-        fixed = {"columns": tuple(made), "layout": layout, "shape": shape}
-        return cls(**read | fixed | {"classes": tuple(read["classes"])})
+        if not isinstance(read, dict) or not read.keys() <= {f.name for f in fields(cls)}:
+            raise ValueError("it has not the keys of an encoding")
+        if read.get("layout") is not None:
+            read["layout"] = Layout.from_json(str(read["layout"]))
+        made = TypeAdapter(cls).validate_python(read)
+        for column in made.columns:
+            if not (math.isfinite(column.mean) and 0 < column.sd < math.inf):
+                raise ValueError(f"column {column.name}: mean {column.mean}, sd {column.sd}")
+        return made
 
 
 def scaled(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -97,10 +97,16 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """The layout that `to_json` wrote."""
+        """The layout that `to_json` wrote. Raises ValueError for what it cannot have written."""
+        from pydantic import TypeAdapter  # a task needs it here alone
+
         read = json.loads(text)
-        parts = tuple(Part(name, tuple(shape), dtype) for name, shape, dtype in read["parts"])
-        return cls(parts, read["form"], read["targets"])
+        if not isinstance(read, dict) or read.keys() != {f.name for f in fields(cls)}:
+            raise ValueError("it has not the keys of a layout")
+        read["parts"] = [
+            dict(zip(("name", "shape", "dtype"), p, strict=True)) for p in read["parts"]
+        ]
+        return TypeAdapter(cls).validate_python(read)
 
 
 def part_of(name: str, v: Tensor) -> Part:

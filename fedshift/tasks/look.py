@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedshift.tasks.columns import FEW, MANY
+from fedshift.tasks.columns import is_free_text
 from fedshift.tasks.names import Coded
 from fedshift.tasks.rows import Columns
 
@@ -54,8 +54,7 @@ def _column(table: Columns, name: str) -> ColumnLook:
     column = table.of[name]
     if isinstance(column, Coded):
         values, missing = int((column.counts() > 0).sum()), int((column.codes < 0).sum())
-        many = values > MANY or (values > FEW and 2 * values > len(table))
-        kind = _kind(values, "text" if many else "categories")
+        kind = _kind(values, "text" if is_free_text(values, len(table)) else "categories")
         return ColumnLook(name, kind, values, missing, whole=True)
     given = column[~np.isnan(column)]
     values, whole = len(np.unique(given)), bool((given == np.rint(given)).all())

@@ -271,13 +271,7 @@ def _sets(
     if len(outputs) != y.shape[1]:
         raise InputError(f"{len(outputs)} classes for the {y.shape[1]} columns of y; give as many")
     whole = ~y.isnan().any(1).numpy()
-    texts = np.array(
-        [
-            "+".join(o for o, v in zip(outputs, row, strict=True) if v) or "none"
-            for row in y.tolist()
-        ],
-        dtype=object,
-    )
+    texts = np.array([_set_name(outputs, row) for row in y.tolist()], dtype=object)
     often = [text for text, _ in Counter(texts[:n][whole[:n]].tolist()).most_common(SETS)]
     frequent = set(often)
     texts[[text not in frequent for text in texts]] = OTHERS

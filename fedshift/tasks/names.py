@@ -24,10 +24,6 @@ class Coded(NamedTuple):
     codes: Ints
     names: tuple[str, ...]
 
-    def take(self, rows: Ints) -> Coded:
-        """The entries at `rows`, with the same names."""
-        return Coded(self.codes[rows], self.names)
-
     def counts(self, rows: Ints | None = None) -> Ints:
         """How often each name occurs, among `rows` where they are given: [names]."""
         codes = self.codes + 1 if rows is None else self.codes[rows] + 1  # 0: missing

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.errors import InputError, nearest, shown
-from fedshift.tasks.names import Coded, Ints, Mask, coded, listed, plain, reordered
+from fedshift.tasks.names import Coded, Mask, coded, listed, plain, reordered
 
 Numbers = NDArray[np.floating[Any]]
 # A column of whole numbers up to this one is exact in float32.
@@ -261,12 +261,3 @@ def _joined(name: str, mine: Numbers | Coded, other: Numbers | Coded) -> Numbers
         moved = reordered(other, names, "category") if other.names else other
         return Coded(np.concatenate([mine.codes, moved.codes]), names)
     return np.concatenate([mine, other])
-
-
-def take(inputs: Inputs, rows: Ints) -> Inputs:
-    """The examples at `rows`, in that order."""
-    if isinstance(inputs, Tensors):
-        return Tensors({n: v[torch.from_numpy(rows)] for n, v in inputs.of.items()}, inputs.form)
-    return Columns(
-        {n: v.take(rows) if isinstance(v, Coded) else v[rows] for n, v in inputs.of.items()}
-    )

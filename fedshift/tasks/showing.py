@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Protocol
 
 from fedshift.tasks.building import Built
 
@@ -11,17 +10,8 @@ from fedshift.tasks.building import Built
 MOST = 12
 
 
-class Shown(Protocol):
-    """What the table is made of; see `fedshift.tasks.task.Task`."""
-
-    @property
-    def name(self) -> str: ...
-    def build(self) -> Built: ...
-
-
-def html_of(task: Shown) -> str:
+def html_of(title: str, built: Built) -> str:
     """Label counts of each client's training rows, T, and the notes, as HTML."""
-    built = task.build()
     counts = built.task.table()["labels"].long().tolist()
     names = built.task.classes[:MOST]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -39,5 +29,5 @@ def html_of(task: Shown) -> str:
     left = len(built.clients) - MOST
     more = f"<p>and {left} more clients</p>" if left > 0 else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in built.notes)
-    title = f"<caption>{escape(task.name)}: training rows by label</caption>"
-    return f"<table>{title}<tr><th></th>{head}</tr>{body}</table>{more}<ul>{notes}</ul>"
+    caption = f"<caption>{escape(title)}: training rows by label</caption>"
+    return f"<table>{caption}<tr><th></th>{head}</tr>{body}</table>{more}<ul>{notes}</ul>"

@@ -118,7 +118,8 @@ def read_table(
     Raises DataError for a file that is no such table.
     """
     if path.suffix == ".parquet":
-        return read_parquet(path), []
+        table, notes = of_frame(read_parquet(path), names, aside)
+        return Columns({n: v for n, v in table.of.items() if n not in leave}), notes
     form = sniffed(path, wanted, **given)
     use = [name for name in form.header if name not in leave]
     form, pieces = _read(path, form, use, names, aside)
@@ -142,12 +143,12 @@ def read_table(
     return Columns(made), notes
 
 
-def read_parquet(path: Path) -> Columns:
-    """The columns of a Parquet file. Raises InputError where pyarrow is not installed."""
+def read_parquet(path: Path) -> Any:
+    """A Parquet file as a DataFrame. Raises InputError where pyarrow is not installed."""
     import pandas as pd
 
     try:
-        return inputs_of(pd.read_parquet(path))  # type: ignore[return-value]
+        return pd.read_parquet(path)
     except ImportError:
         raise InputError(
             f'{path}: Parquet is read by pyarrow; run `pip install "fedshift[parquet]"`'

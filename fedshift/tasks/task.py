@@ -2,79 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedshift.arguments import called, check_number, check_path, check_whole
+from fedshift.arguments import called, check_path, check_whole
 from fedshift.datasets import load_table
-from fedshift.errors import InputError, unknown
+from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Shift
-from fedshift.tasks.building import Built, built, client_rows
-from fedshift.tasks.columns import Rules
+from fedshift.tasks.building import Built, built
+from fedshift.tasks.cutting import client_rows
+from fedshift.tasks.fields import TaskFields
 from fedshift.tasks.folders import rows_of_folder
 from fedshift.tasks.making import Options, Rows, task_fields
 from fedshift.tasks.names import Coded, coded, listed, many
-from fedshift.tasks.rows import Columns, Inputs
+from fedshift.tasks.rows import Columns
 from fedshift.tasks.showing import html_of
 from fedshift.tasks.sources import rows_of_datasets, rows_of_partition
 from fedshift.tasks.tables import labelled, of_frame, read_parquet, read_table, rows_of
-from fedshift.tasks.target import Target
 
 if TYPE_CHECKING:
     from fedshift.diagnosis import Diagnosis
 
-KINDS = ("classification", "regression", "multilabel")
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Task:
+class Task(TaskFields):
     """Clients with their examples, and a target; `build` cuts and encodes them.
 
     Made by `from_arrays`, `from_csv`, `from_frame` and the like. clients are the names of those
     that train, in order; classes the names of the labels, in the order of the network's outputs.
-
-    inputs, labels, places (the client of each row) and values (numbers to predict) are the rows
-    as they were read; the last `outside` of them are a test set that no client holds.
     """
-
-    name: str
-    kind: str
-    clients: tuple[str, ...]
-    target: Target
-    seed: int
-    inputs: Inputs = field(repr=False)
-    labels: Coded = field(repr=False)
-    places: Coded = field(repr=False)
-    values: Tensor | None = None
-    outside: int = 0
-    validation: float = 0.2
-    test: float = 0.2
-    bins: int = 10
-    rules: Rules = Rules()
-    notes: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    transform: Callable[[Any, torch.Generator], Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown("kind", self.kind, KINDS)
-        check_whole("seed", self.seed, 0)
-        check_whole("bins", self.bins, 2)
-        if self.transform is not None and not callable(self.transform):
-            raise InputError(f"transform is {called(self.transform)}; give a function of (x, g)")
-        for name in ("validation", "test"):
-            share = getattr(self, name)
-            check_number(name, share)
-            if not 0 <= share < 1 or (name == "test" and share == 0):
-                raise InputError(f"{name}={share}: give a share of each client's rows, 0.2 for 20%")
 
     @classmethod
     def from_arrays(
@@ -177,9 +137,10 @@ class Task:
     ) -> Task:
         """Rows of a Parquet file (extra `parquet`), as those of `from_csv`."""
         check_path("path", path)
-        rows = rows_of(read_parquet(Path(path)), client, label, columns, drop)
-        options = {"name": Path(path).stem, **options}
-        return cls(**task_fields(rows, labelled(target, label), options))
+        frame, options = read_parquet(Path(path)), {"name": Path(path).stem, **options}
+        return cls.from_frame(
+            frame, client=client, label=label, target=target, columns=columns, drop=drop, **options
+        )
 
     @classmethod
     def from_folder(
@@ -340,4 +301,4 @@ class Task:
 
     def _repr_html_(self) -> str:
         """The label counts of each client, for notebooks."""
-        return html_of(self)
+        return html_of(self.name, self._built)

@@ -9,7 +9,7 @@ import pytest
 
 from fedshift.cli.app import app
 from fedshift.cli.ending import perform
-from support.own_files import table
+from support.custom_files import table
 
 GIVEN = ("--client", "hospital", "--label", "outcome")
 
@@ -80,7 +80,6 @@ def test_nothing_is_overwritten(patients: Path, capsys: pytest.CaptureFixture[st
          '(2 values). Give it, as in --label "outcome"'),
         (("--client", "hospitl", *GIVEN[2:]), 'has no column "hospitl"; it has hospital, age, sex'),
         ((*GIVEN, "--target", "nort"), '--target "nort" is no client; there are east, north, s'),
-        (("--client", "hospital", "--label", "age"), 'kind "classification"; give a label of few'),
     ],
 )  # fmt: skip
 def test_nothing_is_guessed(
@@ -90,6 +89,18 @@ def test_nothing_is_guessed(
     assert init(*arguments) in (2, 3)
     assert message in capsys.readouterr().err
     assert [p.name for p in patients.iterdir()] == ["patients.csv"]
+
+
+def test_a_label_of_numbers_makes_a_regression_that_runs(
+    patients: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init("--client", "hospital", "--label", "age", "--target", "north") == 0
+    assert 'kind = "regression"' in (patients / "experiment.toml").read_text()
+    few = ["-c", "training.rounds=1", "-c", "training.lr=1e-5"]
+    assert perform(app, ["run", "experiment.toml", "--out", "o", *few]) == 0
+    shown = capsys.readouterr()
+    assert "target RMSE" in shown.out
+    assert "divide them" in shown.out + shown.err
 
 
 def test_a_label_of_free_text(patients: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from fedshift.engine.federation import Federation
 from fedshift.engine.quicker import Quicker, forks_safely
 from fedshift.engine.run import run
 from fedshift.engine.ways import QUICKER
-from fedshift.errors import InputError
+from fedshift.errors import InputError, TrainingError
 from fedshift.experiments.config import Training
 from fedshift.experiments.engines import InProcess, Way, default_engine
 from fedshift.models.dense import Mlp
@@ -83,6 +83,24 @@ def test_the_faster_one_plays_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     played, there = rounds_by(monkeypatch, 0.0, 0.01)
     assert played == ["loop"] * 2 + ["workers"] * 2 + ["loop"] * 4
     assert not there
+
+
+def test_workers_that_fail_when_they_are_tried_leave_it_to_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that had been trained is not trained again."""
+
+    def failing(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        yield next(loop(update, jobs))
+        raise TrainingError("a process ended")
+
+    monkeypatch.setattr(quicker, "WORTH", 0.0)
+    method, clients = federation()
+    with Quicker(lambda: contextlib.nullcontext(failing), 2, 6) as backend:
+        *_, last = run(method, clients, 6, backend=backend)
+    assert backend.chosen == "loop"
+    *_, due = run(method, clients, 6)
+    assert all(torch.equal(v, due.server["params"][k]) for k, v in last.server["params"].items())
 
 
 def test_long_rounds_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_a_block_is_let_go_before_the_next_is_trained(
 def test_joined_blocks_are_in_order() -> None:
     def block(*clients: int) -> Block:
         report = {"id": torch.tensor(clients), "loss": torch.tensor(clients) * 0.5}
-        return Block(clients, {"report": report, "buffers": {}}, {"own": {}}, 4)
+        return Block.of(clients, {"report": report, "buffers": {}}, {"own": {}}, 4)
 
     found = joined([block(7, 2), block(5)])
     assert found.clients == (2, 5, 7)

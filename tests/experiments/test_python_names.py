@@ -123,3 +123,17 @@ def test_no_such_file(tmp_path: Path) -> None:
         load_python("model.name", f"{tmp_path}/a.py:Net")
     with pytest.raises(InputError, match="write it as FILE.py:NAME"):
         load_python("model.name", "net")
+
+
+def test_each_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    """Where two folders have a file of one name."""
+    for i, folder in enumerate(("a", "b", "a")):
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True)
+        (place / "beside_both.py").write_text(f'where = "{folder}"\n')
+        (place / "net.py").write_text(
+            f"import beside_both\ndef f(): return beside_both.where  # {i}\n"
+        )
+        named = load_python("model.name", f"{place / 'net.py'}:f")
+        assert named.value() == folder
+        assert str(place / "beside_both.py") in named.files

@@ -10,7 +10,7 @@ import pytest
 
 import fedshift as fs
 from fedshift.fitting.bars import in_notebook, shown_progress
-from support.own_tasks import Net, hospitals
+from support.custom_tasks import Net, hospitals
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 1, "evaluate_every": 1}
 

@@ -20,7 +20,7 @@ from fedshift.experiments.experiment import run_experiment
 from fedshift.fitting.planning import plan
 from fedshift.fitting.result import Result
 from fedshift.recipes import Setting
-from support.own_tasks import Net, hospitals, rows
+from support.custom_tasks import Net, hospitals, rows
 
 QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1, "progress": False}
 
@@ -133,6 +133,7 @@ def test_own_metrics(task: fs.Task, tmp_path: Path) -> None:
     assert "hits" in result.report(tmp_path / "r.html").read_text()
     for odd, match in (
         ({"target_loss": accuracy}, "another number"),
+        ({"estimated_loss": accuracy}, "another number"),  # of numbers, runs are chosen by it
         ({"hits": lambda p, y: "many"}, "must return one number"),
         ({"hits": lambda p, y: p.nothing}, "metric hits fails"),
         ({"hits": 3}, "give a function"),

@@ -11,7 +11,7 @@ import torch
 
 import fedshift as fs
 from fedshift.experiments import progress
-from support.own_tasks import Net, hospitals, rows
+from support.custom_tasks import Net, hospitals, rows
 
 QUICK: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 2, "progress": False}
 

@@ -18,7 +18,7 @@ import fedshift as fs
 from fedshift.algorithms.base import Algorithm
 from fedshift.errors import InputError
 from fedshift.recipes import Setting, fedprox
-from support.own_tasks import Net, hospitals
+from support.custom_tasks import Net, hospitals
 
 FAST: dict[str, Any] = {"rounds": 3, "steps": 2, "evaluate_every": 1}
 

@@ -15,10 +15,11 @@ from torch import nn
 
 import fedshift as fs
 from fedshift.client.objectives import CrossEntropy
+from fedshift.errors import InputError
 from fedshift.experiments import progress
 from fedshift.fitting.result import Result
 from fedshift.record.folder import read_run
-from support.own_tasks import RATES, Net, hospitals, rows
+from support.custom_tasks import RATES, Net, hospitals, rows
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "evaluate_every": 1, "progress": False}
 
@@ -197,3 +198,27 @@ def test_a_run_folder_of_its_own_and_going_on(
         fs.fit(hospitals(), Net, folder=tmp_path / "b", **keys)
     events = (tmp_path / "b" / "events.jsonl").read_text().splitlines()
     assert json.loads(events[0])["event"] == "start"
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "match"),
+    [
+        ("fit.json", None, "[]", "damaged"),
+        ("fit.json", "net", "os:abort", "give fs.load"),
+        ("fit.json", "net", "sys:exit", "give fs.load"),
+        ("encoding.json", None, "{", "damaged"),
+        ("encoding.json", "columns", "abc", "damaged"),
+        ("encoding.json", "layout", "{}", "keys of a layout"),
+    ],
+)
+def test_damaged_folders_say_so(
+    result: Result, tmp_path: Path, file: str, key: str | None, value: str, match: str
+) -> None:
+    """What a folder names is no reason to run Python's own modules."""
+    place = result.save(tmp_path / "run")
+    changed = (
+        value if key is None else json.dumps(json.loads((place / file).read_text()) | {key: value})
+    )
+    (place / file).write_text(changed)
+    with pytest.raises(InputError, match=match):
+        fs.load(place)

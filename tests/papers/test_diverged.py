@@ -246,8 +246,8 @@ def test_curves_are_those_of_whole_runs_where_there_are_some(
 
 def noted(t: int, validation: float, target: float) -> Metrics:
     numbers = dict.fromkeys((f.name for f in fields(Metrics)), float("nan"))
-    known = {"round": t, "clients_trained": 1, "validation_loss": validation, "target_loss": target}
-    return Metrics(**{**numbers, **known})  # type: ignore[arg-type]
+    given = {"round": t, "clients_trained": 1, "validation_loss": validation, "target_loss": target}
+    return Metrics(**{**numbers, **given, "others": {"auc": 0.5}})  # type: ignore[arg-type]
 
 
 def test_what_is_kept_of_the_rounds_before() -> None:
@@ -257,6 +257,7 @@ def test_what_is_kept_of_the_rounds_before() -> None:
     assert (end.rounds, end.best and end.best["round"], end.hull_distance) == (8, 4, 0.25)
     assert end.best is not None
     assert end.best["target_macro_f1"] is None
+    assert end.best["auc"] == 0.5
     assert parsed(end.text) == end
     assert "NaN" not in end.text
     endless = [replace(row, target_loss=inf) for row in measured]

@@ -64,7 +64,7 @@ class Together:
             except InputError:  # as states of FedDisk, which are as large as a client's data
                 yield from map(block_of, some)
             else:
-                yield Block(clients, sent, kept, some[0].t)
+                yield Block.of(clients, sent, kept, some[0].t)
 
 
 @dataclass(frozen=True)

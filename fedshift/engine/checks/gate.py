@@ -195,9 +195,11 @@ class Gate:
         except (RuntimeError, TypeError, ValueError) as e:
             # Also errors of torch: tensors of unexpected kinds cannot even be summed.
             return str(e)
-        changes = block.updates.get("delta", {})
-        for i, client in enumerate(block.clients if math.isfinite(self.max_norm) else ()):
-            norm = norm_of({name: v[i] for name, v in changes.items()})
+        if math.isinf(self.max_norm):
+            return ""
+        changes = {k: block.rows(v) for k, v in block.updates.get("delta", {}).items()}
+        for i, client in enumerate(block.clients):
+            norm = norm_of({k: rows[i] for k, rows in changes.items()})
             if not norm <= self.max_norm:
                 return (
                     f"client {client} sent a change of norm {norm:.4g}, above max_norm = "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from fedshift.engine.backends import FAILED, Block, Look, Reply
+from fedshift.engine.backends import FAILED, UNSEEN, Block, Look, Reply
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.tree import Params, Parts
 
@@ -16,34 +16,48 @@ from fedshift.tree import Params, Parts
 MOST_BATCHES = 1_000_000
 # Types of which a single number is looked at without a sum.
 PLAIN = (torch.float32, torch.float64)
-STRIDED = torch.strided
 
 
 def block_of(came: Reply | Block) -> Block:
     """The one door of the engine: any reply as a block, one that is no plain tensors as `odd`."""
-    if isinstance(came, Block) and (came.look or came.odd):
+    if isinstance(came, Block) and came.look is not UNSEEN:
         return came  # it is through
     clients = came.clients if isinstance(came, Block) else (came.client,)
     updates = came.updates if isinstance(came, Block) else came.update
     for parts, did in ((came.changed, "would keep"), (updates, "sent")):
-        if odd := odd_kind(parts):
-            return Block(clients, {}, {}, came.t, odd=f"{did} {odd}")
-    if isinstance(came, Block):
-        return came._replace(look=look_of(updates, 1))
-    return Block(clients, _rows(updates), _rows(came.changed), came.t, look_of(updates))
+        look, odd = looked_at(parts, several=len(clients) > 1)
+        if odd:
+            return Block(clients, {}, {}, came.t, {}, odd=f"{did} {odd}")
+    return Block(clients, updates, came.changed, came.t, look)
 
 
-def _rows(parts: Parts) -> Parts:
-    """Leaves [...] as [1, ...]."""
-    return {part: {k: v.unsqueeze(0) for k, v in tree.items()} for part, tree in parts.items()}
+def looked_at(parts: Parts, *, several: bool = False) -> tuple[Look, str]:
+    """(how each client's leaves look, what is no plain tensor in a few words, "" if all are).
+
+    Plain is dense and without a gradient's history, which would grow with every round. Both in one
+    walk, because most replies are small and many. several: leaves are [C, ...], of C clients.
+    """
+    look: Look = {}
+    if not isinstance(parts, dict):
+        return look, "what is not parts of named tensors"
+    for part, tree in parts.items():
+        if not isinstance(tree, dict):
+            return look, "what is not parts of named tensors"
+        leaves = look[part] = {}
+        for name, v in tree.items():
+            if odd := _odd_kind(v):
+                return look, f'"{part}/{name}"{odd}'
+            leaves[name] = (v.shape[1:] if several else v.shape, v.dtype)
+    return look, ""
 
 
-def look_of(parts: Parts, axes: int = 0) -> Look:
-    """The shapes, without so many first axes, and types."""
-    return {
-        part: {k: (v.shape[axes:] if axes else v.shape, v.dtype) for k, v in tree.items()}
-        for part, tree in parts.items()
-    }
+def _odd_kind(v: object) -> str:
+    """Why something is no plain tensor; empty if it is one."""
+    if not isinstance(v, Tensor):
+        return f", which is no tensor but {type(v).__name__}"
+    if v.layout is not torch.strided or v.is_meta or v.is_nested:
+        return ", which is not dense"
+    return " with the history of its gradient; detach() it" if v.requires_grad else ""
 
 
 def expected_look(
@@ -87,7 +101,7 @@ def _mirrored_parts(message: Parts, fixed: Collection[str]) -> Look:
     others = {k: v for k, v in message.items() if k not in ("params", "buffers")}
     delta = {k: v for k, v in message.get("params", {}).items() if k not in fixed}
     sent = others | {"delta": delta, "buffers": floats, "counters": counters}
-    return look_of(sent)
+    return {part: {k: (v.shape, v.dtype) for k, v in tree.items()} for part, tree in sent.items()}
 
 
 def failure(update: Parts) -> str | None:
@@ -97,33 +111,6 @@ def failure(update: Parts) -> str | None:
     reason = update[FAILED].get("reason", torch.zeros(0, dtype=torch.uint8))
     text = bytes(reason.flatten().to(torch.uint8).tolist()[:2000]).decode(errors="replace")
     return " ".join(text.split())[:500] or "no reason given"
-
-
-def odd_kind(update: Parts) -> str:
-    """What of an update or state is not parts of plain tensors, in a few words; empty if nothing.
-
-    Plain is dense and without a gradient's history, which would grow with every round.
-    """
-    if not isinstance(update, dict):
-        return "what is not parts of named tensors"
-    for tree in update.values():
-        if not isinstance(tree, dict):
-            return "what is not parts of named tensors"
-    for part, tree in update.items():
-        for name, v in tree.items():
-            if (
-                type(v) is Tensor
-                and v.layout is STRIDED
-                and not (v.requires_grad or v.is_meta or v.is_nested)
-            ):
-                continue  # as nearly all are
-            if not isinstance(v, Tensor):
-                return f'"{part}/{name}", which is no tensor but {type(v).__name__}'
-            if v.layout != torch.strided or v.is_meta or v.is_nested:
-                return f'"{part}/{name}", which is not dense'
-            if v.requires_grad:
-                return f'"{part}/{name}" with the history of its gradient; detach() it'
-    return ""
 
 
 def misshapen(block: Block, expected: Look) -> str:
@@ -165,12 +152,12 @@ def check_finite(
     client = block.clients[0]
     if block.odd:
         raise TrainingError(f"client {client} {block.odd}")
-    if odd := _not_finite(block.updates, infinite or {}, summed):
+    if odd := _not_finite(block, block.updates, infinite, summed):
         raise DivergedError(
             f'client {client} sent non-finite numbers in "{odd}": its '
             "training diverged. Lower the learning rate, or look at this client's data"
         )
-    if odd := _not_finite(block.changed, infinite or {}):
+    if odd := _not_finite(block, block.changed, infinite):
         raise DivergedError(
             f'client {client} would keep non-finite numbers in "{odd}": its own model '
             "diverged. Lower the learning rate, or the strength of what pulls on this model"
@@ -182,12 +169,16 @@ def not_finite(tree: Params) -> Params:
     return {name: v for name, v in tree.items() if not finite(v)}
 
 
-def _not_finite(parts: Parts, infinite: Params, summed: Collection[str] = ()) -> str:
-    """The first tensor that is not finite, leaves [C, ...]; empty if all are."""
+def _not_finite(
+    block: Block, parts: Parts, infinite: Params | None, summed: Collection[str] = ()
+) -> str:
+    """The first tensor of the block's parts that is not finite; empty if all are."""
     for part, tree in parts.items():
         for name, v in () if part in summed else tree.items():
-            constant = name in infinite and part.endswith("buffers") and _same(v, infinite[name])
-            if not (constant or finite(v)):
+            if finite(v):
+                continue
+            before = (infinite or {}).get(name) if part.endswith("buffers") else None
+            if before is None or not all(_same(row, before) for row in block.rows(v)):
                 return f"{part}/{name}"
     return ""
 
@@ -209,13 +200,13 @@ def check_said(block: Block, message: Callable[[int], Parts]) -> None:
     for i, client in enumerate(block.clients if counters else ()):
         before = message(client).get("buffers", {})
         for name, v in counters.items():
-            _check_counter(client, name, v[i], before.get(name))
+            _check_counter(client, name, block.rows(v)[i], before.get(name))
 
 
 def _check_counter(client: int, name: str, v: Tensor, before: Tensor | None) -> None:
     most = (torch.zeros_like(v) if before is None else before).long() + MOST_BATCHES
     odd = bool((v.long() < 0).any()) or bool((v.long() > most).any())
-    if odd and (before is None or not _same(v[None], before)):  # constants may be anything
+    if odd and (before is None or not _same(v, before)):  # constants may be anything
         raise TrainingError(
             f'client {client} sent "counters/{name}" = {v.flatten()[:3].tolist()}, '
             "which is no count of batches"
@@ -223,8 +214,8 @@ def _check_counter(client: int, name: str, v: Tensor, before: Tensor | None) -> 
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether all entries of every row of a [C, ...] are those of b [...], NaN like NaN."""
-    return a.shape[1:] == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    """Whether all entries are the same, NaN like NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def finite(v: Tensor) -> bool:

@@ -246,7 +246,7 @@ def _together(update: ClientUpdate, block: Sequence[Job], data: ClientData, dens
         messages = _stack([job.message for job in block])
         states = _stack([job.state for job in block])
         updates, changed = train(messages, states, data, tensors)
-    return Block(tuple(job.client for job in block), updates, changed, block[0].t)
+    return Block.of(tuple(job.client for job in block), updates, changed, block[0].t)
 
 
 def _common(plans: Sequence[Plan]) -> tuple[int, ...] | None:

@@ -15,6 +15,10 @@ from fedshift.errors import TrainingError
 from fedshift.server.combine import SUMMED
 from fedshift.tree import Params, Parts, accumulate, compact, stack, sum_type
 
+# How each client's leaves of one part look.
+PartLook = dict[str, tuple[torch.Size, torch.dtype]]
+# A client, its block, and its row there.
+Place = tuple[int, int, int]
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -28,7 +32,6 @@ class RunningSums:
     The bits are those of `fedshift.tree.weighted_sum` over the stacked cohort, however many replies
     are added at a time. Sums made in other processes are added at the end, by ascending client, in
     whatever order they arrived. The totals are float64, twice a float32 model; so are these sums.
-    Leaves are [1, ...], as those of a single client, of which most rounds have many.
     """
 
     ids: Tensor
@@ -36,9 +39,7 @@ class RunningSums:
     totals: dict[str, Params] = field(default_factory=dict, repr=False)
     _weight_of: dict[str, dict[int, float]] = field(init=False, repr=False)
     # As what was added of each part looked; None: the first client sent no such part.
-    _looks: dict[str, dict[str, tuple[torch.Size, torch.dtype]] | None] = field(
-        default_factory=dict, repr=False
-    )
+    _looks: dict[str, PartLook | None] = field(default_factory=dict, repr=False)
     _from_processes: list[Block] = field(default_factory=list, repr=False)
     _tensors: dict[int, dict[int, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -70,7 +71,7 @@ class RunningSums:
                     client = min(block.clients)
                     raise TrainingError(f'client {client} sent an update with another "{part}"')
             if look is not None and part not in self.totals:
-                self.totals[part] = _zeros(here[0].updates[part])
+                self.totals[part] = _zeros(look, here[0].updates[part])
             if look:
                 self._add(part, here)
         like = blocks[0].look if blocks else {}  # one object where they are equal: less memory
@@ -129,20 +130,10 @@ class RunningSums:
     def _add(self, part: str, blocks: Sequence[Block]) -> None:
         trees = [block.updates[part] for block in blocks]
         by, tensors = self._weight_of[part], self._weight_tensors(part)
-        # (client, its block, its row there), without those of weight 0.
-        terms = sorted(
-            (client, b, row)
-            for b, block in enumerate(blocks)
-            for row, client in enumerate(block.clients)
-            if by[client]
-        )
+        terms = [place for place in _places(blocks) if by[place[0]]]  # without those of weight 0
         weights = [tensors[client] for client, _, _ in terms]
         for name, total in self.totals[part].items():
-            rows = [
-                (tree[name],) if len(block.clients) == 1 else torch.split(tree[name], 1)
-                for block, tree in zip(blocks, trees, strict=True)
-            ]
-            accumulate(total, [rows[b][row] for _, b, row in terms], weights)
+            accumulate(total, _rows(blocks, [tree[name] for tree in trees], terms), weights)
 
     def _weight_tensors(self, part: str) -> dict[int, Tensor]:
         """Each client's weight [], made on first use: not needed where other processes sum."""
@@ -163,45 +154,51 @@ class RunningSums:
         # One by one, so that no more than the largest tensor is there twice.
         totals, look = self.totals.pop(part), self._looks[part]
         assert look is not None  # there is a total only of what was sent
-        return {name: totals.pop(name)[0].to(kind) for name, (_, kind) in look.items()}
+        return {name: totals.pop(name).to(kind) for name, (_, kind) in look.items()}
 
 
 @torch.inference_mode(False)
-def _zeros(first: Params) -> Params:
-    """Sums [1, ...] of 0 for rows of leaves [C, ...]; ordinary tensors: the server goes on with
-    them.
-    """
+def _zeros(look: PartLook, first: Params) -> Params:
+    """Sums of 0 where the first are; ordinary tensors: the server goes on with them."""
     return {
-        k: torch.zeros(1, *v.shape[1:], dtype=sum_type(v.dtype), device=v.device)
-        for k, v in first.items()
+        k: torch.zeros(shape, dtype=sum_type(kind), device=first[k].device)
+        for k, (shape, kind) in look.items()
     }
 
 
 def joined(blocks: Sequence[Block]) -> Block:
-    """One block of all clients, ascending, of blocks that nothing was summed of elsewhere.
+    """One block of all clients, ascending, of blocks that nothing was summed of elsewhere."""
+    updates = stacked(blocks, [block.updates for block in blocks])
+    changed = stacked(blocks, [block.changed for block in blocks])
+    clients = tuple(client for client, _, _ in _places(blocks))
+    return Block.of(clients, updates, changed, blocks[0].t)._replace(look=blocks[0].look)
+
+
+def stacked(blocks: Sequence[Block], trees: Sequence[Parts]) -> Parts:
+    """Leaves [C, ...] of all clients, ascending, also where C is 1; trees: what each block has.
 
     Raises InputError for updates that do not look alike.
     """
-    like = blocks[0].look
+    like, places = blocks[0].look, _places(blocks)
     if any(block.look is not like and block.look != like for block in blocks):
         stack([reply.update for block in blocks for reply in block.replies()])  # names the part
-    clients = [client for block in blocks for client in block.clients]
-    order = sorted(range(len(clients)), key=clients.__getitem__)
-    in_order = order == list(range(len(order)))
+    return {
+        part: {k: torch.stack(_rows(blocks, [t[part][k] for t in trees], places)) for k in tree}
+        for part, tree in trees[0].items()
+    }
 
-    def whole(trees: list[Parts]) -> Parts:
-        joined = {
-            part: {k: torch.cat([tree[part][k] for tree in trees]) for k in trees[0][part]}
-            for part in trees[0]
-        }
-        return (
-            joined
-            if in_order
-            else {part: {k: v[order] for k, v in tree.items()} for part, tree in joined.items()}
-        )
 
-    return blocks[0]._replace(
-        clients=tuple(sorted(clients)),
-        updates=whole([block.updates for block in blocks]),
-        changed=whole([block.changed for block in blocks]),
+def _places(blocks: Sequence[Block]) -> list[Place]:
+    return sorted(
+        (client, b, row)
+        for b, block in enumerate(blocks)
+        for row, client in enumerate(block.clients)
     )
+
+
+def _rows(
+    blocks: Sequence[Block], leaves: Sequence[Tensor], places: Iterable[Place]
+) -> list[Tensor]:
+    """A leaf of the clients at these places, [...] each; leaves: what each block has of it."""
+    rows = [block.rows(leaf) for block, leaf in zip(blocks, leaves, strict=True)]
+    return [rows[b][row] for _, b, row in places]

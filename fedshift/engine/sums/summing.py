@@ -27,7 +27,7 @@ from fedshift.engine.backends import (
     Reply,
 )
 from fedshift.engine.checks.gate import Admitted, Asked, Dropped, Gate
-from fedshift.engine.checks.replies import block_of, check_finite, look_of
+from fedshift.engine.checks.replies import block_of, check_finite, looked_at
 from fedshift.engine.sums.running import RunningSums, joined
 from fedshift.errors import DivergedError, TrainingError
 from fedshift.tree import Params, Parts, size_in_bytes
@@ -175,7 +175,7 @@ class _Arrivals:
 
     def have(self, clients: Sequence[int]) -> bool:
         """Whether all of these clients' replies are there."""
-        return all(client in self._waiting for client in clients)
+        return self._waiting.keys() >= set(clients)
 
     def finish(self, clients: tuple[int, ...]) -> None:
         """Check those of these clients that were not, sum them, and keep what is to be kept."""
@@ -274,5 +274,7 @@ def _sums_of(clients: tuple[int, ...], terms: Terms) -> RunningSums:
 
 def _alike(blocks: Sequence[Block]) -> bool:
     """Whether their clients send, and keep, what looks the same."""
-    looks = [(block.look, look_of(block.changed, 1)) for block in blocks]
+    looks = [
+        (block.look, looked_at(block.changed, several=len(block.clients) > 1)) for block in blocks
+    ]
     return all(look == looks[0] for look in looks)

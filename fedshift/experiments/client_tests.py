@@ -13,11 +13,11 @@ from fedshift import datasets
 from fedshift.datasets import Dataset, Samples
 from fedshift.datasets.base import joined
 from fedshift.errors import InputError
+from fedshift.experiments.client_looks import looks
 from fedshift.experiments.config import Data
 from fedshift.experiments.config_shift import Split
 from fedshift.experiments.feature_shift import dealing
 from fedshift.experiments.natural import Dealt, none_such
-from fedshift.experiments.own_looks import looks
 from fedshift.experiments.wording import in_file_words
 from fedshift.holdout import hold_out
 from fedshift.seeds import numpy_generator

@@ -12,11 +12,14 @@ from fedshift.tasks.layout import Layout
 
 
 class Shape(NamedTuple):
-    """What a network is made for, where there is no `fedshift.Task`: of a set of the library's."""
+    """What a network is made for, where there is no `fedshift.Task`: a set of the library's, or a
+    task of which a run folder says as much.
+    """
 
     input_shape: tuple[int, ...]
     classes: tuple[str, ...]
     outputs: tuple[str, ...] = ()
+    kind: str = "classification"
 
 
 class Unpacking(nn.Module):
@@ -29,7 +32,15 @@ class Unpacking(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """The network's outputs for the inputs that x holds."""
         given = self.layout.unpack(x)
-        return self.net(*given) if isinstance(given, tuple) else self.net(given)
+        out = self.net(*given) if isinstance(given, tuple) else self.net(given)
+        return _as_column(out) if self.layout.targets else out
+
+
+def _as_column(out: Any) -> Any:
+    """A number per example [n] as [n, 1]."""
+    if isinstance(out, dict):
+        return {k: _as_column(v) if k == "logits" else v for k, v in out.items()}
+    return out[:, None] if isinstance(out, Tensor) and out.ndim == 1 else out
 
 
 def packed(net: nn.Module, layout: Layout | None) -> nn.Module:
@@ -37,7 +48,7 @@ def packed(net: nn.Module, layout: Layout | None) -> nn.Module:
     return net if layout is None else Unpacking(net, layout)
 
 
-def own_network(name: str, task: Any, seed: int, layout: Layout | None = None) -> Model:
+def custom_network(name: str, task: Any, seed: int, layout: Layout | None = None) -> Model:
     """The network that `model.name` names, first weights from `seed`.
 
     task: a `fedshift.Task`, or a `Shape`, which the class or function gets; one that needs two

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedshift.experiments.config import Config
+from fedshift.experiments.custom import Custom
+from fedshift.experiments.custom_loss import check_loss, loss_of
+from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.first_model import first_model
-from fedshift.experiments.own import Own
-from fedshift.experiments.own_loss import check_loss
 from fedshift.experiments.prepared import Prepared
 from fedshift.experiments.settings import gate_of
 from fedshift.model import Model
@@ -34,7 +35,7 @@ def about(built: Built, notes: Sequence[str], net: str | None = None) -> str:
 
 
 def prepare_built(
-    config: Config, built: Built, model: Model | None = None, own: Own = Own()
+    config: Config, built: Built, model: Model | None = None, custom: Custom = Custom()
 ) -> Prepared:
     """The experiment on these data; model: the first one, else the network of [model].
 
@@ -44,16 +45,19 @@ def prepare_built(
     task, seeds = built.task, config.seeds.resolved()
     x = task.clients[0].x[:2]
     if model is None:
-        model = first_model(config, own, task, seeds.init)
+        model = first_model(config, custom, task, seeds.init, built.encoding.layout)
+    if task.outputs:
+        model = replace(model, outputs=len(task.outputs))
     if built.augment is not None:
         built.augment(x, 0)  # raises where shapes change
         model = replace(model, augment=built.augment)
     check_classes(model, x, len(task.classes))
-    check_loss(own.loss, model, x, task.clients[0].y[:2])
-    texts = {ENCODING: built.encoding.to_json(), **own.texts}
-    own = replace(own, clients=own.clients or built.clients, texts=texts)
+    check_loss(loss_of(task, custom.loss), model, x, task.clients[0].y[:2])
+    check_metrics(custom.metrics, task.kind)
+    texts = {ENCODING: built.encoding.to_json(), **custom.texts}
+    custom = replace(custom, clients=custom.clients or built.clients, texts=texts)
     target = tuple(task.target.tolist())
     gate = gate_of(config.training, target)
     return Prepared(
-        task, model, seeds, built.data, built.pool, built.digest, target, gate=gate, own=own
+        task, model, seeds, built.data, built.pool, built.digest, target, gate=gate, custom=custom
     )

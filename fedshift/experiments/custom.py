@@ -1,4 +1,4 @@
-"""What a user adds to an experiment in Python: names of clients, a method, a loss, metrics."""
+"""What a user adds to an experiment: names of clients, a method, a loss, metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Metric = Callable[[NDArray[np.float64], NDArray[np.int64]], float]
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
+class Custom:
     """What an experiment has beyond its configuration; as it stands here, nothing.
 
     clients        names of the training clients [M], in order
@@ -48,6 +48,6 @@ class Own:
     task: Task | None = None
 
 
-def recipe_of(config: Config, own: Own) -> recipes.Recipe:
+def recipe_of(config: Config, custom: Custom) -> recipes.Recipe:
     """The method of an experiment: the user's, else the configured one."""
-    return own.method or recipes.recipe(config.method.name)
+    return custom.method or recipes.recipe(config.method.name)

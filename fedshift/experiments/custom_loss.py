@@ -8,21 +8,49 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.algorithms.base import Algorithm
+from fedshift.algorithms.base import Algorithm, Capabilities, ask
 from fedshift.arguments import called
 from fedshift.client.objectives import CrossEntropy, Term, View, batch_mean
+from fedshift.client.targets import LabelEntropy, SquaredError, plain_outputs
+from fedshift.data import Task, last_columns
 from fedshift.errors import InputError
 from fedshift.model import Model
 
 
 @dataclass(frozen=True)
 class PerExample(Term):
-    """(1/B) sum_b w_b loss(z, y)_b, with logits z [B, K], labels y [B] and losses [B]."""
+    """(1/B) sum_b w_b loss(z, y)_b, with logits z [B, K], labels y [B] and losses [B].
+
+    outputs: L where the task has no classes: then z and y are [B, L], or [B] for a single number.
+    """
 
     loss: Callable[[Tensor, Tensor], Tensor]
+    outputs: int | None = None
 
     def __call__(self, view: View) -> Tensor:
-        return batch_mean(self.loss(view.out["logits"], view.batch.y), view.batch)
+        pair = self.pair(view.out["logits"], view.batch.x, view.batch.y)
+        return batch_mean(self.loss(*pair), view.batch)
+
+    def pair(self, logits: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What the loss gets."""
+        if self.outputs is None:
+            return logits, y
+        return plain_outputs(logits), last_columns(x, self.outputs)
+
+
+def loss_of(task: Task, loss: Term | None) -> Term | None:
+    """The user's loss for a task, or the task's own; None is the methods' cross-entropy.
+
+    Squared error for numbers, binary cross-entropy for several labels per example; they stand for
+    a `CrossEntropy` within the user's, too.
+    """
+    if isinstance(loss, PerExample):
+        return replace(loss, outputs=len(task.outputs) or None)
+    if not task.outputs:
+        return loss
+    usual = SquaredError() if task.kind == "regression" else LabelEntropy(len(task.outputs))
+    changed: Term = usual if loss is None else _changed(loss, usual)
+    return changed
 
 
 def loss_term(loss: Term | Callable[[Tensor, Tensor], Tensor]) -> Term:
@@ -41,12 +69,12 @@ def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
     """Raise InputError for a function that fails on a few examples, or gives not one loss each."""
     if not isinstance(loss, PerExample):
         return
-    logits = model(*model.init(), x)["logits"]
+    logits, due = loss.pair(model(*model.init(), x)["logits"], x, y)
     try:
-        values = loss.loss(logits, y)
+        values = loss.loss(logits, due)
     except Exception as e:
         raise InputError(
-            f"loss fails on logits {tuple(logits.shape)} and labels {tuple(y.shape)}: "
+            f"loss fails on logits {tuple(logits.shape)} and labels {tuple(due.shape)}: "
             f"{type(e).__name__}: {e}"
         ) from e
     if not isinstance(values, Tensor) or values.shape != y.shape:
@@ -57,14 +85,26 @@ def check_loss(loss: Term | None, model: Model, x: Tensor, y: Tensor) -> None:
         )
 
 
-def with_loss(algorithm: Algorithm, loss: Term | None) -> Algorithm:
+def with_loss(
+    algorithm: Algorithm, loss: Term | None, kind: str = "classification", name: str = ""
+) -> Algorithm:
     """The method with `loss` for each cross-entropy in its fields; None changes nothing.
 
-    Other terms stay, such as FedProx's. Raises InputError for a method that has no cross-entropy.
+    Other terms stay, such as FedProx's. kind: what the task predicts; name: the method's. Raises
+    InputError for a method that has no cross-entropy, and for one that needs classes where there
+    are none.
     """
     if loss is None:
         return algorithm
     changed: Algorithm = _changed(algorithm, loss)
+    asked = (Capabilities.needs_classes, Capabilities.trains_router)
+    by_class = changed is algorithm or any(ask(algorithm, of) for of in asked)
+    if kind != "classification" and by_class:
+        raise InputError(
+            f"{name or type(algorithm).__name__} works with classes (it reads their logits, their "
+            f"sets, or has no CrossEntropy() for the task's loss to take the place of), and this "
+            f'task is "{kind}"; take another, such as fedavg, fedpals, scaffold or ditto'
+        )
     if changed is algorithm:
         raise InputError(
             f"loss: {type(algorithm).__name__} has a local loss of its own, which no other can "

@@ -29,13 +29,7 @@ def task_of(data: Data, seed: int) -> Task:
 
     Raises InputError, and DataError for files that cannot be read.
     """
-    task = _made(data, data.source or "", seed)
-    if task.kind != "classification":
-        raise InputError(
-            f'data.source: {task.name} is a task of kind "{task.kind}", and runs train those of '
-            'kind "classification"; give a label of few values'
-        )
-    return task
+    return _made(data, data.source or "", seed)
 
 
 def _made(data: Data, source: str, seed: int) -> Task:
@@ -43,7 +37,7 @@ def _made(data: Data, source: str, seed: int) -> Task:
         named = load_python("data.source", source)
         made: Task = named.call(lambda given: isinstance(given, Task))
         return replace(made, seed=seed)
-    given = data.own_keys | ({} if data.size is None else {"size": data.size})
+    given = data.task_keys | ({} if data.size is None else {"size": data.size})
     given |= {"validation": data.validation, "test": data.test, "name": data.name, "seed": seed}
     with _in_words():
         if source == NATURAL:

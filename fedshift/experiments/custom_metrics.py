@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.arguments import called, is_number
-from fedshift.data import Examples
+from fedshift.data import Examples, Task
 from fedshift.errors import InputError, shown
-from fedshift.experiments.own import Metric
+from fedshift.experiments.custom import Metric
+from fedshift.experiments.measuring import EXTRA, truth
 from fedshift.experiments.served import measured
 from fedshift.model import Model
-from fedshift.record.rounds import Metrics
+from fedshift.record.rounds import ESTIMATES, Metrics
 from fedshift.record.summary import Final
 from fedshift.repeating import repeatable
 from fedshift.tree import Params
@@ -28,11 +29,13 @@ Ints = NDArray[np.int64]
 BATCH = 1000
 
 
-def check_metrics(metrics: Mapping[str, Metric]) -> None:
+def check_metrics(metrics: Mapping[str, Metric], kind: str = "classification") -> None:
     """Raise InputError for what is no function, or a name that results use for another number."""
     if not isinstance(metrics, Mapping):
         raise InputError(f'metrics is {called(metrics)}; give functions by name, as {{"auc": f}}')
     taken = {f.name for kind in (Metrics, Final) for f in fields(kind)} | measured()
+    # What runs are chosen by is no user's, whatever is predicted.
+    taken |= {*EXTRA[kind], *ESTIMATES}
     for name, metric in metrics.items():
         if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
             raise InputError(
@@ -48,13 +51,21 @@ def check_metrics(metrics: Mapping[str, Metric]) -> None:
             )
 
 
-def probabilities(model: Model, params: Params, buffers: Params, x: Tensor) -> Tensor:
-    """softmax of the logits in evaluation mode, in float64: x [n, ...] -> [n, K]."""
+def answers(
+    model: Model, params: Params, buffers: Params, x: Tensor, kind: str = "classification"
+) -> Tensor:
+    """What the model says in evaluation mode, in float64, of x [n, ...].
+
+    Probabilities of classes [n, K] or of labels [n, L], or numbers [n].
+    """
 
     def compute() -> Tensor:
         with torch.no_grad():
             parts = [model(params, buffers, x[s : s + BATCH])["logits"] for s in _starts(x)]
-        return torch.cat(parts).double().softmax(1)
+        out = torch.cat(parts).double()
+        if kind == "regression":
+            return out[:, 0]
+        return out.sigmoid() if kind == "multilabel" else out.softmax(1)
 
     return repeatable(compute)
 
@@ -63,11 +74,12 @@ def _starts(x: Tensor) -> range:
     return range(0, max(1, len(x)), BATCH)
 
 
-def own_values(
+def metric_values(
     metrics: Mapping[str, Metric],
     model: Model,
     pairs: Sequence[tuple[Params, Params]],
     tests: Sequence[Examples],
+    task: Task,
 ) -> dict[str, float]:
     """Every metric on all test sets together, each answered by the model of its place.
 
@@ -75,8 +87,9 @@ def own_values(
     """
     if not metrics:
         return {}
-    parts = [probabilities(model, *pair, one.x) for pair, one in zip(pairs, tests, strict=True)]
-    p, y = torch.cat(parts).numpy(), torch.cat([one.y for one in tests]).numpy()
+    both = list(zip(pairs, tests, strict=True))
+    p = torch.cat([answers(model, *pair, one.x, task.kind) for pair, one in both]).numpy()
+    y = torch.cat([truth(task, one) for one in tests]).numpy()
     return {name: _value(name, metric, p.copy(), y.copy()) for name, metric in metrics.items()}
 
 

@@ -1,0 +1,53 @@
+"""The main number of a run in words: the accuracy at the target, or the error of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fedshift.record.summary import Summary
+
+NOTHING = "–"
+
+
+class Headline(NamedTuple):
+    """The main number's name, its value, and its estimate from clients alone with its error."""
+
+    name: str
+    value: str
+    estimate: str
+
+
+def headline(summary: Summary) -> Headline:
+    """Of numbers the root mean squared error, in their units; else the accuracy, in percent."""
+    final = summary.final
+    if summary.kind == "regression":
+        others = final.others
+        value, near = (_finite(others.get(k)) for k in ("rmse", "estimated_rmse"))
+        loss_se = _finite(others.get("estimated_loss_se"))
+        # The error of a root is that of the square, by its derivative.
+        error = loss_se / (2 * near) if near else math.nan
+        return Headline("target RMSE", digits(value), _with_error(digits(near), digits(error)))
+    name = "subset accuracy" if summary.kind == "multilabel" else "target accuracy"
+    estimate = _with_error(percent(final.estimated_accuracy), percent(final.estimated_se))
+    return Headline(name, percent(final.target_accuracy), estimate)
+
+
+def percent(share: float | str | None, places: int = 1) -> str:
+    """A fraction as percent; a dash for none."""
+    if not isinstance(share, float | int) or math.isnan(share):
+        return NOTHING
+    return f"{100 * share:.{places}f} %"
+
+
+def digits(value: float | None) -> str:
+    """Four digits of a number; a dash for none."""
+    return NOTHING if value is None or math.isnan(value) else f"{value:.4g}"
+
+
+def _finite(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _with_error(value: str, error: str) -> str:
+    return NOTHING if value == NOTHING else f"{value} ± {error}"

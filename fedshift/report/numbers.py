@@ -1,0 +1,50 @@
+"""The parts of the report on runs that predict numbers: errors in the place of accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedshift.record.folder import RunResult
+from fedshift.record.headline import headline
+from fedshift.report.layout import fold, note, section, table
+from fedshift.report.splits import client_names, heading, splits
+from fedshift.report.tables import Cell, Table, finite, from_columns
+
+
+def results(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """The methods' table."""
+    header = (
+        "Run", "Target RMSE", "MAE", "R²", "Estimated RMSE", "ESS", "ESS share", "Hull distance",
+        "L1 gap", "Round",
+    )  # fmt: skip
+    rows = []
+    for run, label in zip(runs, labels, strict=True):
+        s, main = run.summary, headline(run.summary)
+        errors: list[Cell] = [finite(s.final.others.get(k)) for k in ("mae", "r2")]
+        weights = (s.ess, s.ess_fraction, s.hull, s.l1_distance)
+        rows.append((label, main.value, *errors, main.estimate, *weights, s.final.round))
+    formats = ("", "", ".4g", ".3f", "", ".0f", ".1%", ".4f", ".4f", "d")
+    text = (
+        "Errors are in the units of what is predicted, and are measured on the target's own test "
+        "data: root mean squared error, mean absolute error, and the share of the variance that "
+        "is explained (R²). The estimate needs none: it is the clients' mean squared error in each "
+        "bin of the numbers, weighted by the target's shares of the bins, under a root, ± one "
+        "standard error. ESS, the effective sample size, is the number of examples that equally "
+        "weighted data would need for the same variance."
+    )
+    return section("results", "Results", table(Table(header, tuple(rows), formats)), note(text))
+
+
+def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
+    """Every client's error."""
+    parts = []
+    for split in splits(runs, labels):
+        columns = [
+            (f"{label}, {name.upper()}", tuple(map(finite, values)))
+            for label, run in zip(split.labels, split.runs, strict=True)
+            for name, values in run.summary.final.client_metrics.items()
+        ]
+        numbers = from_columns("Client", client_names(split.runs[0]), columns, ".4g")
+        parts += [heading(split, runs), fold(numbers)]
+    text = "On each client's own test data where it has some, else on its validation data."
+    return section("clients", "The clients", note(text), *parts)
