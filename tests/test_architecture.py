@@ -280,13 +280,9 @@ def test_long_files_and_functions_are_seen() -> None:
 
 
 def imports_of_tests(source: str) -> set[str]:
-    """The test files and conftests that a test file imports."""
-    names: set[str] = set()
-    for node in nodes_of(source):
-        if isinstance(node, ast.ImportFrom):
-            names |= {node.module or "", *(one.name for one in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
+    """The test files and conftests that a test file imports, by its lines: parsing takes long."""
+    lines = " ".join(re.findall(r"^ *(?:from|import) (.*)", source, re.M))
+    names = re.findall(r"[\w.]+", lines)
     return {name for name in names if name.rpartition(".")[2] in TEST_MODULES}
 
 

@@ -148,6 +148,7 @@ class Undense(Local):
         return self.along(batches(data, plan), *given)
 
 
+@pytest.mark.slow
 def test_phases_that_take_one_client_are_given_one(setting: Setting) -> None:
     setting = replace(setting, local=Undense(lr=0.1, batch=4))
     federation = make_federation(setting.model)

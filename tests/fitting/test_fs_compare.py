@@ -54,6 +54,7 @@ def test_runs_are_those_of_fit(jobs: int, tmp_path: Path) -> None:
     assert len(set(seen)) == len(seen)
 
 
+@pytest.mark.slow
 def test_a_grid_of_options_and_of_keys() -> None:
     """Options are for the methods that have them; a list of widths is no grid."""
     table = fs.compare(
@@ -141,6 +142,7 @@ def test_methods_by_names_of_ones_choice_and_a_failure_that_names_the_client() -
     assert table.rows[1].note.startswith('seed 0 diverged: client "')
 
 
+@pytest.mark.slow
 def test_it_leaves_threads_and_no_temporary_folder() -> None:
     torch.set_num_threads(2)
     table = fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, **FAST)
