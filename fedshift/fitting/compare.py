@@ -38,6 +38,14 @@ from fedshift.tasks.task import Task
 Given = str | Callable[..., Algorithm] | Algorithm | Method
 # Keys whose one value is a list.
 LISTS = ("hidden", "grid")
+# Keywords of `fit` that it has not, and what to do.
+NONE_HERE = {
+    "callbacks": "its runs may train in other processes; give them to fit",
+    "loggers": "its runs may train in other processes; give them to fit",
+    "method": 'write methods=["fedavg", "fedpals"]',
+    "seed": "write seeds=[0, 1, 2], or seeds=5 for 0 to 4",
+    "resume": "the same call with the same folder= goes on",
+}
 
 
 def compare(
@@ -80,6 +88,8 @@ def compare(
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
     check_task(task)
+    for key in keys.keys() & NONE_HERE.keys():
+        raise InputError(f"compare takes no {key}: {NONE_HERE[key]}")
     extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
     tasks = _Tasks(task, net, vary, extras)
     check_metric(metric, metrics or ())
@@ -227,8 +237,10 @@ class _Tasks:
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords without options that only other methods have."""
-    others = {k for one in all_ if isinstance(one, str) for k in as_method(one).recipe.options}
-    its = set(as_method(given).recipe.options) if isinstance(given, str) else set[str]()
+    others = {
+        k for one in all_ if not isinstance(one, Method) for k in as_method(one).recipe.options
+    }
+    its = set[str]() if isinstance(given, Method) else set(as_method(given).recipe.options)
     general = {k for names in SECTIONS.values() for k in names}
     return {k: v for k, v in keys.items() if k in general | its or k not in others}
 
