@@ -88,8 +88,6 @@ def compare(
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
     check_task(task)
-    for key in keys.keys() & NONE_HERE.keys():
-        raise InputError(f"compare takes no {key}: {NONE_HERE[key]}")
     extras = {"metrics": metrics, "loss": loss, "class_weights": class_weights, "name": name}
     tasks = _Tasks(task, net, vary, extras)
     check_metric(metric, metrics or ())
@@ -187,6 +185,8 @@ class _Tasks:
         base: str, metric: str | None,
     ) -> Plan:  # fmt: skip
         """Every run of every method at every setting."""
+        for key in keys.keys() & NONE_HERE.keys():
+            raise InputError(f"compare takes no {key}: {NONE_HERE[key]}")
         runs: dict[tuple[str, str], dict[int, Run]] = {}
         first: Fit | None = None
         for seed in seeds:
