@@ -112,6 +112,12 @@ def test_methods_of_all_kinds(task: fs.Task) -> None:
     assert same(by_name, function)
     assert function.summary.method == "mine"
     assert not same(by_name, fs.fit(task, Net, method=fs.method(mine, mu=0.1), **QUICK))
+    assert same(
+        fs.fit(task, Net, method=mine, mu=0.1, **QUICK),
+        fs.fit(task, Net, method=fs.method(mine, mu=0.1), **QUICK),
+    )
+    with pytest.raises(fs.InputError, match=r"mu: an option of mine.*fs.method\(..., mu="):
+        fs.fit(task, Net, method=fs.method(mine), mu=0.1, **QUICK)
     net = by_name.module()
     algorithm = FedAvg(fs.Model(net), local=fs.Local(lr=0.1, steps=2, epochs=None))
     result = fs.fit(task, method=algorithm, **QUICK)
