@@ -33,7 +33,10 @@ EXAMPLES = {
     "Shelf": "Shelf()",
     "Tensor": "torch.as_tensor(...) of it",
     "Term": "CrossEntropy() of fedshift.client.objectives",
-    "Weights": "BySize()",
+    "Weights": (
+        "BySize(), or a rule of yours: a function from table to weights [C] with the attribute "
+        'needs = ("n",) or ("n", "labels")'
+    ),
 }
 FILES_ONLY = (
     '; "auto" is a word of experiment files, where each of several numbers is tried: in Python '

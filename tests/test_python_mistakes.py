@@ -85,6 +85,16 @@ OTHER = Model(nn.Sequential(nn.Linear(4, 3)))
 *_, PLAYED = run(METHOD, FEDERATION, 2)
 
 
+def rule(needs: Any) -> Any:
+    """A weight rule that reads these columns."""
+
+    def by_size(table: Any) -> Any:
+        return table["n"] / table["n"].sum()
+
+    by_size.needs = needs  # type: ignore[attr-defined]
+    return by_size
+
+
 def ran(method: Any = METHOD, federation: Any = FEDERATION, rounds: Any = 3, **given: Any) -> None:
     """A run is asked for; no round of it is."""
     run(method, federation, rounds, **given)

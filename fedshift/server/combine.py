@@ -62,9 +62,20 @@ class Mean(Weighed):
                 f"Mean weights must be a rule for weights, got {called(self.weights)}, which "
                 "combines already; give BySize()"
             )
+        _check_needs(self.weights)
 
     def __call__(self, weights: Tensor, stacked: Params, seed: int) -> Params:
         return weighted_sum(weights, stacked)
+
+
+def _check_needs(rule: Weights) -> None:
+    """A text would be read letter by letter, and another column is registered by no client."""
+    needs = rule.needs
+    if isinstance(needs, str) or not set(needs) <= {"n", "labels"}:
+        raise InputError(
+            f"the weight rule is {called(rule)} with needs = {needs!r}; give a tuple of columns "
+            'that clients register: ("n",) or ("n", "labels")'
+        )
 
 
 def total(updates: Parts, part: str, weights: Tensor) -> Params:
