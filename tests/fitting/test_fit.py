@@ -103,6 +103,7 @@ def mine(setting: Setting, *, mu: float = 0.5) -> FedAvg:
     return FedAvg(setting.model, CrossEntropy() + Proximal(mu), local=setting.local)
 
 
+@pytest.mark.slow
 def test_methods_of_all_kinds(task: fs.Task) -> None:
     """A recipe, the same as a function of Setting, and as an Algorithm; names in the summary."""
     by_name = fs.fit(task, Net, method=fs.method("fedprox", mu=0.5), **QUICK)
