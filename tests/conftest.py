@@ -12,7 +12,6 @@ from zlib import crc32
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedshift.client.local import Local
 from fedshift.engine.backends import Block
@@ -115,17 +114,7 @@ def set_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """Every product by oneDNN; all in float32 are, however small, on any processor."""
-    found: list[torch.Size] = []
-    each = products._each
-
-    def spy(a: Tensor, b: Tensor) -> Iterator[Tensor]:
-        for product in each(a, b):
-            found.append(product.shape)
-            yield product
-
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All products in float32 are oneDNN's, however small, on any processor."""
     monkeypatch.setattr(products, "faster", lambda: True)
     monkeypatch.setattr(products, "WORTH", 0)
-    monkeypatch.setattr(products, "_each", spy)
-    return found

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from fedshift import recipes
 
 PACKAGE = Path(__file__).parents[1] / "fedshift"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+TEST_MODULES = {path.stem for path in TESTS if path.parent.name != "support"}
 # A module may import from its own group and from those named here.
 CORE = {"tree", "seeds", "errors", "arguments", "real", "sketch"}
 MAY = {
@@ -76,6 +80,19 @@ MAY |= {
 }
 
 
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    """All nodes of a file; the whole package is parsed once, as parsing costs most here."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    """The nodes take much memory, and what follows in this process is slower for it."""
+    yield
+    nodes_of.cache_clear()
+
+
 def rooms_table() -> list[tuple[list[str], list[str]]]:
     """(rooms, those that they must not know), by row of ARCHITECTURE.md's table."""
     text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
@@ -95,10 +112,10 @@ def test_rooms_do_not_know_what_the_table_says() -> None:
             assert not allowed, other
 
 
-def imported(tree: ast.AST) -> set[str]:
+def imported(source: str) -> set[str]:
     """`fedshift.x.y` for every import of the package in a module."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedshift":
             bare = node.module == "fedshift"
             names |= {f"fedshift.{a.name}" for a in node.names} if bare else {node.module or ""}
@@ -110,7 +127,7 @@ def imported(tree: ast.AST) -> set[str]:
 def breaches(path: Path, source: str) -> list[str]:
     group = path.relative_to(PACKAGE).with_suffix("").parts[0]
     found = []
-    for name in imported(ast.parse(source)):
+    for name in imported(source):
         inner = name.removeprefix("fedshift.")
         allowed = MAY[group] | {group}
         if inner.split(".")[0] not in allowed and inner not in allowed:
@@ -158,7 +175,7 @@ def test_methods_are_known_by_name_in_recipes_alone() -> None:
     for path in FILES:
         found = {
             node.value
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes_of(path.read_text())
             if isinstance(node, ast.Constant) and node.value in recipes.__all__
         }
         if found:
@@ -171,7 +188,7 @@ def test_methods_are_known_by_name_in_recipes_alone() -> None:
 def used(source: str, modules: Collection[str]) -> set[str]:
     """The package's modules that a file imports, also where it only speaks of their types."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.ImportFrom) and node.module:
             for one in node.names:
                 whole = f"{node.module}.{one.name}"
@@ -243,7 +260,7 @@ def too_long(path: Path, source: str) -> list[str]:
     """The file, where it has more than 450 lines, and its functions of more than 40."""
     lines = len(source.splitlines())
     long = [f"{path.name} has {lines} lines"] if lines > 450 else []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.FunctionDef):
             docs = ast.get_docstring(node, clean=False) or ""
             length = (node.end_lineno or 0) - node.lineno + 1 - len(docs.splitlines())
@@ -263,15 +280,10 @@ def test_long_files_and_functions_are_seen() -> None:
 
 
 def imports_of_tests(source: str) -> set[str]:
-    """The test files and conftests that a test file imports."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            names |= {node.module or "", *(one.name for one in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {one.name for one in node.names}
-    modules = {path.stem for path in TESTS if path.parent.name != "support"}
-    return {name for name in names if name.rpartition(".")[2] in modules}
+    """The test files and conftests that a test file imports, by its lines: parsing takes long."""
+    lines = " ".join(re.findall(r"^ *(?:from|import) (.*)", source, re.M))
+    names = re.findall(r"[\w.]+", lines)
+    return {name for name in names if name.rpartition(".")[2] in TEST_MODULES}
 
 
 def test_no_test_file_imports_another() -> None:
@@ -283,30 +295,30 @@ def test_no_test_file_imports_another() -> None:
 
 def classes(source: str) -> dict[str, set[str]]:
     """By class, those that it inherits from; of other packages as `package.Name`."""
-    tree = ast.parse(source)
+    nodes = nodes_of(source)
     foreign = {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("fedshift")
         for alias in node.names
     }
     bases = {
         node.name: {ast.unparse(base).split("[")[0] for base in node.bases}  # no type arguments
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ClassDef)
     }
     return {name: {foreign.get(one, one) for one in of} for name, of in bases.items()}
 
 
 def concrete_bases(sources: Collection[str]) -> set[tuple[str, str]]:
-    """(class, base) where the base is concrete; errors, scores and sections of a file may be."""
+    """(class, base) where the base is concrete; errors and sections of a configuration may be."""
     known = {name: bases for source in sources for name, bases in classes(source).items()}
     return {
         (name, base)
         for name, bases in known.items()
         for base in bases & known.keys()
         if not known[base] & {"abc.ABC", "typing.Protocol"}
-        and not base.endswith(("Error", "Section", "Score"))
+        and not base.endswith(("Error", "Section"))
     }
 
 
@@ -317,15 +329,14 @@ def test_no_class_inherits_from_a_concrete_one() -> None:
 
 def test_nothing_is_global() -> None:
     for path in FILES:
-        nodes = ast.walk(ast.parse(path.read_text()))
-        assert not any(isinstance(node, ast.Global) for node in nodes), path
+        assert not any(isinstance(node, ast.Global) for node in nodes_of(path.read_text())), path
 
 
 def test_flower_is_imported_where_the_page_says() -> None:
     """Control: it is imported there."""
     rooms = set[str]()
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path.read_text()):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "flwr" for name in names):
@@ -341,7 +352,7 @@ def test_no_pickle_and_no_global_generator() -> None:
         if path.name == "safe_pickle.py":
             continue
         banned = {"pickle.load", "pickle.loads", "torch.load"}
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path.read_text()):
             if isinstance(node, ast.Attribute):
                 dotted = ast.unparse(node)
                 assert dotted not in banned
@@ -360,7 +371,7 @@ PRIVATE = {
 def private_names(source: str) -> set[str]:
     """Undocumented names of torch in a module; not an object's own `self._name`."""
     names = set[str]()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Attribute) and ast.unparse(node) != f"self.{node.attr}":
             names.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
@@ -384,3 +395,29 @@ def test_public_functions_have_docstrings() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{path.name}: {node.name}"
+
+
+def private_replacements(source: str) -> list[str]:
+    """The private names that a test file replaces: `_x`, alone or in a dotted name, not `__x__`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
+        name = ast.unparse(node.func).rpartition(".")[2] if call else ""
+        if name in ("setattr", "delattr", "__setattr__"):
+            # The object and the name, or the dotted name; not the value that comes last.
+            values = node.args[:2] if len(node.args) > 2 or name == "delattr" else node.args[:1]
+            texts = (v.value if isinstance(v, ast.Constant) else ast.unparse(v) for v in values)
+            parts = (part for text in texts for part in re.findall(r"[A-Za-z_]\w*", str(text)))
+            found += [part for part in parts if re.match(r"_[a-zA-Z]", part)]
+    return found
+
+
+def test_no_test_replaces_a_private_name() -> None:
+    """Tests look at results; what they may replace is the outside, and public names."""
+    sources = {path.name: path.read_text() for path in TESTS if path != Path(__file__)}
+    some = {name: text for name, text in sources.items() if "setattr" in text or "delattr" in text}
+    assert {name: odd for name, text in some.items() if (odd := private_replacements(text))} == {}
+    assert private_replacements('patch.setattr(module._Moved, "data", f)') == ["_Moved"]
+    assert private_replacements('patch.setattr("fedshift.pool._answer", f)') == ["_answer"]
+    assert not private_replacements('patch.setattr(sys, "argv", _words)')
+    assert not private_replacements('patch.setattr(builtins, "__import__", without)')

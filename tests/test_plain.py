@@ -76,6 +76,7 @@ for space, name in (("mkldnn", "_linear_pointwise"), ("aten", "_log_softmax_back
 """
 
 
+@pytest.mark.slow
 def test_a_torch_whose_private_names_take_other_arguments_is_enough() -> None:
     from_here = "from fedshift.kernels import torch_private as private\n"
     asked = f"print(any(map(private.supported, {TRIED[1:]})))\nfrom torch import nn\n"
@@ -191,6 +192,7 @@ print("moved", sorted(before.moved(states())))
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_keeps_its_state() -> None:
     """Also where a private name is looked up for the first time."""
     assert "moved []" in python("-c", FRESH)

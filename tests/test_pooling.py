@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedshift import model as module
 from fedshift import recipes
 from fedshift.client.local import Local
 from fedshift.data import client_data, register
@@ -29,13 +27,17 @@ from support.federations import CLASSES, TARGET
 from support.rounds import last
 
 
+class OwnSequence(nn.Sequential):
+    pass
+
+
 class Net(nn.Module):
     """A Sequential within another one, overlapping windows with padding, and a pool of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.Sequential]) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        self.body = kind(
+            kind(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
             nn.Conv2d(4, 5, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(),
         )  # fmt: skip
         self.head = nn.Linear(5 * 2 * 2, CLASSES)
@@ -45,7 +47,7 @@ class Net(nn.Module):
         return out
 
 
-def trained(backend: Backend = loop) -> Any:
+def trained(backend: Backend, kind: type[nn.Sequential]) -> Any:
     source = torch.Generator().manual_seed(0)
     clients = [
         client_data(
@@ -55,23 +57,21 @@ def trained(backend: Backend = loop) -> Any:
         )
         for i, n in enumerate((9, 14, 6))
     ]
-    model = build(Net, 1)
+    model = build(lambda: Net(kind), 1)
     federation = Federation(clients, *model.init(), register(clients, CLASSES), Seeds.of(0))
     setting = Setting(model, TARGET, Local(lr=0.1, batch=5))
     return last(run(recipes.fedavg(setting), federation, 3, backend=backend)).server["params"]
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """The shapes of what is pooled by maxima from here on."""
-    seen: list[torch.Size] = []
-    forward = pooling._Maxima.forward
-
-    def noting(x: Tensor) -> tuple[Tensor, Tensor]:
-        seen.append(x.shape)
-        return forward(x)
-
-    monkeypatch.setattr(pooling._Maxima, "forward", staticmethod(noting))
-    return seen
+def torch_pools(out: Tensor) -> int:
+    """How many of torch's own max-pools an output came through, by its graph."""
+    nodes, seen = [out.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+    return sum("MaxPool" in node.name() for node in seen)
 
 
 @pytest.mark.few(1)
@@ -79,20 +79,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_training_ends_with_the_same_bits(
     kind: Callable[[], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As those of a subclass of Sequential, whose pools stay as they are."""
     monkeypatch.setattr(pooling, "LARGE", 0)
-    used = counted(monkeypatch)
-    turned = trained(kind())
-    assert used
-    asked: list[int] = []
-
-    @contextmanager
-    def as_it_is(changes: Any) -> Iterator[None]:
-        asked.append(len(changes))
-        yield
-
-    monkeypatch.setattr(module, "pooled", as_it_is)
-    plain = trained(kind())
-    assert set(asked) == {2}
+    for form, own in ((nn.Sequential, 1), (OwnSequence, 2)):
+        net = Net(form)
+        with pooled(with_pools(net)):
+            assert torch_pools(net(torch.randn(2, 1, 12, 12))) == own
+    plain, turned = trained(kind(), OwnSequence), trained(kind(), nn.Sequential)
     assert all(torch.equal(v, turned[k]) for k, v in plain.items())
 
 
@@ -130,13 +123,13 @@ def test_maxima_are_torchs_pools(
             with pytest.raises(RuntimeError, match="too small"):
                 one(z)
         return
-    used = counted(monkeypatch)
     for one, two in zip(
         passed(pool, z, given.to(kind)), passed(halved, z, given.to(kind)), strict=True
     ):
         assert torch.equal(one, two)
     assert torch.equal(torch.signbit(one), torch.signbit(two))  # of gradients
-    assert used
+    assert torch_pools(pool(z.clone().requires_grad_())) == 1
+    assert torch_pools(halved(z.clone().requires_grad_())) == 0
     assert torch.equal(torch.func.vmap(halved)(z[:, None])[:, 0], pool(z))
     assert torch.equal(halved(z.nan_to_num().long()), pool(z.nan_to_num().long()))
 
@@ -146,12 +139,12 @@ def test_a_rectifier_may_come_after(kind: torch.dtype, monkeypatch: pytest.Monke
     """NaN, too; its gradient may go to another entry of its window."""
     monkeypatch.setattr(pooling, "LARGE", 0)
     z, given = tricky((6, 3, 8, 8), kind), torch.randn(6, 3, 4, 4).to(kind)
-    net, used = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), counted(monkeypatch)
+    net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     plain = passed(net, z, given)
     with pooled(with_pools(net)):
         for one, two in zip(plain, passed(net, z, given), strict=True):
             assert torch.equal(one, two)
-    assert used
+        assert torch_pools(net(z.clone().requires_grad_())) == 0
     z[2, 0, 0, 0] = z[2, 1, 1, 1] = z[2, 2, 2, 3] = float("nan")
     plain = passed(net, z, given)
     with pooled(with_pools(net)):
@@ -170,12 +163,12 @@ def test_a_rectifier_may_come_after(kind: torch.dtype, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "LARGE", 0)
-    used = counted(monkeypatch)
     z = torch.randn(2, 1, 5, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(halved, z, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(halved, z)
     many = torch.randn(3, 2, 1, 2, 2, dtype=torch.float64)  # of one input, as Jacobians ask
     y = halved(z)
+    assert torch_pools(y) == 0
     (together,) = torch.autograd.grad(y, z, many, is_grads_batched=True, retain_graph=True)
     each = [torch.autograd.grad(y, z, one, retain_graph=True)[0] for one in many]
     assert torch.equal(together, torch.stack(each))
@@ -187,23 +180,21 @@ def test_derivatives_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     assert torch.equal(cubes(halved), cubes(nn.MaxPool2d(2)))
-    assert len(used) > 8
 
 
-def test_which_pools_are_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_pools_are_maxima() -> None:
     """Of images that are large enough, and lie one channel after the other."""
-    used, x = counted(monkeypatch), torch.randn(4, 16, 32, 32)
+    x = torch.randn(4, 16, 32, 32, requires_grad=True)
     assert x.numel() == pooling.LARGE
 
     def count(*layers: nn.Module, x: Tensor = x) -> int:
         net = nn.Sequential(*layers)
         plain = net(x)
-        used.clear()
         with pooled(with_pools(net)):
             found = net(x)
         assert found.stride() == plain.stride()
         assert torch.equal(found, plain)
-        return len(used)
+        return torch_pools(plain) - torch_pools(found)
 
     assert count(nn.MaxPool2d(2)) == count(nn.MaxPool2d((2, 2), 2, (0, 0))) == 1
     assert count(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 64, 1), nn.MaxPool2d(2)) == 2
@@ -214,8 +205,9 @@ def test_which_pools_are_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
         assert count(odd) == 0
     assert count(nn.MaxPool2d(2), x=x[1:]) == count(nn.MaxPool2d(2), x=x.flatten(0, 1)) == 0
     assert count(nn.MaxPool2d(2), x=x.contiguous(memory_format=torch.channels_last)) == 0
-    assert halved(x.to("meta")).shape == (4, 16, 16, 16)
-    assert not used
+    there = halved(x.detach().to("meta").requires_grad_())
+    assert there.shape == (4, 16, 16, 16)
+    assert torch_pools(there) == 1
     net = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))
     plain = net(x)
     with pooled(with_pools(net)):
@@ -223,10 +215,6 @@ def test_which_pools_are_maxima(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OwnRelu(nn.ReLU):
-    pass
-
-
-class OwnSequence(nn.Sequential):
     pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Self
@@ -23,9 +24,50 @@ from fedshift.tree import Params
 LARGEST = 1000 * 3 * 96 * 96
 
 
+class Scored(ABC):
+    """What every kind of score has: a dataclass of sums, which add. total is [K], by label."""
+
+    total: Tensor
+    loss_sum: float
+
+    def __add__(self, other: Self) -> Self:
+        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    @property
+    def n(self) -> int:
+        """Examples scored."""
+        return int(self.total.sum())
+
+    @property
+    def loss(self) -> float:
+        """Mean loss; NaN without examples."""
+        return self.loss_sum / self.n if self.n else float("nan")
+
+    @property
+    @abstractmethod
+    def accuracy(self) -> float:
+        """Fraction right; NaN without examples."""
+
+    @property
+    @abstractmethod
+    def recall(self) -> list[float | None]:
+        """Fraction right per label; None for a label without examples."""
+
+    @property
+    @abstractmethod
+    def macro_f1(self) -> float:
+        """The mean of F1 over the labels that occur; NaN without examples."""
+
+    @property
+    @abstractmethod
+    def others(self) -> dict[str, float]:
+        """Numbers by name that only some tasks have."""
+
+
 @sketched
 @dataclass(frozen=True, eq=False)
-class Score:
+class Score(Scored):
     """What a model got right, label by label, and the summed cross-entropy. Scores add.
 
     correct    [K] int64: examples of label y that were predicted as y
@@ -39,25 +81,11 @@ class Score:
     predicted: Tensor
     loss_sum: float
 
-    def __add__(self, other: Self) -> Self:
-        names = [one.name for one in fields(self)]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
-
-    @property
-    def n(self) -> int:
-        """Examples scored."""
-        return int(self.total.sum())
-
     @property
     def accuracy(self) -> float:
         """Fraction right; NaN without examples."""
         # Of integers: exact, whatever the number of examples.
         return int(self.correct.sum()) / self.n if self.n else float("nan")
-
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy in nats; NaN without examples."""
-        return self.loss_sum / self.n if self.n else float("nan")
 
     @property
     def recall(self) -> list[float | None]:
@@ -81,7 +109,7 @@ class Score:
 
     @property
     def others(self) -> dict[str, float]:
-        """Numbers by name that only some tasks have."""
+        """None."""
         return {}
 
 

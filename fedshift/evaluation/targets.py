@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedshift.data import Examples, last_columns
-from fedshift.evaluation.scores import Score, answered
+from fedshift.evaluation.scores import Scored, answered
 from fedshift.model import Model
 from fedshift.repeating import repeatable
 from fedshift.sketch import sketched
@@ -19,13 +19,16 @@ from fedshift.tree import Params
 
 @sketched
 @dataclass(frozen=True, eq=False)
-class NumberScore(Score):
+class NumberScore(Scored):
     """How far predicted numbers are off, by the bin k of the true number. No accuracy: NaN.
 
+    total             [K] int64: examples by bin; loss_sum: the sum of e^2
     squares, fourths  [K] float64: sums of e^2 and of e^4, e = prediction - truth
     absolute          sum |e|; first, second: sums of the truth y and of y^2
     """
 
+    total: Tensor
+    loss_sum: float
     squares: Tensor
     fourths: Tensor
     absolute: float
@@ -61,18 +64,30 @@ class NumberScore(Score):
 
 @sketched
 @dataclass(frozen=True, eq=False)
-class LabelScore(Score):
+class LabelScore(Scored):
     """Which sets of labels were predicted exactly, by the set's class, and each of the L labels.
 
-    A label is predicted where its logit is above 0. correct [K]: examples of a set of which all
-    labels are right; `predicted` is not counted. right, present, given [L]: examples where the
-    label is right, is there, is predicted; hits: where it is there and predicted.
+    A label is predicted where its logit is above 0. total, correct [K]: examples of a set, and
+    those of which all labels are right. right, present, given [L]: where the label is right, is
+    there, is predicted; hits: where it is there and predicted.
     """
 
+    total: Tensor
+    correct: Tensor
+    loss_sum: float
     right: Tensor
     present: Tensor
     given: Tensor
     hits: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        return int(self.correct.sum()) / self.n if self.n else math.nan
+
+    @property
+    def recall(self) -> list[float | None]:
+        pairs = zip(self.correct.tolist(), self.total.tolist(), strict=True)
+        return [c / n if n else None for c, n in pairs]
 
     @property
     def macro_f1(self) -> float:
@@ -101,9 +116,8 @@ def score_numbers(
             off = out[:, 0].double() - truth
             by_bin.index_add_(1, y, torch.stack([off**2, off**4]))
             sums += torch.stack([off.abs().sum(), truth.sum(), (truth**2).sum()])
-        none = torch.zeros(bins, dtype=torch.int64)
         total = torch.bincount(examples.y, minlength=bins)
-        return NumberScore(none, total, none, float(by_bin[0].sum()), *by_bin, *sums.tolist())
+        return NumberScore(total, float(by_bin[0].sum()), *by_bin, *sums.tolist())
 
     return repeatable(compute)
 
@@ -124,6 +138,6 @@ def score_labels(
             correct += torch.bincount(y[right.all(1)], minlength=sets)
             counts += torch.stack([v.sum(0) for v in (right, present, given, present & given)])
         total = torch.bincount(examples.y, minlength=sets)
-        return LabelScore(correct, total, torch.zeros_like(total), loss, *counts)
+        return LabelScore(total, correct, loss, *counts)
 
     return repeatable(compute)

@@ -17,7 +17,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import Problem, misfits
 from fedshift.experiments.places import Source, keys_set
-from fedshift.experiments.python_names import PYTHON, is_python, resolve_paths
+from fedshift.experiments.python_names import PYTHON, is_python, load_python, resolve_paths
 
 Tables = dict[str, Any]
 MOST, MOST_SHOWN = 1_000_000, 20
@@ -57,9 +57,10 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
         raise InputError(f"{path}: no configuration: {e}") from None
     written = _name_in(tables, "method")
     apply_overrides(tables, overrides)
-    if _name_in(tables, "method") != written:
-        _drop_foreign_options(tables, keys_set(tuple(overrides)))
+    renamed = _name_in(tables, "method") != written
     resolve_paths(tables, path.parent)
+    if renamed:
+        _drop_foreign_options(tables, keys_set(tuple(overrides)))
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
     return config, Source(str(path), text, tuple(overrides))
 
@@ -107,14 +108,26 @@ def validate(
 def _drop_foreign_options(tables: Tables, given: Sequence[str]) -> None:
     """After `-c method.name=...`, forget the file's options that the new method does not have.
 
-    So one file serves to compare methods. Options given by `-c` stay, and are judged.
+    So one file serves to compare methods. Options given by `-c` stay, and are judged. Raises
+    InputError for a FILE.py:NAME that gives no method: to know its options, the file is run.
     """
-    name = _name_in(tables, "method")
-    if name not in recipes.__all__ or "method" not in tables or "method" in given:
+    name, section = _name_in(tables, "method"), tables.get("method")
+    if not isinstance(section, dict) or "method" in given:
         return
-    allowed = {"name", *recipes.recipe(name).options}
-    allowed |= {key.removeprefix("method.") for key in given}
-    tables["method"] = {k: v for k, v in tables["method"].items() if k in allowed}
+    typed = {"name", *(key.removeprefix("method.") for key in given)}
+    if not section.keys() - typed:
+        return
+    if is_python(str(name)):
+        options = recipes.made_by(load_python("method.name", str(name)).value).options.keys()
+        automatic = {"ess", "lam"} <= options
+    elif name in recipes.__all__:
+        recipe = recipes.recipe(str(name))
+        options, automatic = recipe.options.keys(), recipe.traits.auto_ess
+    else:
+        return
+    for key in section.keys() - typed:
+        if key not in options or (key == "ess" and section[key] == "auto" and not automatic):
+            del section[key]
 
 
 def apply_overrides(tables: Tables, overrides: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedshift.data import Examples, Task, last_columns
 from fedshift.estimate import AccuracyEstimate, estimate_target_accuracy, estimate_target_loss
-from fedshift.evaluation.scores import Score, score
-from fedshift.evaluation.targets import NumberScore, score_labels, score_numbers
+from fedshift.evaluation.scores import Score, Scored, score
+from fedshift.evaluation.targets import LabelScore, NumberScore, score_labels, score_numbers
 from fedshift.model import Model
 from fedshift.record.rounds import ESTIMATES
 from fedshift.tree import Params
@@ -23,7 +23,7 @@ EXTRA = {
 }
 
 
-def scored(task: Task, model: Model, pair: tuple[Params, Params], examples: Examples) -> Score:
+def scored(task: Task, model: Model, pair: tuple[Params, Params], examples: Examples) -> Scored:
     """One model on examples of the task; pair: its parameters and buffers."""
     classes = len(task.classes)
     if task.kind == "regression":
@@ -33,15 +33,16 @@ def scored(task: Task, model: Model, pair: tuple[Params, Params], examples: Exam
     return score(model, *pair, examples, classes)
 
 
-def estimated(task: Task, pooled: Score) -> tuple[AccuracyEstimate, dict[str, float]]:
+def estimated(task: Task, pooled: Scored) -> tuple[AccuracyEstimate, dict[str, float]]:
     """(the estimated accuracy at the target, other estimates by name).
 
     pooled: of all clients' validation examples. Numbers to predict have no accuracy: NaN, beside
     the mass of T that is not measured, and the estimated loss.
     """
     target = task.target.numpy()
-    if not isinstance(pooled, NumberScore):
+    if isinstance(pooled, Score | LabelScore):
         return estimate_target_accuracy(pooled.correct, pooled.total, target), {}
+    assert isinstance(pooled, NumberScore)
     loss = estimate_target_loss(pooled.squares, pooled.fourths, pooled.total, target)
     nothing = np.full(len(target), math.nan)
     return AccuracyEstimate(math.nan, math.nan, nothing, loss.unmeasured_mass), {

@@ -10,7 +10,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.engine.run import Federation, Round
 from fedshift.engine.traffic import Traffic
 from fedshift.estimate import AccuracyEstimate
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config import Config
 from fedshift.experiments.played import Played
 from fedshift.experiments.progress import Missed
@@ -40,8 +40,8 @@ class Outcome:
     buffers: Params
     weights: tuple[float, ...]
     metrics: tuple[Metrics, ...]
-    test: Score
-    clients: tuple[Score, ...]
+    test: Scored
+    clients: tuple[Scored, ...]
     estimate: AccuracyEstimate
     federation: Federation
     last: Round
@@ -51,7 +51,7 @@ class Outcome:
     traffic: Traffic = Traffic()
     missed: Missed = Missed()
     played: Played | None = None
-    tests: tuple[Score, ...] = ()
+    tests: tuple[Scored, ...] = ()
 
     @property
     def final(self) -> Metrics:

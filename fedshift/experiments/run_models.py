@@ -50,6 +50,16 @@ class RunModels:
     served: tuple[Pair, ...] = field(repr=False)
     took_part: tuple[int, ...]
 
+    @property
+    def personal(self) -> bool:
+        """Whether some client serves another model than the server's."""
+        return any(
+            not same_bits(shared.get(k), v)
+            for pair in self.served
+            for shared, tree in zip(self.shared, pair, strict=True)
+            for k, v in tree.items()
+        )
+
 
 def load_models(
     folder: Path | str, *, shape: tuple[int, ...] | None = None, model: Model | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.engine.trial import pals_of
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import Scored
 from fedshift.experiments import label_sets, served
 from fedshift.experiments.client_looks import grey_note, look_names
 from fedshift.experiments.custom import recipe_of
@@ -185,7 +185,7 @@ def _final(outcome: Outcome) -> Final:
     )
 
 
-def _client_metrics(scores: Sequence[Score]) -> dict[str, tuple[float, ...]]:
+def _client_metrics(scores: Sequence[Scored]) -> dict[str, tuple[float, ...]]:
     """What only tasks without classes have; empty for the others."""
     rows = [s.others for s in scores]
     if not all(rows):

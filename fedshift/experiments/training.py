@@ -16,7 +16,7 @@ from fedshift.engine.run import Federation, Round, draw_cohort, start
 from fedshift.engine.trial import check_company
 from fedshift.errors import InputError
 from fedshift.estimate import AccuracyEstimate
-from fedshift.evaluation.scores import Score
+from fedshift.evaluation.scores import Scored
 from fedshift.experiments.config import Training
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.custom_metrics import metric_values
@@ -51,26 +51,26 @@ class Evaluation:
     numbers by name, and the user's metrics. tests: of each client's own test set, or ().
     """
 
-    test: Score
-    clients: tuple[Score, ...]
-    validation: Score | None
+    test: Scored
+    clients: tuple[Scored, ...]
+    validation: Scored | None
     estimate: AccuracyEstimate
     served: Observed | None = None
     others: Mapping[str, float] = field(default_factory=dict)
-    tests: tuple[Score, ...] = ()
+    tests: tuple[Scored, ...] = ()
 
 
 def evaluate(
     algorithm: Algorithm, current: Round, federation: Federation, task: Task,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> Evaluation:  # fmt: skip
-    """Score a round's model (or models) on the test examples and on each client's validation.
+    """Scored a round's model (or models) on the test examples and on each client's validation.
 
     Where clients have test sets of their own, every client's validation examples are scored by the
     model that it serves, and the test examples by the system of all clients.
     """
     rate, served = partial(scored, task, algorithm.model), None
-    tests: tuple[Score, ...] = ()
+    tests: tuple[Scored, ...] = ()
     # The clients' own models are what is used there, so they are what is tested.
     if task.tests:
         pairs: Sequence[tuple[Params, Params]] = models(algorithm, current, federation)
@@ -92,7 +92,7 @@ def evaluate(
     return Evaluation(test, clients, validation, estimate, served, others, tests)
 
 
-def pool(scores: Sequence[Score]) -> Score:
+def pool(scores: Sequence[Scored]) -> Scored:
     """The sum of scores."""
     return sum(scores[1:], start=scores[0])
 

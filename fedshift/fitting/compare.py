@@ -38,6 +38,14 @@ from fedshift.tasks.task import Task
 Given = str | Callable[..., Algorithm] | Algorithm | Method
 # Keys whose one value is a list.
 LISTS = ("hidden", "grid")
+# Keywords of `fit` that it has not, and what to do.
+NONE_HERE = {
+    "callbacks": "its runs may train in other processes; give them to fit",
+    "loggers": "its runs may train in other processes; give them to fit",
+    "method": 'write methods=["fedavg", "fedpals"]',
+    "seed": "write seeds=[0, 1, 2], or seeds=5 for 0 to 4",
+    "resume": "the same call with the same folder= goes on",
+}
 
 
 def compare(
@@ -177,6 +185,8 @@ class _Tasks:
         base: str, metric: str | None,
     ) -> Plan:  # fmt: skip
         """Every run of every method at every setting."""
+        for key in keys.keys() & NONE_HERE.keys():
+            raise InputError(f"compare takes no {key}: {NONE_HERE[key]}")
         runs: dict[tuple[str, str], dict[int, Run]] = {}
         first: Fit | None = None
         for seed in seeds:
@@ -227,8 +237,10 @@ class _Tasks:
 
 def _keys_for(given: Given, all_: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords without options that only other methods have."""
-    others = {k for one in all_ if isinstance(one, str) for k in as_method(one).recipe.options}
-    its = set(as_method(given).recipe.options) if isinstance(given, str) else set[str]()
+    others = {
+        k for one in all_ if not isinstance(one, Method) for k in as_method(one).recipe.options
+    }
+    its = set[str]() if isinstance(given, Method) else set(as_method(given).recipe.options)
     general = {k for names in SECTIONS.values() for k in names}
     return {k: v for k, v in keys.items() if k in general | its or k not in others}
 

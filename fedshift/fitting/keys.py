@@ -41,15 +41,16 @@ ELSEWHERE = {
 
 
 def sorted_keys(
-    chosen: Method, keys: Mapping[str, Any], *, by_name: bool
+    chosen: Method, keys: Mapping[str, Any], *, with_options: bool
 ) -> dict[str, dict[str, Any]]:
     """{"method": ..., "training": ..., ...}: where each keyword belongs.
 
-    by_name: the method was given by its name, so that its options may be among the keywords.
+    with_options: the method was given without `fs.method`, so that its options may be among the
+    keywords.
     Raises InputError for an unknown keyword, with the nearest match and where it belongs, and for
     one that the method and training both have.
     """
-    options = set(chosen.recipe.options) if by_name else set[str]()
+    options = set(chosen.recipe.options) if with_options else set[str]()
     tables: dict[str, dict[str, Any]] = {"method": dict(chosen.options)}
     tables |= {section: {} for section in SECTIONS}
     for key, value in keys.items():
@@ -64,15 +65,22 @@ def sorted_keys(
 
 def _ambiguous(key: str, chosen: Method) -> str:
     name = chosen.recipe.name
+    given = name if chosen.custom else f'"{name}"'
     return (
-        f'{key}: an option of {name} and of local training as well; write fs.method("{name}", '
-        f'{key}=...) for the option, or method=fs.method("{name}"), {key}=... for training'
+        f"{key}: an option of {name} and of local training as well; write fs.method({given}, "
+        f"{key}=...) for the option, or method=fs.method({given}), {key}=... for training"
     )
 
 
 def _unknown(key: str, chosen: Method) -> str:
     if key in ELSEWHERE:
         return f'fit has no "{key}": write {ELSEWHERE[key]}'
+    if key in chosen.recipe.options:
+        name = chosen.recipe.name
+        return (
+            f"{key}: an option of {name}, which fs.method has made already; write it there, as in "
+            f"fs.method(..., {key}=...)"
+        )
     if any(key in one.options for one in recipes.recipes()):
         return foreign_option(key, chosen.recipe)
     allowed = [

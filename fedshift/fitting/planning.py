@@ -70,7 +70,7 @@ def plan(
     if schedule is not None and "lr" in keys:
         raise InputError("lr and a schedule that is a function both give the rate; leave out lr")
     with in_python_words():
-        tables = sorted_keys(chosen, keys, by_name=isinstance(method, str))
+        tables = sorted_keys(chosen, keys, with_options=not isinstance(method, Method))
         config = _config(task, net, chosen, tables, seed, name)
     made = task.build() if built is None else built
     added = Custom(

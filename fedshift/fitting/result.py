@@ -23,7 +23,7 @@ from fedshift.fitting.networks import inner
 from fedshift.fitting.predicting import Numbers, Prediction, label_sets, prediction
 from fedshift.fitting.showing import facts_of, html_of, text_of
 from fedshift.record.folder import RunResult
-from fedshift.record.headline import headline
+from fedshift.record.headline import headline, main_accuracy
 from fedshift.record.rounds import other_columns
 from fedshift.record.summary import Summary
 from fedshift.report.page import page
@@ -76,14 +76,17 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """On the target's test rows: of classes, of whole sets of labels; NaN for numbers."""
-        return _number(self.summary.final.target_accuracy)
+        """On the target's test rows: of classes, of whole sets of labels; NaN for numbers.
+
+        With target="clients", of each client's own model on its own test rows, over all rows.
+        """
+        return _number(main_accuracy(self.summary))
 
     @property
     def estimate(self) -> tuple[float, float]:
         """Target accuracy as estimated from the clients' validation counts, and its error.
 
-        Of numbers, the mean squared error.
+        With target="clients", each client's own model answers. Of numbers, the mean squared error.
         """
         final, others = self.summary.final, self.summary.final.others
         if self.summary.kind == "regression":
@@ -138,8 +141,14 @@ class Result:
         predicted, the answer has `values`. client: by the model of this client. Without an
         encoding, rows are x [n, ...] as in training.
 
-        Raises InputError for rows that lack a column, or are not of the task's form.
+        Raises InputError for rows that lack a column, or are not of the task's form, and without
+        client= where each client serves a model of its own.
         """
+        if client is None and self.models.personal:
+            raise InputError(
+                f"with {self.summary.method} every client serves a model of its own; give client= "
+                f"one of {', '.join(self.clients)}"
+            )
         if self.encoding is not None:
             x, kind = self.encoding.apply(rows), self.encoding.kind
         elif isinstance(rows, torch.Tensor | np.ndarray):

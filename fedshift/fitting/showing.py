@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from fedshift.errors import visible
-from fedshift.record.headline import NOTHING, headline, percent
+from fedshift.record.headline import NOTHING, headline, percent, serves_own
 from fedshift.record.rounds import ESTIMATES
 from fedshift.record.summary import Summary
 
@@ -29,6 +29,11 @@ def facts_of(
     if main.estimate != NOTHING:
         from_what = "rows" if summary.kind == "regression" else "counts"
         numbers["estimated"] = f"{main.estimate}, from the clients' validation {from_what}"
+    if serves_own(summary):
+        others = summary.final.others
+        routed = others.get("router_accuracy") is not None
+        by = "the router's choice" if routed else "the vote"
+        numbers["system accuracy"] = f"{percent(others['system_accuracy'])}, by {by} of all models"
     if summary.ess is not None and summary.ess_fraction is not None:
         of_all = percent(summary.ess_fraction, 0)
         numbers["ESS"] = f"{float(summary.ess):.0f} examples, {of_all} of all"

@@ -8,6 +8,9 @@ from typing import NamedTuple
 from fedshift.record.summary import Summary
 
 NOTHING = "–"
+# Pooled over the rows: each client's own model on its own test rows.
+OWN = "oracle_routed"
+OWN_MODELS = "accuracy of the clients' own models"
 
 
 class Headline(NamedTuple):
@@ -19,7 +22,10 @@ class Headline(NamedTuple):
 
 
 def headline(summary: Summary) -> Headline:
-    """Of numbers the root mean squared error, in their units; else the accuracy, in percent."""
+    """Of numbers the root mean squared error, in their units; else the accuracy, in percent.
+
+    Where clients serve models of their own, the accuracy is theirs, see `main_accuracy`.
+    """
     final = summary.final
     if summary.kind == "regression":
         others = final.others
@@ -29,8 +35,31 @@ def headline(summary: Summary) -> Headline:
         error = loss_se / (2 * near) if near else math.nan
         return Headline("target RMSE", digits(value), _with_error(digits(near), digits(error)))
     name = "subset accuracy" if summary.kind == "multilabel" else "target accuracy"
+    if serves_own(summary):
+        name = OWN_MODELS
     estimate = _with_error(percent(final.estimated_accuracy), percent(final.estimated_se))
-    return Headline(name, percent(final.target_accuracy), estimate)
+    return Headline(name, percent(main_accuracy(summary)), estimate)
+
+
+def main_accuracy(summary: Summary) -> float | None:
+    """At the target; of clients that are tested on their own rows, each by the model it serves.
+
+    The estimate and `compare` measure the same models. What all models say together of any
+    client's rows is `system_accuracy`.
+    """
+    final = summary.final
+    value = final.others.get(OWN, final.target_accuracy)
+    return None if value is None else float(value)
+
+
+def serves_own(summary: Summary) -> bool:
+    """Whether clients serve models that differ, on rows of their own."""
+    others = summary.final.others
+    # Of one model for all, these three are the same count of the same rows.
+    return (
+        OWN in others
+        and len({others.get(k) for k in (OWN, "vote_accuracy", "global_accuracy")}) > 1
+    )
 
 
 def percent(share: float | str | None, places: int = 1) -> str:

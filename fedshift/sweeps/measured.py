@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedshift.errors import unknown
+from fedshift.record.headline import OWN
 from fedshift.sweeps.execute import Report
 from fedshift.sweeps.plan import Contender, Plan
 from fedshift.sweeps.statistics import Moments, moments, paired
@@ -103,9 +104,9 @@ def metric_of(plan: Plan, runs: Iterable[Measured]) -> str:
     done = [m for m in runs if m.state == "done"]
     names = dict.fromkeys(k for m in done for k in m.facts if m.number(k) is not None)
     if plan.metric is None:
-        # Where clients serve models of their own, each is tested on its own examples; numbers that
-        # are predicted have no accuracy.
-        first = ("average_accuracy", "target_accuracy", "rmse", "target_loss")
+        # Where clients serve models of their own, each is tested on its own examples, as `fit` says
+        # it; numbers that are predicted have no accuracy.
+        first = (OWN, "target_accuracy", "rmse", "target_loss")
         return next((name for name in first if name in names), "target_accuracy")
     if done and plan.metric not in names:
         raise unknown("metric", plan.metric, names)

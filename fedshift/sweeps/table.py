@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedshift.errors import unknown
 from fedshift.files import check_page, write
+from fedshift.record.headline import OWN, OWN_MODELS
 from fedshift.report import tables
 from fedshift.report.layout import figure, html_page, items, note, section, table
 from fedshift.report.svg import Axis
@@ -99,12 +100,14 @@ class Table:
     @property
     def words(self) -> str:
         """The metric in words: "target accuracy"."""
+        if self.metric == OWN:
+            return OWN_MODELS
         return self.metric.replace("_", " ").replace("rmse", "RMSE")
 
     @property
     def percent(self) -> bool:
         """Whether the metric is a share, which tables show in percent."""
-        return self.metric.endswith(("accuracy", "f1", "recall"))
+        return self.metric == OWN or self.metric.endswith(("accuracy", "f1", "recall"))
 
     @property
     def digits(self) -> int:

@@ -26,7 +26,7 @@ RESULTS = sorted((ROOT / "results").rglob("*.md"))
 PYTHON = re.compile(r"```python\n(.*?)```", re.S)
 
 
-LONG = {"routing.md"}
+LONG = {"compare.md", "fit.md", "routing.md"}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import time
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,13 +39,13 @@ def federation() -> tuple[FedAvg, Federation]:
     return method, Federation(clients, *model.init(), register(clients, 2), Seeds.of(0))
 
 
-def slow(seconds: float, name: str, played: list[str]) -> Backend:
-    """The loop, which takes so long for each client more."""
+def slow(seconds: float, name: str, played: list[str], clock: list[float]) -> Backend:
+    """The loop, which takes so long for each client, on a clock that stands still otherwise."""
 
     def backend(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
         played.append(name)
         for job in jobs:
-            time.sleep(seconds)
+            clock[0] += seconds
             yield from loop(update, [job])
 
     return backend
@@ -55,15 +55,16 @@ def rounds_by(
     monkeypatch: pytest.MonkeyPatch, here: float, there: float, rounds: int = 8
 ) -> tuple[list[str], bool]:
     """(who played each round, whether workers are still there at the end)."""
-    played, there_still = list[str](), [False]
+    played, there_still, clock = list[str](), [False], [0.0]
 
     @contextlib.contextmanager
     def hire() -> Iterator[Backend]:
         there_still[0] = True
-        yield slow(there, "workers", played)
+        yield slow(there, "workers", played, clock)
         there_still[0] = False
 
-    monkeypatch.setattr(quicker, "loop", slow(here, "loop", played))
+    monkeypatch.setattr(quicker, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(quicker, "loop", slow(here, "loop", played, clock))
     monkeypatch.setattr(quicker, "WORTH", 0.0)
     method, clients = federation()
     with Quicker(hire, 2, rounds) as backend:

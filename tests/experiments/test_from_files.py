@@ -56,6 +56,7 @@ def perceptron(task: Any) -> nn.Module:
     return net
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["north", "pooled", "clients"])
 def test_a_file_gives_what_fit_gives(tmp_path: Path, target: str) -> None:
     """Bit for bit. Control: another seed."""

@@ -76,6 +76,7 @@ def test_a_cohorts_weights_are_those_of_the_rounds(tmp_path: Path) -> None:
     assert abs(by_hand(said, list(range(6)))["ess_fraction"] - said["ess_fraction"]) > 0.02
 
 
+@pytest.mark.slow
 def test_without_cohorts_weights_are_those_over_all_clients(tmp_path: Path) -> None:
     """Also where the cohort is everybody; events say nothing of weights then."""
     training = {"rounds": 2, "steps": 1, "evaluate_every": 2}

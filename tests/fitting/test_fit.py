@@ -103,6 +103,7 @@ def mine(setting: Setting, *, mu: float = 0.5) -> FedAvg:
     return FedAvg(setting.model, CrossEntropy() + Proximal(mu), local=setting.local)
 
 
+@pytest.mark.slow
 def test_methods_of_all_kinds(task: fs.Task) -> None:
     """A recipe, the same as a function of Setting, and as an Algorithm; names in the summary."""
     by_name = fs.fit(task, Net, method=fs.method("fedprox", mu=0.5), **QUICK)
@@ -112,6 +113,12 @@ def test_methods_of_all_kinds(task: fs.Task) -> None:
     assert same(by_name, function)
     assert function.summary.method == "mine"
     assert not same(by_name, fs.fit(task, Net, method=fs.method(mine, mu=0.1), **QUICK))
+    assert same(
+        fs.fit(task, Net, method=mine, mu=0.1, **QUICK),
+        fs.fit(task, Net, method=fs.method(mine, mu=0.1), **QUICK),
+    )
+    with pytest.raises(fs.InputError, match=r"mu: an option of mine.*fs.method\(..., mu="):
+        fs.fit(task, Net, method=fs.method(mine), mu=0.1, **QUICK)
     net = by_name.module()
     algorithm = FedAvg(fs.Model(net), local=fs.Local(lr=0.1, steps=2, epochs=None))
     result = fs.fit(task, method=algorithm, **QUICK)

@@ -54,6 +54,19 @@ def test_runs_are_those_of_fit(jobs: int, tmp_path: Path) -> None:
     assert len(set(seen)) == len(seen)
 
 
+def test_options_of_a_method_of_ones_own_are_keywords() -> None:
+    """Control: without the keyword the default counts, and fedavg has no such option."""
+    table = fs.compare(hospitals(), Net, ["fedavg", mine], seeds=1, jobs=1, mu=5.0, **FAST)
+    bare = fs.compare(hospitals(), Net, [mine], seeds=1, jobs=1, **FAST)
+    alone = fs.fit(hospitals(), Net, method=fs.method(mine, mu=5.0), **FAST)
+    assert files(folder_of(table, "mine", 0)) == files(alone.folder)
+    assert files(folder_of(bare, "mine", 0)) != files(alone.folder)
+    for key in ("loggers", "callbacks", "seed", "method", "resume"):
+        with pytest.raises(InputError, match=f"compare takes no {key}: "):
+            fs.compare(hospitals(), Net, ["fedavg"], **{key: 1}, **FAST)
+
+
+@pytest.mark.slow
 def test_a_grid_of_options_and_of_keys() -> None:
     """Options are for the methods that have them; a list of widths is no grid."""
     table = fs.compare(
@@ -141,6 +154,7 @@ def test_methods_by_names_of_ones_choice_and_a_failure_that_names_the_client() -
     assert table.rows[1].note.startswith('seed 0 diverged: client "')
 
 
+@pytest.mark.slow
 def test_it_leaves_threads_and_no_temporary_folder() -> None:
     torch.set_num_threads(2)
     table = fs.compare(hospitals(), Net, ["fedavg"], seeds=1, jobs=1, **FAST)

@@ -119,6 +119,38 @@ def test_personal_models() -> None:
         fs.fit(hospitals("clients"), Net, method="local_only", **QUICK).module()
 
 
+def test_accuracy_is_of_the_clients_own_models() -> None:
+    """As `compare` and the estimate have it; control: FedAvg's vote is its one model."""
+    x, y, site = rows()
+    x[:, 0] += 3 * (y == "ill")
+    y = np.where((np.array(site) == "north") ^ (y == "ill"), "ill", "well")  # north has it reversed
+    task = fs.Task.from_arrays(x, y, client=site, target="clients")
+    fit: dict[str, Any] = {"rounds": 4, "steps": 20, "lr": 0.3, "evaluate_every": 1}
+    result = fs.fit(task, Net, method=(ditto := fs.method("ditto", lam=0.1)), **fit)
+    cut = task.build().task
+    right, total, whole = 0, 0, 0
+    for client, test in zip(result.clients, cut.tests, strict=True):
+        with torch.no_grad():
+            right += int((result.module(client)(test.x).argmax(1) == test.y).sum())
+            whole += int((result.module()(test.x).argmax(1) == test.y).sum())
+        total += len(test)
+    assert result.accuracy == pytest.approx(right / total)
+    assert result.accuracy > whole / total + 0.05
+    assert result.accuracy != result.summary.final.target_accuracy
+    assert "accuracy of the clients' own models" in str(result)
+    assert "by the vote of all models" in str(result)
+    table = fs.compare(task, Net, {"ditto": ditto}, seeds=1, jobs=1, **fit)
+    assert table.row("ditto").values(table.metric) == {0: result.accuracy}
+    assert "Accuracy of the clients' own models, %" in str(table)
+    with pytest.raises(fs.InputError, match="client= one of east, north, south, west"):
+        result.predict(x)
+    one = fs.fit(task, Net, **fit)
+    assert one.accuracy == one.summary.final.target_accuracy
+    assert "target accuracy" in str(one)
+    assert len(one.predict(x)) == len(x)
+    assert result.estimate[0] > one.estimate[0] + 0.05
+
+
 def test_one_model_for_all_has_no_clients_models(result: Result) -> None:
     with pytest.raises(fs.InputError, match='target="clients"'):
         result.module(client="east")

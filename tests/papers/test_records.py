@@ -59,7 +59,7 @@ def test_a_table_goes_on_from_records(small: Path, published: tuple[Path, Reprod
     assert reproduce(replace(MINI, target="fedpals/fig2", out=small)).report.trained == ()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_only_what_is_not_recorded_is_trained(
     jobs: int, small: Path, published: tuple[Path, Reproduced]
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedshift.engine.backends import Backend
+from collections.abc import Iterable, Iterator
+
+from fedshift.engine.backends import Backend, ClientUpdate, Job, Reply
 from fedshift.engine.run import Federation, run, start
 from fedshift.recipes import Setting
 from support.every_method import MAKE, ROUNDS, Make
@@ -26,6 +28,16 @@ del REFUSED["labelset_fedavg holders"], REFUSED["labelset_fedavg + pairwise"]
 # that it comes of (other stacked clients: 1.2e-6, too), and tuning on the server.
 MOST = {"afl with idle clients": 2e-6, "labelset_fedavg + pairwise": 2e-6}
 AT_ONCE = ("fedavg", "fedprox", "fedper", "fedpals")
+
+
+def with_other_labels(backend: Backend) -> Backend:
+    """It trains each client on its examples with their labels shifted by one place."""
+
+    def odd(update: ClientUpdate, jobs: Iterable[Job]) -> Iterator[Reply]:
+        shifted = (j._replace(data=j.data._replace(y=j.data.y.roll(1))) for j in jobs)
+        return backend(update, shifted)
+
+    return odd
 
 
 def gap(make: Make, setting: Setting, federation: Federation, backend: Backend) -> float:

@@ -1,4 +1,4 @@
-"""Machines that announce instructions and do not let them be used.
+"""How many threads tests compute by, and machines that announce what they do not let be used.
 
 Some virtual machines say that they have AMX, and a product in bfloat16 ends the process (SIGILL).
 Tests then keep to AVX-512, as docs/running.md tells users to.
@@ -10,6 +10,10 @@ import faulthandler
 import multiprocessing
 import os
 import sys
+
+# One thread for the products of numpy and scipy, in this process and those that it starts: tests
+# run side by side, and threads that wait for a core spin. Read when numpy is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 

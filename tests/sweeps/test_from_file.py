@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedshift.errors import InputError
+from fedshift.experiments.from_files import custom_of
+from fedshift.experiments.load import load_with_source
 from fedshift.sweeps.from_file import plan_of
 from support.small_runs import text_of
 
@@ -30,6 +32,26 @@ def test_lists_span_a_grid_for_the_methods_that_have_the_option(file: Path) -> N
     assert len(plan.runs) == 12
     run = plan.contenders[1].points[2].runs[3]
     assert (run.config.training.lr, run.config.method.options) == (0.1, {"mu": 0.1})
+
+
+def test_options_of_the_files_method_are_for_it_alone(tmp_path: Path) -> None:
+    """Also beside FILE.py:NAME; control: what it has stays, and what -c gives is judged."""
+    file = tmp_path / "f.toml"
+    file.write_text(text_of("fedpals").replace("ess = 0.9", 'ess = "auto"\ncap = 0.9'))
+    (tmp_path / "mine.py").write_text(
+        "from fedshift.recipes import fedavg, fedpals\n"
+        "def plain(setting, *, mu=0.1):\n    return fedavg(setting)\n"
+        "def capped(setting, *, cap=1.0, ess=0.5):\n    return fedpals(setting, cap=cap)\n"
+    )
+    plain, capped = (f"{tmp_path / 'mine.py'}:{name}" for name in ("plain", "capped"))
+    plan, _ = plan_of(file, ["fedavg", "fedpals", plain, capped], [0])
+    given = {c.label: c.points[0].runs[0].config.method.options for c in plan.contenders}
+    assert given == {
+        "fedavg": {}, "fedpals": {"ess": "auto", "cap": 0.9}, "plain": {}, "capped": {"cap": 0.9},
+    }  # fmt: skip
+    config, _ = load_with_source(file, [f"method.name={plain}", "method.ess=0.5"])
+    with pytest.raises(InputError, match="method.ess: plain in .* has no such"):
+        custom_of(config)
 
 
 def test_training_varies_and_the_population_stays(file: Path) -> None:

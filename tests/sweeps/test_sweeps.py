@@ -125,6 +125,7 @@ def test_a_setting_is_chosen_by_validation_alone(done: tuple[Plan, Compared]) ->
     assert other.setting != row.setting
 
 
+@pytest.mark.slow
 def test_two_seeds_have_no_interval(tmp_path: Path) -> None:
     table = compared(plan(tmp_path, seeds=(0, 1)), tmp_path / "o").table
     difference = table.row("fedprox").difference
@@ -249,6 +250,7 @@ def test_a_metric_of_ones_choice(tmp_path: Path) -> None:
         compared(replace(of, metric="router_accuracy"), tmp_path / "o")
 
 
+@pytest.mark.slow
 def test_a_table_and_python_of_the_users(tmp_path: Path) -> None:
     """Runs with a method, a network and metrics of one's own are those of each alone."""
     rng = np.random.default_rng(0)
