@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from fedshift.algorithms.base import Algorithm
-from fedshift.data import Task
+from fedshift.client.local import Local
+from fedshift.data import ClientData, Task
 from fedshift.engine.profile import (
     CHECKPOINTING,
     EVALUATION,
@@ -63,6 +64,9 @@ from fedshift.experiments.training import (
 from fedshift.experiments.wording import in_file_words
 from fedshift.record.folder import CHECKPOINTS, CONFIG, EVENTS, LOCK
 from fedshift.record.rounds import Metrics
+
+# Plans have a place for each example of a batch; beyond so many, only as many as clients have.
+LAID_OUT = 4096
 
 Fit = Callable[[str, dict[str, Any]], tuple[Algorithm, Outcome]]
 
@@ -135,10 +139,17 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
     if prepared.custom.schedule is not None:
         base = replace(base, local=replace(base.local, lr=prepared.custom.schedule))
+    base = replace(base, local=_without_padding(base.local, clients))
     recipe, task = recipe_of(config, prepared.custom), prepared.task
     make = partial(recipe.make, replace(base, clients=len(clients)))
     loss = loss_of(task, prepared.custom.loss)
     return lambda **options: with_loss(make(**options), loss, task.kind, recipe.name)
+
+
+def _without_padding(local: Local, clients: Sequence[ClientData]) -> Local:
+    """A batch so large that it stands for "all examples" is not laid out in full: same steps."""
+    largest = max(LAID_OUT, *(len(c.y) for c in clients))
+    return replace(local, batch=largest) if local.batch > largest else local
 
 
 def run_experiment(

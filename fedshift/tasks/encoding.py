@@ -16,7 +16,15 @@ from torch import Tensor
 from fedshift.errors import InputError, shown
 from fedshift.tasks.layout import Layout
 from fedshift.tasks.names import Coded, Ints, as_number, coded
-from fedshift.tasks.rows import Columns, Inputs, Numbers, Tensors, check_column, inputs_of
+from fedshift.tasks.rows import (
+    Columns,
+    Inputs,
+    Numbers,
+    Tensors,
+    check_column,
+    inputs_like,
+    inputs_of,
+)
 
 Floats = NDArray[np.float32]
 
@@ -80,6 +88,8 @@ class Encoding:
 
         Raises InputError for a column that is missing, or holds text where numbers are due.
         """
+        if self.layout is not None and not self.columns:
+            return self.encoded(rows := inputs_like(raw, self.layout), np.arange(len(rows)))
         inputs = inputs_of(raw)
         if isinstance(inputs, Tensors) == bool(self.columns):
             due = "a table with named columns" if self.columns else "an array or tensors"
