@@ -19,7 +19,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
-from fedshift.fitting.fit import keep_threads, remove
+from fedshift.fitting.fit import leaving_torch, remove
 from fedshift.fitting.keys import SECTIONS, by_name, with_names
 from fedshift.fitting.many_bars import LiveRuns, NotebookRuns
 from fedshift.fitting.methods import Method, as_method
@@ -48,6 +48,7 @@ NONE_HERE = {
 }
 
 
+@leaving_torch()
 def compare(
     task: Task,
     net: Any,
@@ -97,7 +98,7 @@ def compare(
         means = Means(backend, workers, tasks, tasks.load)
         notes = [*tasks.notes, *[lowered] * bool(lowered)]
         shown = shown_progress(progress, LiveRuns, NotebookRuns)
-        with keep_threads(), _place(folder) as place, shown as listen:
+        with _place(folder) as place, shown as listen:
             done = do_runs(
                 plan, place, means, jobs=at_once, notes=notes, listen=listen,
                 words=lambda text: with_names(text, task.clients),

@@ -39,11 +39,24 @@ from fedshift.fitting.networks import first_model, referred
 from fedshift.fitting.planning import Loss, Plan, Weights, plan
 from fedshift.fitting.result import Result
 from fedshift.model import Model
+from fedshift.randomness import put_back, states
 from fedshift.record.folder import CONFIG, FIT, read_run
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
 
+@contextlib.contextmanager
+def leaving_torch() -> Iterator[None]:
+    """A run sets torch's threads and draws; the user's program gets number and generators back."""
+    threads, generators = torch.get_num_threads(), states()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        put_back(generators)
+
+
+@leaving_torch()
 def fit(
     task: Task,
     net: Any = None,
@@ -96,7 +109,6 @@ def fit(
     engine = _engine(backend, workers)
     with (
         by_name(task.clients),
-        keep_threads(),
         _place(planned, folder, resume, engine) as (place, keeper),
         shown_progress(progress) as bar,
         following(planned.config, callbacks, loggers) as follow,
@@ -173,16 +185,6 @@ def remove(place: Path, owner: int) -> None:
     """Delete a temporary folder, in the process that made it."""
     if os.getpid() == owner:  # and not a process that was forked meanwhile
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def keep_threads() -> Iterator[None]:
-    """A run sets torch's threads; the user's program gets its own number back."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _engine(backend: str | None, workers: int | None) -> Engine:

@@ -19,6 +19,7 @@ from fedshift.engine.run import Federation, run
 from fedshift.experiments.experiment import run_experiment
 from fedshift.fitting.planning import plan
 from fedshift.fitting.result import Result
+from fedshift.randomness import states
 from fedshift.recipes import Setting
 from support.custom_tasks import Net, hospitals, rows
 
@@ -88,6 +89,25 @@ def test_networks_of_all_kinds(task: fs.Task) -> None:
     assert weights(small)["head.weight"].shape == (2, 5)
     with pytest.raises(fs.InputError, match="square images"):
         fs.fit(task, "lenet", **QUICK)
+
+
+def test_generators_of_the_process_stay(task: fs.Task) -> None:
+    """Also after a net whose function seeds them; control: what the user draws is seen."""
+
+    def net(task: fs.Task) -> nn.Module:
+        torch.manual_seed(7)
+        np.random.seed(7)
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    assert callable(fs.compare)  # imported now: other packages draw while they are imported
+    before = states()
+    one = fs.fit(task, net, **QUICK)
+    fs.fit(task, Net, **QUICK)
+    fs.compare(task, net, ["fedavg"], seeds=1, jobs=1, rounds=1, steps=1)
+    fs.load(one.folder, net=net)
+    assert not before.moved(states())
+    torch.rand(1)
+    assert before.moved(states()) == {"torch"}
 
 
 def test_frozen_layers_stay(task: fs.Task) -> None:
