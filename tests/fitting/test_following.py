@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,32 @@ def test_stopping_needs_validation_examples() -> None:
     task = fs.Task.from_arrays(x, y, client=site, target="north", validation=0.0)
     with pytest.raises(fs.InputError, match="^patience compares rounds"):
         fs.fit(task, Net, patience=2, **QUICK)
+
+
+def test_ctrl_c_keeps_the_round_under_way(tmp_path: Path) -> None:
+    """Control: before the first Ctrl-C, and without a folder, Python's own handler is there."""
+
+    def press(numbers: Any) -> None:
+        if numbers["round"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for folder in (tmp_path / "a", None):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fs.fit(hospitals(), Net, folder=folder, callbacks=[press], **QUICK | {"rounds": 4})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert (caught.value.args == (130,)) == (folder is not None)
+    assert list((tmp_path / "a" / "checkpoints").iterdir())
+    seen: list[int] = []
+    again = [lambda numbers: seen.append(numbers["round"])]
+    fs.fit(
+        hospitals(),
+        Net,
+        folder=tmp_path / "a",
+        resume=True,
+        callbacks=again,
+        **QUICK | {"rounds": 4},
+    )
+    assert seen == [3, 4]
 
 
 def test_the_best_round_survives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
