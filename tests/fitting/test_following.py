@@ -65,12 +65,17 @@ def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = fs.fit(hospitals(), Net, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
-    events = EventAccumulator(str(tmp_path / "yours"))
+    events = EventAccumulator(str(tmp_path / "yours-seed0"))
     events.Reload()
     scalars = events.Scalars("target_accuracy")
     assert [s.step for s in scalars] == [2, 3]
     assert scalars[-1].value == pytest.approx(result.accuracy)
     assert len(events.Scalars("train_loss")) == 3
+    for seed in (0, 1):  # a run of the same name has a folder of its own
+        fs.fit(hospitals(), Net, seed=seed, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["yours-seed0", "yours-seed0-2", "yours-seed1"]
+    assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 
 def test_mlflow(tmp_path: Path) -> None:
