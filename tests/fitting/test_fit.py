@@ -118,6 +118,20 @@ def test_frozen_layers_stay(task: fs.Task) -> None:
     assert not torch.equal(after["head.weight"], net.head.weight)
 
 
+def test_the_statistics_of_a_frozen_norm_stay(task: fs.Task) -> None:
+    """Control: those of one that is trained in part move."""
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    net = nn.Sequential(body, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    body.requires_grad_(False)
+    net[1].weight.requires_grad_(False)
+    before = copy.deepcopy(net.state_dict())
+    for backend in ("loop", "stacked"):
+        after = weights(fs.fit(task, net, backend=backend, **QUICK))
+        for name, v in before.items():
+            stays = name.startswith("0.") or name == "1.weight"
+            assert torch.equal(after[name], v) == stays, name
+
+
 def mine(setting: Setting, *, mu: float = 0.5) -> FedAvg:
     """FedProx by hand."""
     return FedAvg(setting.model, CrossEntropy() + Proximal(mu), local=setting.local)
