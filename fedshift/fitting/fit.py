@@ -73,6 +73,7 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     loss: Loss | None = None,
     class_weights: Weights | None = None,
+    head: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     backend: str | None = None,
@@ -98,6 +99,8 @@ def fit(
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
                    cross-entropy, of the squared error of numbers, of the labels' binary one
     class_weights  "balanced", weights by class name, or one per class
+    head           prefixes of the last layers' parameters, as ("4.",), for methods that treat them
+                   apart (fedper, fedrep, ...); left out: "head."
     callbacks      each called after every round with a dict of its numbers
     loggers        `TensorBoard`, `MLflow`, `WandB`
     backend        as --backend of `fedshift run`; left out: one process or all cores, whichever
@@ -111,7 +114,7 @@ def fit(
     """
     planned = plan(
         task, net, method, seed=seed, name=name, metrics=metrics, loss=loss,
-        class_weights=class_weights, **keys,
+        class_weights=class_weights, head=head, **keys,
     )  # fmt: skip
     engine = _engine(backend, workers)
     if folder is not None:

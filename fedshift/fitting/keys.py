@@ -22,7 +22,7 @@ SECTIONS = {
 }
 # What `fit` takes itself.
 ARGUMENTS = (
-    "method", "seed", "name", "metrics", "loss", "class_weights", "callbacks", "loggers",
+    "method", "seed", "name", "metrics", "loss", "class_weights", "head", "callbacks", "loggers",
     "backend", "workers", "progress", "folder", "resume",
 )  # fmt: skip
 ELSEWHERE = {

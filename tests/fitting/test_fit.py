@@ -91,6 +91,20 @@ def test_networks_of_all_kinds(task: fs.Task) -> None:
         fs.fit(task, "lenet", **QUICK)
 
 
+def test_the_head_is_named() -> None:
+    """Control: another head gives other models, and the default is none of this network's."""
+    task = hospitals("clients")
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(fs.InputError, match="head"):
+        fs.fit(task, net, method="fedper", **QUICK)
+    results = [fs.fit(task, net, method="fedper", head=h, **QUICK) for h in (("4.",), ("2.", "4."))]
+    for result, apart in zip(results, ({"4"}, {"2", "4"}), strict=True):
+        a, b = (result.module(c).state_dict() for c in ("north", "south"))
+        assert {k[0] for k, v in a.items() if not torch.equal(v, b[k])} == apart
+    with pytest.raises(fs.InputError, match="head is "):
+        fs.fit(task, net, method="fedper", head=4, **QUICK)
+
+
 def test_generators_of_the_process_stay(task: fs.Task) -> None:
     """Also after a net whose function seeds them; control: what the user draws is seen."""
 
