@@ -151,7 +151,9 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(seeds, Sequence | range) and not isinstance(seeds, str):
         for seed in seeds:
             check_whole("seed", seed, 0)
-        return tuple(dict.fromkeys(seeds))
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f"seeds = {list(seeds)}: a seed is there twice; give each once")
+        return tuple(seeds)
     check_whole("seeds", seeds, 1)
     return tuple(range(seeds))
 

@@ -78,7 +78,7 @@ def plan(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
         schedule=schedule,
-        metrics=dict(metrics or {}),
+        metrics=_metrics(metrics),
         class_weights=weights_of(class_weights, made),
         head=_head(head, made),
     )
@@ -105,6 +105,12 @@ def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str
     }
     given = {name: mark_of(value) for name, value in parts.items() if value is not None}
     return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
+
+
+def _metrics(given: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f'metrics is {called(given)}; give a dict, as {{"auc": f}}')
+    return dict(given or {})
 
 
 def _head(given: Sequence[str], built: Built) -> tuple[str, ...]:
