@@ -36,7 +36,7 @@ from fedshift.experiments.run_models import (
 from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
-from fedshift.fitting.following import Callback, Logger, following
+from fedshift.fitting.following import Callback, Logger, following, several
 from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
 from fedshift.fitting.networks import first_model, referred
@@ -74,8 +74,8 @@ def fit(
     loss: Loss | None = None,
     class_weights: Weights | None = None,
     head: Sequence[str] = (),
-    callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] | Callback = (),
+    loggers: Sequence[Logger] | Logger = (),
     backend: str | None = None,
     workers: int | None = None,
     progress: bool | None = None,
@@ -125,7 +125,7 @@ def fit(
         by_name(task.clients),
         _place(planned, folder, resume, engine) as (place, keeper),
         shown_progress(progress) as bar,
-        following(planned.config, callbacks, loggers) as follow,
+        following(planned.config, several(callbacks), several(loggers)) as follow,
     ):
         record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)

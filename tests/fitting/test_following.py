@@ -49,6 +49,19 @@ def test_every_round_is_told_once() -> None:
     assert end == "finished"
 
 
+def test_one_alone_needs_no_list() -> None:
+    """Control: what is neither is refused, also alone."""
+    rounds: list[Mapping[str, Any]] = []
+    logger = Noting()
+    fs.fit(hospitals(), Net, callbacks=rounds.append, loggers=logger, **QUICK)
+    assert len(rounds) == 3
+    assert logger.lines[-1] == "finished"
+    with pytest.raises(fs.InputError, match="callbacks has "):
+        fs.fit(hospitals(), Net, callbacks=3, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(fs.InputError, match="loggers has "):
+        fs.fit(hospitals(), Net, loggers="logs", **QUICK)  # type: ignore[arg-type]
+
+
 def test_loggers_finish_after_a_failure() -> None:
     logger = Noting()
 
