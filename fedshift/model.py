@@ -28,7 +28,7 @@ from fedshift.kernels.passes import (
 )
 from fedshift.kernels.pools import pooled, with_pools
 from fedshift.kernels.torch_private import is_batch_norm, supported, version, within_vmap
-from fedshift.modules import check_network, fixed_in, is_random
+from fedshift.modules import check_network, fixed_in, is_frozen, is_random
 from fedshift.randomness import SOURCES, Source, generators_of, one_at_a_time, seeded
 from fedshift.repeating import computing, met, noted, repeatable, settle, settled, watching
 from fedshift.seeds import key
@@ -60,7 +60,8 @@ class Model:
 
     mixes: whether an example's output in training depends on the others of its batch (BatchNorm).
     fixed: names of the parameters whose `requires_grad` is False, as a run begins. They stay as
-    they are in all training, bit for bit, and no client sends them.
+    they are in all training, bit for bit, and no client sends them. A BatchNorm whose parameters
+    are all among them is frozen whole: it keeps to its running statistics, too.
 
     Raises InputError for freeze_norm with a module that has no BatchNorm.
     """
@@ -73,6 +74,8 @@ class Model:
     _modules: Modules = field(init=False, repr=False)
     _writes: dict[bool, bool] = field(init=False, repr=False)
     _pools: tuple[nn.Sequential, ...] = field(init=False, repr=False)
+    # BatchNorm layers that stay in evaluation mode.
+    _still: tuple[nn.Module, ...] = field(init=False, repr=False)
     # By mode (training or not): which of the process's generators the network draws from.
     _draws: dict[bool, set[Source]] = field(init=False, repr=False)
     _generators: tuple[torch.Generator, ...] = field(init=False, repr=False)
@@ -95,9 +98,11 @@ class Model:
         object.__setattr__(self, "_draws", {True: dropping} if dropping else {})
         object.__setattr__(self, "_generators", generators_of(self.net))
         object.__setattr__(self, "fixed", fixed_in(self.net))
-        normed = any(map(is_batch_norm, self.net.modules()))
-        object.__setattr__(self, "mixes", normed and not self.freeze_norm)
-        if self.freeze_norm and not normed:
+        norms = tuple(filter(is_batch_norm, self.net.modules()))
+        still = norms if self.freeze_norm else tuple(filter(is_frozen, norms))
+        object.__setattr__(self, "_still", still)
+        object.__setattr__(self, "mixes", len(still) < len(norms))
+        if self.freeze_norm and not norms:
             raise InputError(
                 "freeze_norm=True, but the network has no BatchNorm to freeze; leave it out"
             )
@@ -271,9 +276,8 @@ class Model:
             if self.net.training != training:
                 self.net.train(training)
             # At each pass, because a module starts in training mode and others may switch it.
-            if training and self.freeze_norm:
-                for module in filter(is_batch_norm, self.net.modules()):
-                    module.eval()
+            for module in self._still if training else ():
+                module.eval()
             if (
                 training and self._writes.get(True) is False
             ):  # x is a batch that no other code holds

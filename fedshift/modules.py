@@ -48,3 +48,9 @@ def is_random(module: nn.Module) -> bool:
 def fixed_in(net: nn.Module) -> frozenset[str]:
     """Names of the parameters whose `requires_grad` is False."""
     return frozenset(k for k, v in net.named_parameters() if not v.requires_grad)
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether it has parameters, and none whose `requires_grad` is True."""
+    flags = [v.requires_grad for v in layer.parameters()]
+    return bool(flags) and not any(flags)

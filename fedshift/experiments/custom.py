@@ -29,6 +29,7 @@ class Custom:
     metrics        by name, measured wherever target accuracy is
     class_weights  [K], the importance of an example of each class in local training
     files          SHA-256 of the files that the configuration names, by path
+    head           prefixes of the parameters that some methods treat apart; () for "head."
     mark           what tells a run with these from others: checkpoints have it, too
     texts          to leave in the run folder, by name of the file
     notes          what its user should know of the data
@@ -41,6 +42,7 @@ class Custom:
     schedule: Callable[[int], float] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     class_weights: Tensor | None = None
+    head: tuple[str, ...] = ()
     mark: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)

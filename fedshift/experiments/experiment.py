@@ -139,6 +139,8 @@ def method_of(config: Config, prepared: Prepared) -> Callable[..., Algorithm]:
     base = setting(config, prepared.model, prepared.announced, prepared.server_inputs, shape)
     if prepared.custom.schedule is not None:
         base = replace(base, local=replace(base.local, lr=prepared.custom.schedule))
+    if prepared.custom.head:
+        base = replace(base, head=prepared.custom.head)
     base = replace(base, local=_without_padding(base.local, clients))
     recipe, task = recipe_of(config, prepared.custom), prepared.task
     make = partial(recipe.make, replace(base, clients=len(clients)))

@@ -45,9 +45,12 @@ from fedshift.record.rounds import Client, clients_csv, rounds_csv
 from fedshift.record.summary import written
 from fedshift.tree import Parts, flatten
 
+# What goes on with the run in a folder.
+COMMAND = "fedshift run --resume {}"
+
 
 @contextlib.contextmanager
-def reserved(out: Path | None, name: str) -> Iterator[Path]:
+def reserved(out: Path | None, name: str, again: str = COMMAND) -> Iterator[Path]:
     """A new folder for results: `out`, which must be empty, or runs/NAME, runs/NAME-2, ...
 
     If the work fails before anything is written, the folder is removed. Otherwise its files stay
@@ -58,7 +61,7 @@ def reserved(out: Path | None, name: str) -> Iterator[Path]:
     try:
         with alone_in(folder):
             check_unused(folder)  # another process may have used it meanwhile
-            with closing(folder):
+            with closing(folder, again):
                 yield folder
     finally:
         with contextlib.suppress(OSError):  # not empty
@@ -66,17 +69,17 @@ def reserved(out: Path | None, name: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def closing(folder: Path) -> Iterator[None]:
-    """Note a failure in the folder, where the work has begun."""
+def closing(folder: Path, again: str = COMMAND) -> Iterator[None]:
+    """Note a failure in the folder, where the work has begun; again: what goes on in it."""
     try:
         yield
     except BaseException as e:
         with contextlib.suppress(OSError, InputError):
-            _close(folder, e)
+            _close(folder, e, again)
         raise
 
 
-def _close(folder: Path, error: BaseException) -> None:
+def _close(folder: Path, error: BaseException, again: str) -> None:
     interrupted = isinstance(error, KeyboardInterrupt)
     # Below it, too: the demo has a run folder for each method.
     logs = sorted(folder.rglob(EVENTS))
@@ -85,7 +88,7 @@ def _close(folder: Path, error: BaseException) -> None:
             # Before the first checkpoint there is nothing to go on from; the command is the same.
             has_checkpoint = (place / CHECKPOINTS).is_dir()
             how = "goes on from here" if has_checkpoint else "starts it again from round 1"
-            error.add_note(f"`fedshift run --resume {place}` {how}")
+            error.add_note(f"`{again.format(place)}` {how}")
         reason = "interrupted" if interrupted else str(error) or type(error).__name__
         # `fedshift deploy server` reads the event and ends with the same code.
         code = {"exit_code": error.exit_code} if isinstance(error, FedshiftError) else {}

@@ -12,7 +12,7 @@ from fedshift.experiments.config import PYTHON, Config, Network
 from fedshift.experiments.networks import ROUTED, unrouted
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.wording import file_words
-from fedshift.model import Model
+from fedshift.model import build
 from fedshift.recipes.setting import SettingError
 
 Problem = tuple[tuple[str, ...], str]
@@ -41,7 +41,7 @@ def misfits(config: Config, recipe: recipes.Recipe) -> list[Problem]:
     # Stands for the server's examples: recipes ask only whether there are some.
     inputs = torch.zeros(1, 1) if config.server.unlabeled else None
     # The real network needs the shape of the data, which have not been read.
-    stand_in = Model(_StandIn(has_body(config.model)))
+    stand_in = build(lambda: _StandIn(has_body(config.model)), 0)
     setting = settings.setting(config, stand_in, (1.0,), inputs)
     options = config.method.options
     if options.get("ess") == "auto":

@@ -11,7 +11,7 @@ from typing import Any
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import Config
 from fedshift.experiments.engines import Way, check_name
-from fedshift.experiments.folder import closing, last_of, lock, summary_of, trained_with
+from fedshift.experiments.folder import COMMAND, closing, last_of, lock, summary_of, trained_with
 from fedshift.experiments.in_use import alone_in
 from fedshift.experiments.load import load_config
 from fedshift.experiments.progress import slug
@@ -58,7 +58,7 @@ def begun_by(folder: Path) -> tuple[str, int | None]:
 
 @contextlib.contextmanager
 def reopened(
-    folder: Path, config: Config, prepared: Prepared, backend: str = "loop"
+    folder: Path, config: Config, prepared: Prepared, backend: str = "loop", again: str = COMMAND
 ) -> Iterator[tuple[Path, str]]:
     """(the run's folder, what is not as it was when it began: "" or a sentence).
 
@@ -78,7 +78,7 @@ def reopened(
                     f"{folder}: the {what} are not those with which the run began; start a new run"
                 )
         _check_names(folder, slug(config.name))
-        with closing(folder):
+        with closing(folder, again):
             yield folder, _changes(_versions(then), _versions(now))
 
 

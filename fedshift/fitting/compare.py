@@ -19,7 +19,7 @@ from fedshift.errors import InputError
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
-from fedshift.fitting.fit import keep_threads, remove
+from fedshift.fitting.fit import leaving_torch, remove
 from fedshift.fitting.keys import SECTIONS, by_name, with_names
 from fedshift.fitting.many_bars import LiveRuns, NotebookRuns
 from fedshift.fitting.methods import Method, as_method
@@ -48,6 +48,7 @@ NONE_HERE = {
 }
 
 
+@leaving_torch()
 def compare(
     task: Task,
     net: Any,
@@ -97,7 +98,7 @@ def compare(
         means = Means(backend, workers, tasks, tasks.load)
         notes = [*tasks.notes, *[lowered] * bool(lowered)]
         shown = shown_progress(progress, LiveRuns, NotebookRuns)
-        with keep_threads(), _place(folder) as place, shown as listen:
+        with _place(folder) as place, shown as listen:
             done = do_runs(
                 plan, place, means, jobs=at_once, notes=notes, listen=listen,
                 words=lambda text: with_names(text, task.clients),
@@ -150,7 +151,9 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(seeds, Sequence | range) and not isinstance(seeds, str):
         for seed in seeds:
             check_whole("seed", seed, 0)
-        return tuple(dict.fromkeys(seeds))
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f"seeds = {list(seeds)}: a seed is there twice; give each once")
+        return tuple(seeds)
     check_whole("seeds", seeds, 1)
     return tuple(range(seeds))
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -21,7 +25,7 @@ from fedshift.experiments.custom_network import Shape
 from fedshift.experiments.engines import Engine, backend_of, default_engine
 from fedshift.experiments.experiment import record
 from fedshift.experiments.folder import kept_in, reserved
-from fedshift.experiments.progress import Keeper
+from fedshift.experiments.progress import Asked, Keeper, no_stop
 from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import (
     complete_config,
@@ -32,18 +36,33 @@ from fedshift.experiments.run_models import (
 from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
-from fedshift.fitting.following import Callback, Logger, following
+from fedshift.fitting.following import Callback, Logger, following, several
 from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
 from fedshift.fitting.networks import first_model, referred
 from fedshift.fitting.planning import Loss, Plan, Weights, plan
 from fedshift.fitting.result import Result
 from fedshift.model import Model
-from fedshift.record.folder import CONFIG, FIT, read_run
+from fedshift.randomness import put_back, states
+from fedshift.record.folder import CONFIG, FIT, SUMMARY, read_run
 from fedshift.tasks.encoding import Encoding
 from fedshift.tasks.task import Task
 
+AGAIN, INTERRUPTED = 'fs.fit(..., folder="{}", resume=True)', 130
 
+
+@contextlib.contextmanager
+def leaving_torch() -> Iterator[None]:
+    """A run sets torch's threads and draws; the user's program gets number and generators back."""
+    threads, generators = torch.get_num_threads(), states()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        put_back(generators)
+
+
+@leaving_torch()
 def fit(
     task: Task,
     net: Any = None,
@@ -54,8 +73,9 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     loss: Loss | None = None,
     class_weights: Weights | None = None,
-    callbacks: Sequence[Callback] = (),
-    loggers: Sequence[Logger] = (),
+    head: Sequence[str] = (),
+    callbacks: Sequence[Callback] | Callback = (),
+    loggers: Sequence[Logger] | Logger = (),
     backend: str | None = None,
     workers: int | None = None,
     progress: bool | None = None,
@@ -79,27 +99,33 @@ def fit(
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
                    cross-entropy, of the squared error of numbers, of the labels' binary one
     class_weights  "balanced", weights by class name, or one per class
+    head           prefixes of the last layers' parameters, as ("4.",), for methods that treat them
+                   apart (fedper, fedrep, ...); left out: "head."
     callbacks      each called after every round with a dict of its numbers
     loggers        `TensorBoard`, `MLflow`, `WandB`
     backend        as --backend of `fedshift run`; left out: one process or all cores, whichever
                    is faster, with the same numbers bit for bit. workers: how many processes
     progress       a bar on stderr; left out: on a terminal and in notebooks
-    folder         where the run folder goes; left out: to a temporary one, until `save`
-    resume         go on with the run in `folder`
+    folder         where the run folder goes; left out: to a temporary one, until `save`. Ctrl-C
+                   then ends the run after the round under way, and a second one at once
+    resume         go on with the run in `folder`; the result of one that is complete
 
     Raises InputError for what does not go together, with the cure, before anything is trained.
     """
     planned = plan(
         task, net, method, seed=seed, name=name, metrics=metrics, loss=loss,
-        class_weights=class_weights, **keys,
+        class_weights=class_weights, head=head, **keys,
     )  # fmt: skip
     engine = _engine(backend, workers)
+    if folder is not None:
+        planned = _identified(planned)
+        if resume and is_file(Path(folder) / SUMMARY):
+            return _complete(Path(folder), planned)
     with (
         by_name(task.clients),
-        keep_threads(),
         _place(planned, folder, resume, engine) as (place, keeper),
         shown_progress(progress) as bar,
-        following(planned.config, callbacks, loggers) as follow,
+        following(planned.config, several(callbacks), several(loggers)) as follow,
     ):
         record(place, planned.config, planned.prepared, listeners(bar, follow), engine, keeper)
         result = _result(place, planned.prepared.model)
@@ -175,16 +201,6 @@ def remove(place: Path, owner: int) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def keep_threads() -> Iterator[None]:
-    """A run sets torch's threads; the user's program gets its own number back."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _engine(backend: str | None, workers: int | None) -> Engine:
     if backend is None and workers is None:
         return default_engine()
@@ -208,10 +224,60 @@ def _place(
             raise
         return
     place = Path(folder)
-    goes_on = resume and is_file(place / CONFIG)
+    begun = is_file(place / CONFIG)
+    if begun and not resume:
+        raise InputError(
+            f"{place}: has a run; go on with it by resume=True, or give another folder="
+        )
     with contextlib.ExitStack() as stack:
-        if goes_on:
-            path, _ = stack.enter_context(reopened(place, config, prepared, engine.backend))
+        if begun:
+            path, _ = stack.enter_context(reopened(place, config, prepared, engine.backend, AGAIN))
         else:
-            path = stack.enter_context(reserved(place, config.name))
-        yield path, kept_in(path, config, prepared)
+            path = stack.enter_context(reserved(place, config.name, AGAIN))
+        yield path, kept_in(path, config, prepared, asked=stack.enter_context(_asked_to_stop()))
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[Asked]:
+    """130 after the first Ctrl-C, None before; a second one ends at once.
+
+    Where the program has a handler of its own, or this is not its main thread, nothing changes.
+    """
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not default or threading.current_thread() is not threading.main_thread():
+        yield no_stop
+        return
+    received: list[int] = []
+
+    def receive(number: int, frame: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(INTERRUPTED)
+        with contextlib.suppress(OSError):  # not `print`, which the signal may interrupt
+            os.write(2, b"stopping after this round; once more stops at once\n")
+
+    signal.signal(signal.SIGINT, receive)
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _identified(planned: Plan) -> Plan:
+    """The plan, whose fit.json also says which configuration, data, network and code it is of."""
+    custom = planned.prepared.custom
+    identity = kept_in(Path(), planned.config, planned.prepared).identity
+    about = json.loads(custom.texts[FIT]) | {"identity": identity}
+    texts = {**custom.texts, FIT: json.dumps(about, indent=1) + "\n"}
+    return replace(planned, prepared=replace(planned.prepared, custom=replace(custom, texts=texts)))
+
+
+def _complete(place: Path, planned: Plan) -> Result:
+    """The result of a run that is complete. Raises InputError for one of anything else."""
+    now = json.loads(planned.prepared.custom.texts[FIT])["identity"]
+    if not is_file(place / FIT) or read_object(place / FIT).get("identity") != now:
+        raise InputError(
+            f"{place}: a complete run of another configuration, data, network or code than these; "
+            "fs.load reads it, and another folder= takes a new one"
+        )
+    return _result(place, planned.prepared.model)

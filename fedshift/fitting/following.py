@@ -70,6 +70,11 @@ def following(
             logger.finish()
 
 
+def several(given: Any) -> Sequence[Any]:
+    """A list of what may be one alone."""
+    return given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
 def flat_keys(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"training.lr": 0.1, ...}"""
     flat: dict[str, Any] = {}

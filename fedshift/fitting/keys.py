@@ -22,7 +22,7 @@ SECTIONS = {
 }
 # What `fit` takes itself.
 ARGUMENTS = (
-    "method", "seed", "name", "metrics", "loss", "class_weights", "callbacks", "loggers",
+    "method", "seed", "name", "metrics", "loss", "class_weights", "head", "callbacks", "loggers",
     "backend", "workers", "progress", "folder", "resume",
 )  # fmt: skip
 ELSEWHERE = {
@@ -100,7 +100,7 @@ def _unknown(key: str, chosen: Method) -> str:
 # How a file says it, and how a program does.
 WORDS = (
     (r"^(?:fit|config): ", ""),
-    (r"\bgive another --out", "give another folder="),
+    (r"\bgive another --out", "give another folder"),
     (r'Set shift\.target = "clients"', 'Make the task with target="clients"'),
     (r"\braise data\.validation", "raise validation= of the task"),
     (r"\b(?:training|method|model|selection|data|shift)\.(\w+) = ", r"\1="),

@@ -22,7 +22,7 @@ def _library(name: str, what: str) -> Any:
 
 
 class TensorBoard:
-    """Scalars in event files under `folder`, one folder per run.
+    """Scalars in event files under `folder`, a new folder per run: "north-seed0", "north-seed0-2".
 
     Raises InputError where tensorboard is not installed.
     """
@@ -34,7 +34,8 @@ class TensorBoard:
 
     def start(self, run: str, config: Mapping[str, Any]) -> None:
         """Open the run's event file, with its configuration as text."""
-        self._open[run] = self._library.SummaryWriter(str(self.folder / slug(run)))
+        place = _new_folder(self.folder, f"{slug(run)}-seed{config.get('seeds.run', 0)}")
+        self._open[run] = self._library.SummaryWriter(str(place))
         lines = "\n".join(f"    {key} = {value}" for key, value in config.items())
         self._open[run].add_text("configuration", lines)
 
@@ -110,6 +111,21 @@ class WandB:
         for run in self._runs.values():
             run.finish()
         self._runs.clear()
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """parent/NAME, or NAME-2, NAME-3, ...: event files of two runs in one would be one curve."""
+    place, number = parent / name, 1
+    while True:
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            place = parent / f"{name}-{number}"
+        except OSError as e:
+            raise InputError(f"fs.TensorBoard: {place}: cannot be created: {e.strerror}") from None
+        else:
+            return place
 
 
 def _plain(name: str) -> str:

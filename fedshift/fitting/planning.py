@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,6 +56,7 @@ def plan(
     metrics: Mapping[str, Metric] | None = None,
     loss: Loss | None = None,
     class_weights: Weights | None = None,
+    head: Sequence[str] = (),
     built: Built | None = None,
     **keys: Any,
 ) -> Plan:
@@ -77,8 +78,9 @@ def plan(
         method=_custom_recipe(chosen),
         loss=None if loss is None else loss_term(loss),
         schedule=schedule,
-        metrics=dict(metrics or {}),
+        metrics=_metrics(metrics),
         class_weights=weights_of(class_weights, made),
+        head=_head(head, made),
     )
     check_metrics(added.metrics, task.kind)
     model = _model(task, net, chosen, config, made)
@@ -98,10 +100,25 @@ def _mark(chosen: Method, added: Custom, loss: Loss | None, built: Built) -> str
         "schedule": added.schedule,
         "transform": built.augment and built.augment.transform,
         "weights": None if weights is None else weights.tolist(),
+        **({"head": added.head} if added.head else {}),
         **added.metrics,
     }
     given = {name: mark_of(value) for name, value in parts.items() if value is not None}
     return hashlib.sha256(repr(given).encode()).hexdigest() if given else ""
+
+
+def _metrics(given: Mapping[str, Metric] | None) -> dict[str, Metric]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f'metrics is {called(given)}; give a dict, as {{"auc": f}}')
+    return dict(given or {})
+
+
+def _head(given: Sequence[str], built: Built) -> tuple[str, ...]:
+    """Prefixes as the network has them once it unpacks its inputs."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(one, str) and one for one in names):
+        raise InputError(f'head is {called(given)}; give prefixes of parameters, as head=("4.",)')
+    return tuple(f"net.{one}" if built.encoding.layout is not None else one for one in names)
 
 
 def check_task(task: object) -> None:

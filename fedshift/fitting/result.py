@@ -19,6 +19,7 @@ from fedshift.experiments.folder import check_unused
 from fedshift.experiments.run_models import Pair, RunModels
 from fedshift.files import check_page, write
 from fedshift.fitting.export import export
+from fedshift.fitting.keys import in_python_words
 from fedshift.fitting.networks import inner
 from fedshift.fitting.predicting import Numbers, Prediction, label_sets, prediction
 from fedshift.fitting.showing import facts_of, html_of, text_of
@@ -174,7 +175,8 @@ class Result:
         Raises InputError for a folder with something in it.
         """
         place = Path(folder)
-        check_unused(place)
+        with in_python_words():
+            check_unused(place)
         try:
             shutil.copytree(self.folder, place, dirs_exist_ok=True)
         except (OSError, shutil.Error) as e:

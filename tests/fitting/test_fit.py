@@ -19,6 +19,7 @@ from fedshift.engine.run import Federation, run
 from fedshift.experiments.experiment import run_experiment
 from fedshift.fitting.planning import plan
 from fedshift.fitting.result import Result
+from fedshift.randomness import states
 from fedshift.recipes import Setting
 from support.custom_tasks import Net, hospitals, rows
 
@@ -90,12 +91,59 @@ def test_networks_of_all_kinds(task: fs.Task) -> None:
         fs.fit(task, "lenet", **QUICK)
 
 
+def test_the_head_is_named() -> None:
+    """Control: another head gives other models, and the default is none of this network's."""
+    task = hospitals("clients")
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(fs.InputError, match="head"):
+        fs.fit(task, net, method="fedper", **QUICK)
+    results = [fs.fit(task, net, method="fedper", head=h, **QUICK) for h in (("4.",), ("2.", "4."))]
+    for result, apart in zip(results, ({"4"}, {"2", "4"}), strict=True):
+        a, b = (result.module(c).state_dict() for c in ("north", "south"))
+        assert {k[0] for k, v in a.items() if not torch.equal(v, b[k])} == apart
+    with pytest.raises(fs.InputError, match="head is "):
+        fs.fit(task, net, method="fedper", head=4, **QUICK)
+
+
+def test_generators_of_the_process_stay(task: fs.Task) -> None:
+    """Also after a net whose function seeds them; control: what the user draws is seen."""
+
+    def net(task: fs.Task) -> nn.Module:
+        torch.manual_seed(7)
+        np.random.seed(7)
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    assert callable(fs.compare)  # imported now: other packages draw while they are imported
+    before = states()
+    one = fs.fit(task, net, **QUICK)
+    fs.fit(task, Net, **QUICK)
+    fs.compare(task, net, ["fedavg"], seeds=1, jobs=1, rounds=1, steps=1)
+    fs.load(one.folder, net=net)
+    assert not before.moved(states())
+    torch.rand(1)
+    assert before.moved(states()) == {"torch"}
+
+
 def test_frozen_layers_stay(task: fs.Task) -> None:
     net = Net(task)
     net.body.requires_grad_(False)
     after = weights(fs.fit(task, net, **QUICK))
     assert torch.equal(after["body.weight"], net.body.weight)
     assert not torch.equal(after["head.weight"], net.head.weight)
+
+
+def test_the_statistics_of_a_frozen_norm_stay(task: fs.Task) -> None:
+    """Control: those of one that is trained in part move."""
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    net = nn.Sequential(body, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    body.requires_grad_(False)
+    net[1].weight.requires_grad_(False)
+    before = copy.deepcopy(net.state_dict())
+    for backend in ("loop", "stacked"):
+        after = weights(fs.fit(task, net, backend=backend, **QUICK))
+        for name, v in before.items():
+            stays = name.startswith("0.") or name == "1.weight"
+            assert torch.equal(after[name], v) == stays, name
 
 
 def mine(setting: Setting, *, mu: float = 0.5) -> FedAvg:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,19 @@ def test_every_round_is_told_once() -> None:
     assert end == "finished"
 
 
+def test_one_alone_needs_no_list() -> None:
+    """Control: what is neither is refused, also alone."""
+    rounds: list[Mapping[str, Any]] = []
+    logger = Noting()
+    fs.fit(hospitals(), Net, callbacks=rounds.append, loggers=logger, **QUICK)
+    assert len(rounds) == 3
+    assert logger.lines[-1] == "finished"
+    with pytest.raises(fs.InputError, match="callbacks has "):
+        fs.fit(hospitals(), Net, callbacks=3, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(fs.InputError, match="loggers has "):
+        fs.fit(hospitals(), Net, loggers="logs", **QUICK)  # type: ignore[arg-type]
+
+
 def test_loggers_finish_after_a_failure() -> None:
     logger = Noting()
 
@@ -63,12 +78,17 @@ def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = fs.fit(hospitals(), Net, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
-    events = EventAccumulator(str(tmp_path / "yours"))
+    events = EventAccumulator(str(tmp_path / "yours-seed0"))
     events.Reload()
     scalars = events.Scalars("target_accuracy")
     assert [s.step for s in scalars] == [2, 3]
     assert scalars[-1].value == pytest.approx(result.accuracy)
     assert len(events.Scalars("train_loss")) == 3
+    for seed in (0, 1):  # a run of the same name has a folder of its own
+        fs.fit(hospitals(), Net, seed=seed, loggers=[fs.TensorBoard(tmp_path)], **QUICK)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["yours-seed0", "yours-seed0-2", "yours-seed1"]
+    assert all(len(list(path.iterdir())) == 1 for path in tmp_path.iterdir())
 
 
 def test_mlflow(tmp_path: Path) -> None:
@@ -131,6 +151,32 @@ def test_stopping_needs_validation_examples() -> None:
     task = fs.Task.from_arrays(x, y, client=site, target="north", validation=0.0)
     with pytest.raises(fs.InputError, match="^patience compares rounds"):
         fs.fit(task, Net, patience=2, **QUICK)
+
+
+def test_ctrl_c_keeps_the_round_under_way(tmp_path: Path) -> None:
+    """Control: before the first Ctrl-C, and without a folder, Python's own handler is there."""
+
+    def press(numbers: Any) -> None:
+        if numbers["round"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for folder in (tmp_path / "a", None):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fs.fit(hospitals(), Net, folder=folder, callbacks=[press], **QUICK | {"rounds": 4})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert (caught.value.args == (130,)) == (folder is not None)
+    assert list((tmp_path / "a" / "checkpoints").iterdir())
+    seen: list[int] = []
+    again = [lambda numbers: seen.append(numbers["round"])]
+    fs.fit(
+        hospitals(),
+        Net,
+        folder=tmp_path / "a",
+        resume=True,
+        callbacks=again,
+        **QUICK | {"rounds": 4},
+    )
+    assert seen == [3, 4]
 
 
 def test_the_best_round_survives_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

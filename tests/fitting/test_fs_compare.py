@@ -66,6 +66,18 @@ def test_options_of_a_method_of_ones_own_are_keywords() -> None:
             fs.compare(hospitals(), Net, ["fedavg"], **{key: 1}, **FAST)
 
 
+def test_a_seed_twice_and_metrics_without_names_are_refused() -> None:
+    """Control: the same seeds once each, and a dict of metrics."""
+    keys: dict[str, Any] = {"jobs": 1, **FAST}
+    with pytest.raises(InputError, match="a seed is there twice"):
+        fs.compare(hospitals(), Net, ["fedavg"], seeds=[0, 0], **keys)
+    named = {"first": lambda p, y: float(p[0, 0])}
+    with pytest.raises(InputError, match=r'metrics is .*; give a dict, as {"auc": f}'):
+        fs.fit(hospitals(), Net, metrics=[*named.values()], **FAST)  # type: ignore[arg-type]
+    table = fs.compare(hospitals(), Net, ["fedavg"], seeds=[0], metrics=named, **keys)
+    assert table.row("fedavg").values("first")
+
+
 @pytest.mark.slow
 def test_a_grid_of_options_and_of_keys() -> None:
     """Options are for the methods that have them; a list of widths is no grid."""

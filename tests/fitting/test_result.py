@@ -197,7 +197,7 @@ def test_a_temporary_folder_goes_with_the_result() -> None:
 def test_a_run_folder_of_its_own_and_going_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was stopped goes on to the same model; a complete one is refused."""
+    """A run that was stopped goes on to the same model; a complete one is returned."""
     monkeypatch.setattr(progress, "SECONDS", 0.0)  # a checkpoint after every round
     keys = QUICK | {"rounds": 3}
     whole = fs.fit(hospitals(), Net, folder=tmp_path / "whole", **keys)
@@ -207,8 +207,11 @@ def test_a_run_folder_of_its_own_and_going_on(
         if numbers["round"] == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         fs.fit(hospitals(), Net, folder=tmp_path / "b", callbacks=[stop], **keys)
+    assert caught.value.__notes__ == [
+        f'`fs.fit(..., folder="{tmp_path / "b"}", resume=True)` goes on from here'
+    ]
     changes: tuple[dict[str, Any], ...] = (
         {"loss": CrossEntropy()},
         {"class_weights": "balanced"},
@@ -224,10 +227,17 @@ def test_a_run_folder_of_its_own_and_going_on(
     again = fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **keys)
     a, b = whole.module().state_dict(), again.module().state_dict()
     assert all(torch.equal(v, b[k]) for k, v in a.items())
-    with pytest.raises(fs.InputError, match="complete"):
-        fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **keys)
-    with pytest.raises(fs.InputError, match="not an empty folder"):
+    third = fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **keys)
+    assert third.summary == again.summary
+    for other in changes:
+        with pytest.raises(fs.InputError, match="a complete run of another configuration"):
+            fs.fit(hospitals(), Net, folder=tmp_path / "b", resume=True, **other, **keys)
+    with pytest.raises(
+        fs.InputError, match="go on with it by resume=True, or give another folder="
+    ):
         fs.fit(hospitals(), Net, folder=tmp_path / "b", **keys)
+    with pytest.raises(fs.InputError, match="not an empty folder; give another folder$"):
+        again.save(tmp_path / "b")
     events = (tmp_path / "b" / "events.jsonl").read_text().splitlines()
     assert json.loads(events[0])["event"] == "start"
 
