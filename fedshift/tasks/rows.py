@@ -18,6 +18,7 @@ from fedshift.tasks.names import Coded, Mask, coded, listed, plain, reordered
 Numbers = NDArray[np.floating[Any]]
 # A column of whole numbers up to this one is exact in float32.
 EXACT = 1 << 24
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,8 @@ def inputs_like(x: Any, layout: Layout) -> Tensors:
     """
     shapes = {part.name: part.shape for part in layout.inputs}
     by_name = set(x) if isinstance(x, Mapping) else set[str]()
+    if isinstance(x, tuple) and len(x) == len(shapes):  # masks and all
+        by_name = set(shapes)
     padded = [n for n in shapes if mask_of(n) in shapes and mask_of(n) not in by_name]
     masks = set(map(mask_of, padded))
     made: dict[str, Tensor] = {}
@@ -119,7 +122,7 @@ def _named(x: Any, names: Sequence[str], form: str) -> dict[str, Any]:
     if form != "dict":
         values = list(x) if isinstance(x, tuple) else [x]
         if len(values) != len(names):
-            raise InputError(f"{len(values)} inputs, and the task has {len(names)}: give a tuple")
+            raise InputError(f"{len(values)} inputs, and the task has {len(names)}: give as many")
         return dict(zip(names, values, strict=True))
     if not isinstance(x, Mapping):
         raise InputError(f"these rows are no dict; give the inputs {listed(names)} by name")
@@ -196,8 +199,13 @@ def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Co
         kind = values.dtype.kind
     if kind in "iufb":
         numbers = _numbers(values, aside)
-        if np.isinf(numbers).any():
-            raise InputError(f'column "{shown(name)}" holds infinity; leave such rows out')
+        # float32 takes what is larger for infinity.
+        beyond = np.flatnonzero(np.abs(numbers) > LARGEST)
+        if len(beyond):
+            raise InputError(
+                f'column "{shown(name)}" holds infinity, or a number beyond 3.4e38, in row '
+                f"{beyond[0] + 1}; leave such rows out"
+            )
         return numbers
     return coded(values)
 
@@ -208,7 +216,8 @@ def _numbers(values: Any, aside: Mask | None) -> Numbers:
         values = values.to_numpy(np.float64, na_value=np.nan) if numeric else values.to_numpy()
     array = np.asarray(values)
     judged = array if aside is None or len(aside) != len(array) else array[~aside]
-    return array.astype(np.float32 if fits_float32(judged) else np.float64, copy=False)
+    with np.errstate(over="ignore"):  # `column_of` refuses what is beyond float32
+        return array.astype(np.float32 if fits_float32(judged) else np.float64, copy=False)
 
 
 def fits_float32(array: NDArray[Any]) -> bool:

@@ -176,6 +176,8 @@ def _read(
         except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
             reason = " ".join(str(e).split()).removeprefix("Error tokenizing data. C error: ")
             raise DataError(f"{path}: {shown(reason, 200)}; look at that line") from None
+        except InputError:  # which is a ValueError, too
+            raise
         except ValueError:
             typed = False  # a column of numbers holds text further down
     raise DataError(f'{path} cannot be read as a table; give its encoding="..."')

@@ -65,9 +65,11 @@ def test_sequences_are_padded_as_the_tasks_were() -> None:
     assert np.abs(alone - together).max() < 1e-6
     arrays = np.array([np.array([1, 2]), np.array([3])], dtype=object)
     assert (result.predict(arrays).names == result.predict([[1, 2], [3]]).names).all()
+    whole = (torch.tensor([[1, 2, 0, 0, 0, 0, 0]]), torch.arange(7)[None] < 2)
+    assert (result.predict(whole).probabilities == result.predict([[1, 2]]).probabilities).all()
     for rows, why in (
         ([[1] * 8], "a sequence of 8, and the longest of the task has 7"),
-        ((texts, texts), "2 inputs, and the task has 1"),
+        ((texts, texts, texts), "3 inputs, and the task has 1"),
         ([["a", "b"]], "no sequence of numbers"),
     ):
         with pytest.raises(InputError, match=why):

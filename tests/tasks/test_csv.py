@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,17 @@ def test_large_numbers_that_differ_by_little_keep_their_digits(tmp_path: Path) -
     assert len(x.unique()) == 7
     assert built.encoding.columns[-1].sd == pytest.approx(2.0, abs=0.1)
     assert torch.equal(built.encoding.apply(frame.iloc[:1]), built.encoding.apply(frame)[:1])
+
+
+@pytest.mark.parametrize("value", ["1e300", "1.797e308", "inf"])
+def test_numbers_beyond_32_bits_are_named_by_column_and_row(value: str, tmp_path: Path) -> None:
+    """Control: 1e30 is read."""
+    for cell, fits in ((value, False), ("1e30", True)):
+        rows = ["a,x,1.5", f"b,y,{cell}", "a,y,2.5", "b,x,3.5", "c,x,1", "c,y,2"]
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(["client,label,size", *rows]) + "\n")
+        with contextlib.ExitStack() as stack:
+            if not fits:
+                why = 'column "size" holds infinity, or a number beyond 3.4e38, in row 2'
+                stack.enter_context(pytest.raises(InputError, match=why))
+            fs.Task.from_csv(path, client="client", label="label", target="c")
