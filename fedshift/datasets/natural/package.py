@@ -6,8 +6,10 @@ not be there.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,9 +56,11 @@ class Package:
         """Archives, that of `version` first, and the folder of an installed package."""
         stem = self.name.removeprefix("@").replace("/", "-")
         first = f"{stem}-{self.version}.tgz"
-        archives = sorted(root.glob(f"{stem}-[0-9]*.tgz"), key=lambda path: path.name != first)
+        archives: list[Path] = []
+        with contextlib.suppress(OSError):  # a closed folder, or a name too long: nothing is there
+            archives += sorted(root.glob(f"{stem}-[0-9]*.tgz"), key=lambda path: path.name != first)
         folder = root / "node_modules" / self.name
-        return archives + [folder] * folder.is_dir()
+        return archives + [folder] * os.path.isdir(folder)
 
     def version_at(self, place: Path) -> str:
         """The version that lies there; "?" for a folder that no installer has left."""
