@@ -16,5 +16,5 @@ def test_a_large_table_takes_little_more_than_its_reading(monkeypatch: pytest.Mo
     array = 1_000_000 * 20 * 4 / 2**20
     seconds, megabytes = results["read and build"]
     assert seconds <= 3 * results["pandas"][0]
-    assert megabytes <= 3 * array
+    assert megabytes <= 3.2 * array  # 2.7 to 2.9 here; how pages are given out differs a little
     assert results["pandas"][1] > 3 * array
