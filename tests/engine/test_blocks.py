@@ -293,9 +293,9 @@ def test_a_block_is_summed_by_who_has_weight() -> None:
     weights = torch.tensor([0.0, 0.25, 0.5], dtype=torch.float64)
     sums = RunningSums(torch.tensor([2, 4, 7]), {"delta": weights, "buffers": weights})
     sums.add([block])
-    found = sums.parts()
-    assert found.keys() == {"delta", SUMMED}
-    assert found["delta"]["w"].tolist() == [0.25 * 3.0 + 0.5 * 1.0, 0.25 * 5.0 + 0.5 * 2.0]
+    summed = sums.parts()
+    assert summed.keys() == {"delta", SUMMED}
+    assert summed["delta"]["w"].tolist() == [0.25 * 3.0 + 0.5 * 1.0, 0.25 * 5.0 + 0.5 * 2.0]
     sums = RunningSums(torch.tensor([2, 4, 7]), {"delta": weights.flip(0)})
     sums.add([block])
     assert sums.parts()["delta"]["w"].isnan().all()  # the control
