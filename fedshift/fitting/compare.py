@@ -19,11 +19,12 @@ from fedshift.errors import InputError
 from fedshift.experiments.custom import Metric
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
+from fedshift.fitting.class_weights import Weights
 from fedshift.fitting.fit import leaving_torch, remove
 from fedshift.fitting.keys import SECTIONS, by_name, with_names
 from fedshift.fitting.many_bars import LiveRuns, NotebookRuns
 from fedshift.fitting.methods import Method, as_method
-from fedshift.fitting.planning import Loss, Weights, check_task
+from fedshift.fitting.planning import Loss, check_task
 from fedshift.fitting.planning import Plan as Fit
 from fedshift.fitting.planning import plan as plan_fit
 from fedshift.fitting.sources import mark_of
