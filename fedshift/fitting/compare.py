@@ -17,6 +17,7 @@ from fedshift.algorithms.base import Algorithm
 from fedshift.arguments import called, check_whole
 from fedshift.errors import InputError
 from fedshift.experiments.custom import Metric
+from fedshift.experiments.custom_metrics import try_metrics
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.bars import shown_progress
 from fedshift.fitting.class_weights import Weights
@@ -199,7 +200,10 @@ class _Tasks:
                 for setting, method, there in _points(given, its):
                     planned, run = self._run(_Asked(method, there, seed))
                     runs.setdefault((label, setting), {})[seed] = run
-                    first = first or planned
+                    if first is None:
+                        first = planned
+                        prepared = first.prepared
+                        try_metrics(prepared.custom.metrics, prepared.model, prepared.task)
         contenders = tuple(
             Contender(name, tuple(Point(s, of) for (label, s), of in runs.items() if label == name))
             for name in methods

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import fedshift as fs
+from fedshift.experiments import experiment
 from fedshift.fitting.class_weights import weights_of
 from support.custom_tasks import Net, hospitals
+from support.number_tasks import Net as OfNumbers
 from support.number_tasks import prices, symptoms
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "progress": False}
@@ -54,3 +58,64 @@ def test_class_weights_by_name_are_in_the_order_of_the_classes(task: fs.Task) ->
 def test_class_weights_are_refused_where_there_are_no_classes(made: Any) -> None:
     with pytest.raises(fs.InputError, match="class_weights are of classes, and this task is"):
         weights_of("balanced", made(n=100).build())
+
+
+def fails(p: Any, y: Any) -> float:
+    return float(p.nothing)
+
+
+@pytest.mark.parametrize(
+    ("metric", "match"),
+    [
+        (fails, "test_refused.py, line [0-9]+: AttributeError: .* no attribute 'nothing'"),
+        (lambda p, y: "many", 'gave the text "many"'),
+        (lambda p, y: None, "gave None"),
+        (lambda p, y: p, "gave a ndarray"),
+        (lambda p, y: np.inf, "gave inf; .* or NaN where it has none"),
+        (lambda p: 1.0, "takes 1 positional argument"),
+    ],
+)
+def test_metrics_are_tried_before_anything_is_trained(
+    task: fs.Task, metric: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(experiment, "train", never)
+    due = r".*metric auc \(.*test_refused.py, line [0-9]+\).*"
+    due += r"function of \(probabilities \[n, K\], labels \[n\]\) that returns one number"
+    keys: dict[str, Any] = {"metrics": {"auc": metric}, **QUICK}
+    folder = tmp_path / "run"
+    for run in (
+        lambda: fs.fit(task, Net, folder=folder, **keys),
+        lambda: fs.compare(task, Net, ["fedavg"], seeds=1, **keys),
+    ):
+        with pytest.raises(fs.InputError, match=match) as refused:
+            run()
+        refused.match(due)
+    assert not (folder / "config.resolved.toml").exists()
+    with pytest.raises(AssertionError, match="trained"):  # control: a metric that is one
+        fs.fit(task, Net, metrics={"auc": lambda p, y: np.nan}, **QUICK)
+
+
+def test_metrics_get_what_the_kind_of_task_has(task: fs.Task) -> None:
+    with pytest.raises(fs.InputError, match=r"\(predicted \[n\], true \[n\]\)"):
+        fs.fit(prices(n=100), OfNumbers, metrics={"mine": fails}, **QUICK)
+    with pytest.raises(fs.InputError, match=r"\(probabilities \[n, L\], labels \[n, L\]\)"):
+        fs.fit(symptoms(n=100), OfNumbers, metrics={"mine": fails}, **QUICK)
+
+
+def test_trying_a_metric_that_draws_changes_no_number(task: fs.Task) -> None:
+    """A metric of bootstrap draws: once at the door, once after round 2, each from one state."""
+    seen: list[float] = []
+
+    def drawn(p: Any, y: Any) -> float:
+        seen.append(float(np.random.random()))
+        return seen[-1]
+
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+    fs.fit(task, Net, metrics={"drawn": drawn}, **QUICK)
+    assert seen == [expected, expected]
+    assert np.random.random() == expected  # control: the program's own draw is still to come
