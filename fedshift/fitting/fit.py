@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.calls import called_as
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import PYTHON
 from fedshift.experiments.custom import Metric
@@ -63,6 +64,7 @@ def leaving_torch() -> Iterator[None]:
         put_back(generators)
 
 
+@called_as('fs.fit(task, net, method="fedavg")')
 @leaving_torch()
 def fit(
     task: Task,
@@ -135,6 +137,7 @@ def fit(
     return result
 
 
+@called_as('fs.load("runs/north", net=net)')
 def load(folder: str | Path, *, net: Any = None) -> Result:
     """The result of `fit` that is saved in a folder.
 

@@ -100,6 +100,7 @@ def _unknown(key: str, chosen: Method) -> str:
 # How a file says it, and how a program does.
 WORDS = (
     (r"^(?:fit|config): ", ""),
+    (r"^\[(?:method|training|model|selection|data|shift)\]: ", ""),
     (r"\bgive another --out", "give another folder"),
     (r'Set shift\.target = "clients"', 'Make the task with target="clients"'),
     (r"\braise data\.validation", "raise validation= of the task"),

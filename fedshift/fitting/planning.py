@@ -25,7 +25,7 @@ from fedshift.experiments.load import validate
 from fedshift.experiments.task import Prepared
 from fedshift.fitting.class_weights import Weights, weights_of
 from fedshift.fitting.keys import in_python_words, sorted_keys
-from fedshift.fitting.methods import Method, as_method
+from fedshift.fitting.methods import Method, as_method, made_by_user
 from fedshift.fitting.networks import ALIKE, first_model, reference_of
 from fedshift.fitting.sources import mark_of
 from fedshift.model import Model
@@ -173,7 +173,7 @@ def _custom_recipe(chosen: Method) -> Any:
     if not chosen.custom:
         return None
     others = {k: v for k, v in chosen.options.items() if not _plain(v)}
-    return replace(chosen.recipe, make=partial(chosen.recipe.make, **others))
+    return replace(chosen.recipe, make=partial(made_by_user, chosen.recipe.make, **others))
 
 
 def _model(task: Task, net: Any, chosen: Method, config: Config, built: Built) -> Model | None:

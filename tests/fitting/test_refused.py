@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 import fedshift as fs
+from fedshift.algorithms.fedavg import FedAvg
 from fedshift.experiments import experiment
 from fedshift.fitting.class_weights import weights_of
+from fedshift.recipes import Setting
 from support.custom_tasks import Net, hospitals
 from support.number_tasks import Net as OfNumbers
 from support.number_tasks import prices, symptoms
@@ -119,3 +121,29 @@ def test_trying_a_metric_that_draws_changes_no_number(task: fs.Task) -> None:
     fs.fit(task, Net, metrics={"drawn": drawn}, **QUICK)
     assert seen == [expected, expected]
     assert np.random.random() == expected  # control: the program's own draw is still to come
+
+
+def broken(setting: Setting) -> FedAvg:
+    return FedAvg(setting.nothing)  # type: ignore[attr-defined]
+
+
+def misused(setting: Setting) -> FedAvg:
+    return FedAvg(setting.model, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        (broken, "line [0-9]+: AttributeError: .* no attribute 'nothing'; it must return an Algor"),
+        (misused, "FedAvg objective must be a Term, got 3; .*CrossEntropy.*method=misused"),
+        (lambda setting: 3, "returned 3; it must return an Algorithm, such as FedAvg"),
+        (lambda setting: None, "returned None; it must return an Algorithm"),
+        (lambda setting: FedAvg, "returned the class FedAvg; it must return an Algorithm"),
+        (lambda setting, mu: 3, "whose options are keyword-only"),
+    ],
+)
+def test_methods_of_ones_own_that_make_none(task: fs.Task, method: Any, match: str) -> None:
+    for run in (fs.fit, lambda *given, method, **keys: fs.compare(*given, [method], **keys)):
+        with pytest.raises(fs.InputError, match=match) as refused:
+            run(task, Net, method=method, **QUICK)
+        refused.match("test_refused.py, line|keyword-only")
