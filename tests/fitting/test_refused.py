@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from torch import nn
 
 import fedshift as fs
 from fedshift.algorithms.fedavg import FedAvg
@@ -147,3 +148,33 @@ def test_methods_of_ones_own_that_make_none(task: fs.Task, method: Any, match: s
         with pytest.raises(fs.InputError, match=match) as refused:
             run(task, Net, method=method, **QUICK)
         refused.match("test_refused.py, line|keyword-only")
+
+
+@pytest.mark.parametrize(
+    ("method", "keys", "match"),
+    [
+        ("moon", {}, r'"features".*returns \[\'logits\'\]; let its forward return .*as "mlp"'),
+        ("moon_uniform", {}, '"features"'),
+        ("fedpac", {"head": ("2.",)}, '"features"'),
+        ("fedas", {"head": ("2.",)}, '"features"'),
+        ("feddrm", {"head": ("2.",)}, '"client_logits"'),
+        ("fedper", {}, r"^head=\('head.',\) must match .* Name the last by head=.*\"2.\""),
+        (
+            "labelset_fedavg",
+            {},
+            r"^head=\('head.',\) matches no .*last linear layer by head=\(...\)",
+        ),
+    ],
+)
+def test_networks_without_what_a_method_looks_at(
+    method: str, keys: Any, match: str, tmp_path: Path
+) -> None:
+    """Nothing is written; control: a network that gives it trains."""
+    net, folder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), tmp_path / "run"
+    task = hospitals("clients", n=100)
+    with pytest.raises(fs.InputError, match=match):
+        fs.fit(task, net, method=method, folder=folder, **keys, **QUICK)
+    assert not (folder / "config.resolved.toml").exists()
+    if method in ("moon", "fedpac", "fedper"):
+        fs.fit(task, "mlp", method=method, hidden=(4,), folder=folder, **QUICK)
+        assert (folder / "config.resolved.toml").exists()
