@@ -19,7 +19,8 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.custom_network import Shape, custom_network
 from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
-from fedshift.experiments.python_names import check_files, is_python
+from fedshift.experiments.named_files import check_files
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
