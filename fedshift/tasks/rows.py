@@ -303,7 +303,7 @@ def _tensors(of: Mapping[str, Any], form: str) -> Tensors:
 
 def _tensor(name: str, values: Any) -> Tensor:
     try:
-        v = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(values)
+        v = values.detach().cpu() if isinstance(values, Tensor) else tensor_of(values)
     except (TypeError, ValueError, RuntimeError) as e:
         if isinstance(values, list) and values and isinstance(values[0], np.ndarray | Tensor):
             return torch.stack([torch.as_tensor(one) for one in values])
@@ -316,6 +316,15 @@ def _tensor(name: str, values: Any) -> Tensor:
     if v.ndim == 0:
         raise InputError(f'"{shown(name)}" is a single number; give one row per example, [n, ...]')
     return v
+
+
+def tensor_of(values: Any) -> Tensor:
+    """`torch.as_tensor`; an array that is not to be written is copied, or torch would warn of it.
+
+    Such are those of pandas, of Arrow and of mapped files.
+    """
+    locked = isinstance(values, np.ndarray) and not values.flags.writeable
+    return torch.as_tensor(values.copy() if locked else values)
 
 
 def as_numbers(name: str, v: Tensor) -> Tensor:

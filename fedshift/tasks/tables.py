@@ -66,6 +66,8 @@ def of_frame(
     names are columns that are categories or names, as those of pandas' type "category" are.
     aside: as of `read_table`.
     """
+    if hasattr(frame, "to_pandas"):
+        frame = frame.to_pandas()
     mask = named(frame[aside[0]], aside[1]) if aside and aside[0] in frame else None
     table = inputs_of(frame, mask)
     if not isinstance(table, Columns):
