@@ -40,11 +40,13 @@ class Method:
 def method(given: str | Callable[..., Algorithm] | Algorithm, **options: Any) -> Method:
     """A method with its options, for `fit` and `compare`.
 
-    given: a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
-    arguments are its options; or an `Algorithm`, which has none. Raises InputError for an unknown
-    name or option, with the nearest match.
+    given    a recipe's name; a function of `Setting` that makes an `Algorithm`, whose keyword-only
+             arguments are its options; or an `Algorithm`, which has none
+    options  the method's, by name
 
-    >>> method("fedprox", mu=0.1).label
+    Raises InputError for an unknown name or option, with the nearest match.
+
+    >>> fs.method("fedprox", mu=0.1).label
     'fedprox(mu=0.1)'
     """
     if isinstance(given, str):
