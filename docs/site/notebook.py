@@ -1,7 +1,7 @@
 """The tutorial as an executed notebook: `python docs/site/notebook.py` writes docs/tutorial.ipynb.
 
 Prose becomes cells of text, Python cells of code; blocks of output are left out, since the notebook
-has its own. Needs nbformat, nbclient and ipykernel (extra `dev`).
+has those of its cells. Needs nbformat, nbclient and ipykernel (extra `dev`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def notebook_of(page: str) -> nbformat.NotebookNode:
 
 
 def execute(notebook: nbformat.NotebookNode) -> None:
-    """Run all cells in a folder of their own; outputs are put into the notebook."""
+    """Run all cells in an empty folder; outputs are put into the notebook."""
     with tempfile.TemporaryDirectory() as place:
         NotebookClient(
             notebook, timeout=600, record_timing=False, resources={"metadata": {"path": place}}
