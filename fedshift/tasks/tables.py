@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def read_table(
             continue
         column = _merged(parts)
         if isinstance(column, Coded) and name not in names:
-            column = _numbers_in(name, column, notes, mask)
+            column = _numbers_in(name, column, notes, mask, form.number)
         made[name] = column
     return Columns(made), notes
 
@@ -255,9 +255,12 @@ def _merged(parts: list[Numbers | Coded]) -> Numbers | Coded:
     return Coded(np.concatenate(codes), names)
 
 
-def _numbers_in(name: str, column: Coded, notes: list[str], mask: Mask | None) -> Numbers | Coded:
+def _numbers_in(
+    name: str, column: Coded, notes: list[str], mask: Mask | None,
+    number: Callable[[str], float] = as_number,
+) -> Numbers | Coded:  # fmt: skip
     """Numbers where most entries are; InputError for others that are no mark of a missing one."""
-    numbers = np.array([*map(as_number, column.names), math.nan])
+    numbers = np.array([*map(number, column.names), math.nan])
     is_number = np.isfinite(numbers[:-1])
     judged = column.counts(None if mask is None else np.flatnonzero(~mask))
     if 2 * judged[is_number].sum() <= judged.sum():
