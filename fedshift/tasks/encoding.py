@@ -14,17 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.errors import InputError, shown
-from fedshift.tasks.layout import Layout
+from fedshift.tasks.layout import Layout, scaled
 from fedshift.tasks.names import Coded, Ints, as_number, coded
-from fedshift.tasks.rows import (
-    Columns,
-    Inputs,
-    Numbers,
-    Tensors,
-    check_column,
-    inputs_like,
-    inputs_of,
-)
+from fedshift.tasks.rows import Columns, Inputs, Numbers, check_column, inputs_of
+from fedshift.tasks.tensors import Tensors, inputs_like
 
 Floats = NDArray[np.float32]
 
@@ -152,11 +145,6 @@ class Encoding:
             if not (math.isfinite(column.mean) and 0 < column.sd < math.inf):
                 raise ValueError(f"column {column.name}: mean {column.mean}, sd {column.sd}")
         return made
-
-
-def scaled(x: Tensor) -> Tensor:
-    """Bytes 0..255 to (x/255 - 0.5) / 0.5 in float32; floats as they are."""
-    return x.float().div_(127.5).sub_(1.0) if x.dtype == torch.uint8 else x
 
 
 def _fill(places: Floats, column: Column, values: NDArray[Any]) -> None:

@@ -15,8 +15,9 @@ from fedshift.data import first_not_finite
 from fedshift.errors import InputError, nearest, shown, unknown
 from fedshift.tasks.columns import Rules
 from fedshift.tasks.names import Coded, Mask, coded, listed, many, named, ordered, plain, reordered
-from fedshift.tasks.rows import Columns, Inputs, Tensors, inputs_of
+from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
+from fedshift.tasks.tensors import Tensors
 
 # Sets of labels beyond this number count as one class of the label table.
 SETS = 20

@@ -53,9 +53,9 @@ class Task(TaskFields):
         """Rows of arrays or tensors: x [n, ...], y [n] and the client of each row.
 
         x   an array or a tensor [n, ...], taken as it is; bytes [n, channels, height, width] are
-            images, which are scaled to [-1, 1]. A tuple or a dict of arrays are several inputs,
-            and a list of sequences of unequal length is padded and gets a mask. A table (DataFrame,
-            dict of columns) is encoded by column.
+            images, which are scaled to [-1, 1], also among several inputs: a tuple or a dict of
+            arrays. A list of sequences of unequal length is padded and gets a mask. A table
+            (DataFrame, dict of columns) is encoded by column.
         y   numbers or text, one per row; see `Options` for regression and several labels per row
         target  a client's name; label shares or counts, as a dict by name or one per class;
             "pooled", "clients", or a labelled test set (x, y)
