@@ -13,6 +13,7 @@ from fedshift.errors import InputError, nearest, shown
 from fedshift.tasks.layout import LARGEST as EXACT
 from fedshift.tasks.names import Coded, Mask, coded, listed, plain, reordered
 from fedshift.tasks.tensors import Tensors, is_row, tensors_of
+from fedshift.tasks.values import plain_column
 
 Numbers = NDArray[np.floating[Any]]
 LARGEST = float(np.finfo(np.float32).max)
@@ -54,7 +55,7 @@ def inputs_of(x: Any, aside: Mask | None = None) -> Inputs:
         return x
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return Columns(
-            {str(name): column_of(str(name), x[name], aside) for name in _single(x.columns)}
+            {str(name): column_of(str(name), x[name], aside) for name in single(x.columns)}
         )
     if isinstance(x, Mapping):
         if not x:
@@ -82,9 +83,7 @@ def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Co
     values = plain(values)
     kind = getattr(getattr(values, "dtype", None), "kind", "O")
     if kind not in "iufb":
-        import pandas as pd
-
-        values = pd.Series(values).infer_objects()
+        values = plain_column(name, values)
         kind = values.dtype.kind
     if kind in "iufb":
         numbers = _numbers(values, aside)
@@ -96,7 +95,7 @@ def column_of(name: str, values: Any, aside: Mask | None = None) -> Numbers | Co
                 f"{beyond[0] + 1}; leave such rows out"
             )
         return numbers
-    return coded(values)
+    return coded(values, f'column "{shown(name)}"')
 
 
 def _numbers(values: Any, aside: Mask | None) -> Numbers:
@@ -153,7 +152,8 @@ def _columns(of: dict[str, Numbers | Coded]) -> Columns:
     return Columns(of)
 
 
-def _single(names: Any) -> list[Any]:
+def single(names: Any) -> list[Any]:
+    """Names of columns. Raises InputError for two that are the same text."""
     texts = [str(name) for name in names]
     if twice := [name for name in texts if texts.count(name) > 1]:
         raise InputError(f'two columns are named "{shown(twice[0])}"; give each its own name')

@@ -164,7 +164,8 @@ def _tensor(name: str, values: Any) -> Tensor:
     try:
         v = values.detach().cpu() if isinstance(values, Tensor) else torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as e:
-        if isinstance(values, list) and values and isinstance(values[0], np.ndarray | Tensor):
+        arrays = isinstance(values, list) and values and isinstance(values[0], np.ndarray | Tensor)
+        if arrays and str(values[0].dtype) != "object":
             return torch.stack([torch.as_tensor(one) for one in values])
         raise InputError(
             f'"{shown(name)}" is no tensor of numbers ({shown(str(e), 100)}); give an array '
