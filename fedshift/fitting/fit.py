@@ -31,6 +31,7 @@ from fedshift.experiments.resume import reopened
 from fedshift.experiments.run_models import (
     complete_config,
     encoding_in,
+    input_shape,
     load_models,
     network_of,
 )
@@ -158,6 +159,9 @@ def load(folder: str | Path, *, net: Any = None) -> Result:
                 f"{place}: encoding.json makes {width} numbers of a row, fit.json {shape}"
             )
     if config.model.name != PYTHON:
+        if shape is None:  # a set of the library's, whose runs have no fit.json
+            shape = input_shape(config, place)
+            about["x"] = list(shape)
         model = network_of(config, place, len(run.clients), shape)
     else:
         model = _network(place, net, about, run.summary.classes, encoding)

@@ -64,7 +64,7 @@ class Result:
     @property
     def target(self) -> str:
         """What the model is for, in words."""
-        return str(self.about.get("target", "the target"))
+        return str(self.about.get("target", "the data set's test examples"))
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,7 @@ def read_table(
             continue
         column = _merged(parts)
         if isinstance(column, Coded) and name not in names:
-            column = _numbers_in(name, column, notes, mask, classes=name == label)
+            column = _numbers_in(name, column, notes, mask, form.number, classes=name == label)
         made[name] = column
     return Columns(made), notes
 
@@ -285,15 +285,16 @@ def _merged(parts: list[Numbers | Coded]) -> Numbers | Coded:
 
 
 def _numbers_in(
-    name: str, column: Coded, notes: list[str], mask: Mask | None, *, classes: bool = False
-) -> Numbers | Coded:
+    name: str, column: Coded, notes: list[str], mask: Mask | None,
+    number: Callable[[str], float] = as_number, *, classes: bool = False,
+) -> Numbers | Coded:  # fmt: skip
     """Numbers where most entries are; InputError for others that are no mark of a missing one.
 
     So are true and false, and durations, where no other text is; of classes they are names.
     """
     judged = column.counts(None if mask is None else np.flatnonzero(~mask))
     used = [text for text, count in zip(column.names, judged, strict=True) if count]
-    read = as_number if classes else reader_of(used)
+    read = number if classes else reader_of(used, number)
     numbers = np.array([*map(read, column.names), math.nan])
     is_number = np.isfinite(numbers[:-1])
     if 2 * judged[is_number].sum() <= judged.sum():

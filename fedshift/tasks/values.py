@@ -33,7 +33,9 @@ def seconds(text: str) -> float:
     return float(pd.Timedelta(text).total_seconds()) if _DURATION.fullmatch(text) else math.nan
 
 
-def reader_of(names: Sequence[str]) -> Callable[[str], float]:
+def reader_of(
+    names: Sequence[str], number: Callable[[str], float] = as_number
+) -> Callable[[str], float]:
     """What makes numbers of a column's texts: `truth` or `seconds` where all are such.
 
     >>> reader_of(["False", "?"])("True"), reader_of(["1", "True"])("1")
@@ -43,7 +45,7 @@ def reader_of(names: Sequence[str]) -> Callable[[str], float]:
     for read in (truth, seconds):
         if given and not any(math.isnan(read(name)) for name in given):
             return read
-    return as_number
+    return number
 
 
 def alike(name: str) -> list[str]:

@@ -34,7 +34,7 @@ LONG = {"compare.md", "fit.md", "routing.md"}
     [
         pytest.param(p, id=p.name, marks=[pytest.mark.slow] if p.name in LONG else [])
         for p in PAGES
-        if PYTHON.search(p.read_text())
+        if PYTHON.search(p.read_text()) and p.parent.name != "how-to"  # tests/docs/test_how_to.py
     ],
 )
 def test_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,10 +92,12 @@ def listed(page: str, text: str) -> list[str]:
 
 
 def test_every_page_is_listed() -> None:
+    """Those of how-to in the table of their folder, which tests/docs/test_how_to.py reads."""
     index = ROOT / "docs" / "README.md"
     links = re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \|", index.read_text(), flags=re.M)
     pages = {str(p.relative_to(index.parent)) for p in index.parent.rglob("*.md")}
-    assert sorted(links) == sorted(pages - {"README.md"})
+    recipes = {f"how-to/{p.name}" for p in (index.parent / "how-to").glob("*.md")}
+    assert sorted(links) == sorted(pages - recipes - {"README.md"} | {"how-to/README.md"})
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
 
 
@@ -145,6 +147,7 @@ FIRST_PAGES = (
     "docs/what_happens_when",
     "docs/your-data",
 )
+HOW_TO = tuple(f"docs/how-to/{p.stem}" for p in sorted((ROOT / "docs" / "how-to").glob("*.md")))
 LONGEST = 30
 
 
@@ -158,7 +161,7 @@ def long_sentences(text: str) -> list[str]:
     return [" ".join(s.split()) for s in parts if len(s.split()) > LONGEST]
 
 
-@pytest.mark.parametrize("page", FIRST_PAGES)
+@pytest.mark.parametrize("page", [*FIRST_PAGES, *HOW_TO])
 def test_first_pages_have_short_sentences(page: str) -> None:
     assert not long_sentences((ROOT / f"{page}.md").read_text())
 

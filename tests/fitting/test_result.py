@@ -20,6 +20,7 @@ from fedshift.experiments import progress
 from fedshift.fitting.result import Result
 from fedshift.record.folder import read_run
 from support.custom_tasks import RATES, Net, hospitals, rows
+from support.small_runs import config_of, record_until
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2, "evaluate_every": 1, "progress": False}
 
@@ -102,6 +103,17 @@ def test_named_networks_and_tables_load(tmp_path: Path) -> None:
     assert np.array_equal(again.predict(new).probabilities, result.predict(new).probabilities)
     with pytest.raises(fs.InputError, match='"ward"'):
         again.predict(new.drop(columns="ward"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_run_of_a_shipped_set_loads_and_is_exported(tmp_path: Path) -> None:
+    """Its folder has no fit.json: the shape of an input is looked up in the data set."""
+    record_until(tmp_path / "run", config_of("fedavg"), None)
+    loaded = fs.load(tmp_path / "run")
+    images = torch.rand(3, 1, 28, 28)
+    script = torch.jit.load(str(loaded.export(tmp_path / "m.ts")))  # type: ignore[no-untyped-call]
+    assert torch.allclose(script(images), loaded.module()(images)["logits"], atol=1e-6)
 
 
 def test_personal_models() -> None:
