@@ -9,7 +9,7 @@ from typing import Any
 import griffe
 
 # "name    what it is" or "one, other (both)  what they are"; lines that go on are indented.
-ENTRY = re.compile(r"(?P<names>[\w\"'][\w\"',.*=() ]*?)(?: {2,})(?P<text>\S.*)")
+ENTRY = re.compile(r"(?P<names>[\w\"'][\w\"',.*=()\[\] ]*?)(?: {2,})(?P<text>\S.*)")
 NUMBERED = re.compile(r"\d+\. ")
 LABEL = re.compile(r"(Reference|Note|Source):")
 # What is shown as it is written: code in backticks, on one line or two.

@@ -65,6 +65,8 @@ class Router:
     head      a refitted client head, used in place of the model's
     gaussians client features' moments, for novelty
     calibration  held-out figures of a refit, and of the router before it
+
+    docs/routing.md has an example.
     """
 
     model: Model

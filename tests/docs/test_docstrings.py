@@ -17,7 +17,12 @@ FILES = {
     for path in sorted((ROOT / "fedshift").rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 }
-LONG = ("fedshift.fitting.fit", "fedshift.fitting.compare", "fedshift.fitting.result")
+LONG = (
+    "fedshift.fitting.compare",
+    "fedshift.fitting.fit",
+    "fedshift.fitting.result",
+    "fedshift.sweeps.table",
+)
 PENGUINS = ("fedshift.datasets.natural.loading", "fedshift.datasets.natural.table")
 
 
