@@ -15,6 +15,7 @@ LABEL = re.compile(r"(Reference|Note|Source):")
 # What is shown as it is written: code in backticks, on one line or two.
 CODE = re.compile(r"(`[^`]+`)")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
+PAGE = re.compile(r"\bdocs/([\w-]+)\.md")
 ERROR = re.compile(r"\b(?:Input|Data|Network|Training|Fedshift)Error\b")
 
 
@@ -69,6 +70,7 @@ def _shown(block: list[str], of: griffe.Object) -> list[str]:
         else:
             part = part.replace("<", "&lt;").replace("*", r"\*").replace("][", r"]\[")
             part = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", part)
+            part = PAGE.sub(r"[\g<0>](../\1.html)", part)
             parts[i] = ERROR.sub(lambda match: _link(match[0], match[0], of), part)
     return "".join(parts).split("\n")
 

@@ -33,7 +33,8 @@ class Setting:
     >>> import torch
     >>> from fedshift.recipes import Setting, fedprox
     >>> model = fs.Model(torch.nn.Linear(4, 2))
-    >>> fedprox(Setting(model, target=(0.5, 0.5), local=fs.Local(lr=0.2)), mu=0.1).local.lr
+    >>> setting = Setting(model, target=(0.5, 0.5), local=fs.Local(lr=0.2))
+    >>> fedprox(setting, mu=0.1).local.lr
     0.2
     """
 

@@ -79,7 +79,8 @@ class Pals:
     >>> import torch
     >>> from fedshift.server.weights import Pals
     >>> labels = torch.tensor([[80.0, 20.0], [20.0, 80.0]])
-    >>> Pals((0.5, 0.5), lam=0)({"n": labels.sum(1), "labels": labels}).numpy().round(3).tolist()
+    >>> weights = Pals((0.5, 0.5), lam=0)({"n": labels.sum(1), "labels": labels})
+    >>> weights.numpy().round(3).tolist()
     [0.5, 0.5]
     """
 
