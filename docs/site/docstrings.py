@@ -70,7 +70,7 @@ def _shown(block: list[str], of: griffe.Object) -> list[str]:
         else:
             part = part.replace("<", "&lt;").replace("*", r"\*").replace("][", r"]\[")
             part = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", part)
-            part = PAGE.sub(r"[\g<0>](../\1.html)", part)
+            part = PAGE.sub(r"[\g<0>](../\1.md)", part)
             parts[i] = ERROR.sub(lambda match: _link(match[0], match[0], of), part)
     return "".join(parts).split("\n")
 

@@ -57,10 +57,12 @@ def best(score: Tensor, k: int) -> Tensor:
 class Router:
     """Client models, and scores that decide which of them answers. Frozen; `of` builds it.
 
-    model        the network: "logits", "client_logits", and "client_features" for refits and novelty
+    model        the network: "logits", "client_logits", and "client_features" for refits and
+                 novelty
     shared       (parameters, buffers) with which client logits are computed
     served       client id -> (parameters, buffers) that this client would answer with
-    sizes        n [N]; 0 for clients that cannot be routed to (N in formulas is then the others' sum)
+    sizes        n [N]; 0 for clients that cannot be routed to (N in formulas is then the others'
+                 sum)
     prior        the rule when a call names none, see `fedshift.router.score.scores`
     head         a refitted client head, used in place of the model's
     gaussians    client features' moments, for novelty
