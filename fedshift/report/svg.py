@@ -34,7 +34,7 @@ from fedshift.report.looks import Look, look_of, looks
 from fedshift.report.shapes import INK, band, bar, document, dot, line, polyline, text
 
 # Beside one another in a page's text, and on a telephone of 390 px.
-WIDE, NARROW = 760.0, 350.0
+WIDE, NARROW = 760.0, 335.0
 NOTES = re.compile(r"><title>[^<]*</title></(?:rect|circle|polygon)>")
 
 
@@ -181,7 +181,7 @@ def _bars(frame: _Frame, chart: BarChart, bars: Bars, look: Look, index: int) ->
     for g, value in enumerate(bars.values):
         x = frame.left + g * step + step * 0.1 + index * width
         if value is None:
-            parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9))
+            parts.append(text(x + width / 2, frame.base - 3, "–", "middle", 9.5))
             continue
         # 0 is drawn, as a bar of two pixels: it is not the same as a missing value.
         height = max(2.0, frame.base - frame.at(0.0, value)[1])
@@ -222,13 +222,11 @@ def _x_axis(frame: _Frame, axis: Axis, scale: Sequence[float]) -> str:
         parts.append(line(x, frame.base, x, frame.base + 4, INK))
         words = number_text(t, axis.percent, tick=True)
         parts.append(text(x, frame.base + 16, words, "middle", 10))
-    # Centred under the whole drawing where the axis is shorter than its label.
-    width = len(axis.label) * 5.6
-    middle = max(frame.left + frame.width / 2, 0.0)
-    middle = (
-        min(middle, frame.left + frame.width + 18 - width / 2) if width > frame.width else middle
-    )
-    parts.append(text(middle, frame.base + 36, axis.label, "middle", 11))
+    # Under the middle of the axis, or as far to the left as a long label needs.
+    right = frame.left + frame.width
+    label = shortened(axis.label, int(right / 5.8))
+    middle = min(frame.left + frame.width / 2, right + 10 - len(label) * 2.9)
+    parts.append(text(middle, frame.base + 36, label, "middle", 11))
     return "".join(parts)
 
 
