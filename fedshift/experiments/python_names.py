@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,9 +16,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from fedshift.errors import DataError, FedshiftError, InputError, nearest, shown
-from fedshift.files import is_file, read_object
-from fedshift.record.folder import LOCK
+from fedshift.errors import InputError, nearest, shown
+from fedshift.experiments.user_code import described, line_of, raised
 
 # The source of data, and the name of a network or method, that a program gave.
 PYTHON = "python"
@@ -34,7 +31,6 @@ EXPECTS = {
     "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",
     "metrics.extra": "a function of (probabilities [n, K], labels [n]) that gives a number",
 }
-_NAMED = (("data", "source"), ("model", "name"), ("method", "name"))
 # How names of tables end.
 TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
 # Of files that were loaded, the last one's first.
@@ -45,31 +41,6 @@ _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 def is_python(text: str) -> bool:
     """Whether a text is of the form FILE.py:NAME."""
     return _NAME.fullmatch(text) is not None
-
-
-def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
-    """In place: paths of the user's files are relative to the folder of the experiment's file."""
-
-    def place(text: str) -> str:
-        return os.path.abspath(folder / os.path.expanduser(text))
-
-    for section, key in (*_NAMED, ("data", "index"), ("data", "target")):
-        table = tables.get(section)
-        value = table.get(key) if isinstance(table, dict) else None
-        if isinstance(value, str) and _is_path(key, value):
-            tables[section][key] = place(value)
-    metrics = tables.get("metrics")
-    if isinstance(metrics, dict) and isinstance(extra := metrics.get("extra"), list):
-        names = [place(v) if isinstance(v, str) and is_python(v) else v for v in extra]
-        tables["metrics"] = metrics | {"extra": names}
-
-
-def _is_path(key: str, value: str) -> bool:
-    if key == "index":
-        return True
-    if key == "target":
-        return value.lower().endswith(TABLES)
-    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL))
 
 
 @dataclass(frozen=True)
@@ -93,11 +64,11 @@ class PythonName:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
             raise InputError(
-                f"{self.where}: {_raised(e, self.path)}; expected {self.expects}"
+                f"{self.where}: {raised(e, self.path)}; expected {self.expects}"
             ) from e
         if not fits(value):
             raise InputError(
-                f"{self.where} ({self.path}, line {self.line}) returned {_described(value)}; "
+                f"{self.where} ({self.path}, line {self.line}) returned {described(value)}; "
                 f"expected {self.expects}"
             )
         return value
@@ -105,10 +76,7 @@ class PythonName:
     @property
     def line(self) -> int:
         """Where it is defined in its file; 1 for what is not written there."""
-        try:
-            return max(1, inspect.getsourcelines(inspect.unwrap(self.value))[1])
-        except (OSError, TypeError):
-            return 1
+        return line_of(self.value)
 
     @property
     def needs(self) -> int:
@@ -137,7 +105,7 @@ def load_python(key: str, text: str) -> PythonName:
     try:
         module, files = _module(path, source)
     except (Exception, SystemExit) as e:
-        raise InputError(f"{where}: {_raised(e, path)}") from e
+        raise InputError(f"{where}: {raised(e, path)}") from e
     names = [
         one for one, v in vars(module).items()
         if callable(v) and getattr(v, "__module__", None) == module.__name__
@@ -149,7 +117,7 @@ def load_python(key: str, text: str) -> PythonName:
         )
     value = getattr(module, name)
     if not callable(value):
-        raise InputError(f"{where} is {_described(value)}; expected {expects}")
+        raise InputError(f"{where} is {described(value)}; expected {expects}")
     return PythonName(where, value, path, expects, files)
 
 
@@ -160,21 +128,6 @@ def digest_of(path: Path) -> str | None:
             return hashlib.file_digest(f, "sha256").hexdigest()
     except OSError:
         return None
-
-
-def check_files(folder: Path, ending: str = "") -> None:
-    """Raise DataError for a file of the user's that is not as it was when a run began, by name.
-
-    folder: the run's; ending: of the names of those to look at. Comes before they are run again.
-    """
-    files = read_object(folder / LOCK).get("files") if is_file(folder / LOCK) else None
-    for path, digest in files.items() if isinstance(files, dict) else ():
-        now = digest_of(Path(path))
-        if path.endswith(ending) and now != digest:
-            what = "is not there, and was" if now is None else "is not what it was"
-            raise DataError(
-                f"{folder}: {path} {what} when the run began; put it back, or start a new run"
-            )
 
 
 def _content(path: Path, where: str) -> bytes:
@@ -224,19 +177,3 @@ def _look_in(folder: Path) -> None:
     sys.path[:] = [one for one in sys.path if one not in (*_FOLDERS, place)]
     _FOLDERS[:] = [place, *(one for one in _FOLDERS if one != place)]
     sys.path += _FOLDERS  # last, so that they hide no other package
-
-
-def _raised(error: BaseException, path: Path) -> str:
-    """ "net.py, line 3: NameError: ...": the last line that is the user's, and the error."""
-    what = str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename:
-        what = f"{type(error).__name__}: {error.msg}"
-        return f"{error.filename}, line {error.lineno}: {shown(what, 300)}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f for f in frames if Path(f.filename).parent == path.parent]
-    where = f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
-    return where + shown(what, 300)
-
-
-def _described(value: object) -> str:
-    return "nothing (None)" if value is None else f"{type(value).__name__} {shown(repr(value))}"

@@ -65,6 +65,16 @@ def test_latex_is_literal() -> None:
     assert text.startswith("\\begin{table}\n\\centering\n\\caption{C \\& D}\n\\begin{tabular}{lr}")
 
 
+def test_numbers_in_latex_have_a_minus_sign() -> None:
+    """Control: hyphens of names and within words stay."""
+    rows = (("run-1 -2", "-0.1 (-1.5 to +2.0)"), ("-3", -0.25), ("x", "a-1"))
+    text = latex(Table(("Name", "x"), rows, ("", ".2f")))
+    body = text.split("\\midrule\n")[1].split("\n\\bottomrule")[0]
+    assert body.splitlines() == [
+        r"run-1 -2 & $-$0.1 ($-$1.5 to +2.0) \\", r"-3 & $-$0.25 \\", r"x & a-1 \\",
+    ]  # fmt: skip
+
+
 def test_html_is_literal() -> None:
     outline = Outline(html_table(TABLE))
     assert outline.rows == [["Name", "Share"], [r"a|b_*[x]* \ <i>", "50.0%"], ["[y] & 5%", "–"]]
