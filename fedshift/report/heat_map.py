@@ -26,9 +26,9 @@ class _Row:
 def heat_map(chart: HeatMap, width: float) -> str:
     """The map, `width` pixels wide."""
     rows, columns, shades, largest = chart.rows, chart.columns, chart.shades, chart.largest
-    # Longer names are shortened in the middle. 6.2 px: a little more than a letter's mean width.
+    # Longer names are shortened in the middle. 6.6 px: a little more than a letter's mean width.
     longest = 48 if width > 500 else 18
-    left = 14 + min(longest, max(len(r) for r in rows)) * 6.2
+    left = 14 + min(longest, max(len(r) for r in rows)) * 6.6
     across = min(68.0, (width - left - 10) / len(columns))
     # All rows on about one screen, as long as they stay legible.
     down = min(24.0, max(10.0, 520 / len(rows)))
