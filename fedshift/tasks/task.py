@@ -13,6 +13,7 @@ from fedshift.arguments import called, check_path, check_whole
 from fedshift.calls import called_as
 from fedshift.datasets import load_table
 from fedshift.errors import InputError
+from fedshift.real import is_whole
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Shift
 from fedshift.tasks.building import Built, built
@@ -55,9 +56,9 @@ class Task(TaskFields):
         """Rows of arrays or tensors: x [n, ...], y [n] and the client of each row.
 
         x   an array or a tensor [n, ...], taken as it is; bytes [n, channels, height, width] are
-            images, which are scaled to [-1, 1]. A tuple or a dict of arrays are several inputs,
-            and a list of sequences of unequal length is padded and gets a mask. A table (DataFrame,
-            dict of columns) is encoded by column.
+            images, which are scaled to [-1, 1], also among several inputs: a tuple or a dict of
+            arrays. A list of sequences of unequal length is padded and gets a mask. A table
+            (DataFrame, dict of columns) is encoded by column.
         y   numbers or text, one per row; see `Options` for regression and several labels per row
         target  a client's name; label shares or counts, as a dict by name or one per class;
             "pooled", "clients", or a labelled test set (x, y)
@@ -90,11 +91,13 @@ class Task(TaskFields):
         >>> fs.Task.from_frame(ages, client="site", label="ill", target="c").clients
         ('a', 'b')
         """
-        labels = [label] if isinstance(label, str) else list(label)
-        names = (client, *labels, *options.get("categories", ()))
-        table, notes = of_frame(frame, names, (client, target))
+        client, label = str(client), str(label) if is_whole(label) else label
+        # Of several labels True and False are numbers.
+        labels = [label] if isinstance(label, str) else []
+        names = options.get("categories", ())
+        table, notes = of_frame(frame, (client, *labels, *names), (client, target))
         rows = rows_of(table, client, label, columns, drop, notes)
-        return cls(**task_fields(rows, labelled(target, label), options))
+        return cls(**task_fields(rows, labelled(target, label, names), options))
 
     @classmethod
     @called_as(
@@ -139,12 +142,14 @@ class Task(TaskFields):
 
         def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
             aside = (client, target)
-            return read_table(path, wanted, leave=drop, names=names, aside=aside, **given)
+            return read_table(
+                path, wanted, leave=drop, names=names, label=label, aside=aside, **given
+            )
 
         wanted = (client, *labels, *(columns or ()), *drop)
         table, notes = read(Path(path), wanted)
         rows = rows_of(table, client, label, columns, (), notes)
-        tested = labelled(target, label, lambda path: read(path, labels)[0])
+        tested = labelled(target, label, names[1:], lambda path: read(path, labels)[0])
         options = {"name": Path(path).stem, **options}
         return cls(**task_fields(rows, tested, options))
 

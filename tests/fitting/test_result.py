@@ -127,6 +127,21 @@ def test_personal_models() -> None:
     assert not np.array_equal(north, south)
     with pytest.raises(fs.InputError, match='Did you mean "north"'):
         result.module(client="norht")
+    assert 'Every client serves a model of its own: module(client="east")' in str(result)
+    ends = (lambda **of: result.module(**of), lambda **of: result.export("a.pt", **of))
+    for given in (*ends, lambda: result.predict(x)):
+        with pytest.raises(fs.InputError, match="serves a model of its own; give client= one of e"):
+            given()
+    server = result.module(server=True).state_dict()
+    assert all(torch.equal(v, server[k]) for k, v in result.models.shared[0].items())
+    assert not torch.equal(
+        server["head.weight"], result.module("north").state_dict()["head.weight"]
+    )
+    with pytest.raises(fs.InputError, match="give one of them"):
+        result.module("north", server=True)
+    one = fs.fit(hospitals("clients"), Net, **QUICK)  # control: FedAvg's model is that of all
+    assert "serves a model of its own" not in str(one)
+    assert len(one.module().state_dict()) == len(server)
     with pytest.raises(fs.InputError, match="leaves no model for all"):
         fs.fit(hospitals("clients"), Net, method="local_only", **QUICK).module()
 
@@ -144,7 +159,7 @@ def test_accuracy_is_of_the_clients_own_models() -> None:
     for client, test in zip(result.clients, cut.tests, strict=True):
         with torch.no_grad():
             right += int((result.module(client)(test.x).argmax(1) == test.y).sum())
-            whole += int((result.module()(test.x).argmax(1) == test.y).sum())
+            whole += int((result.module(server=True)(test.x).argmax(1) == test.y).sum())
         total += len(test)
     assert result.accuracy == pytest.approx(right / total)
     assert result.accuracy > whole / total + 0.05

@@ -24,7 +24,8 @@ def _pattern(line: str) -> str:
     if line.strip() == "...":
         return r"(?:.*\n)*?"
     words = (NUMBER.split(word) for word in line.split())
-    return r" *" + r" +".join(f"({NUMBER.pattern})".join(map(re.escape, w)) for w in words) + r"\n"
+    pattern = r" +".join(f"({NUMBER.pattern})".join(map(re.escape, w)) for w in words)
+    return rf" *{pattern} *\n"
 
 
 def _close(a: str, b: str) -> bool:
