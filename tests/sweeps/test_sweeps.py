@@ -157,6 +157,17 @@ def test_every_form_has_the_same_numbers(done: tuple[Plan, Compared]) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
+def test_a_comparisons_drawings_are_figures_for_papers(
+    done: tuple[Plan, Compared], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `report`")
+    written = done[1].table.figures(tmp_path)
+    assert {p.name for p in written} == {
+        "means.pdf", "means.png", "rounds.pdf", "rounds.png",
+    }  # fmt: skip
+
+
 def test_a_report_elsewhere(done: tuple[Plan, Compared], tmp_path: Path) -> None:
     table = done[1].table
     assert table.report(tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
