@@ -24,6 +24,7 @@ from fedshift.experiments.custom_loss import loss_term
 from fedshift.experiments.custom_metrics import check_metrics
 from fedshift.experiments.load import validate
 from fedshift.experiments.task import Prepared
+from fedshift.fitting.calls import call_of
 from fedshift.fitting.keys import in_python_words, sorted_keys
 from fedshift.fitting.methods import Method, as_method
 from fedshift.fitting.networks import ALIKE, first_model, reference_of
@@ -86,7 +87,11 @@ def plan(
     model = _model(task, net, chosen, config, made)
     notes = made.notes + ((ALIKE,) if _alike(net, chosen) else ())
     reference = None if model is None else reference_of(net)
-    texts = {FIT: about(made, notes, reference)}
+    call = call_of(
+        net, method, keys | ({} if schedule is None else {"schedule": schedule}), metrics=metrics,
+        loss=loss, class_weights=class_weights, head=head, name=name,
+    )  # fmt: skip
+    texts = {FIT: about(made, notes, reference, call)}
     added = replace(added, mark=_mark(chosen, added, loss, made), texts=texts)
     return Plan(config, prepare_built(config, made, model, added), notes)
 
