@@ -23,6 +23,7 @@ CORE = {"tree", "seeds", "errors", "arguments", "real", "sketch"}
 MAY = {
     "tree": {"errors", "arguments"},
     "arguments": {"errors", "real"},
+    "calls": {"errors"},
     "real": {"errors"},
     "sketch": set(),
     "seeds": {"arguments"},
@@ -53,7 +54,7 @@ MAY = {
     "flower": CORE
     | {"data", "examples", "engine", "evaluation", "server", "algorithms.base", "repeating"},
     "pooled": CORE | {"data"},
-    "tasks": CORE | {"data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
+    "tasks": CORE | {"calls", "data", "holdout", "datasets", "shifts", "diagnose", "diagnosis"},
     "errors": set(),
     "plugins": {"errors"},
     "audit": {"errors"},

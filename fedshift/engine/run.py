@@ -31,6 +31,7 @@ from fedshift.engine.round import (
 from fedshift.engine.sums.summing import in_turn, streamed, terms
 from fedshift.engine.traffic import Meter, metered
 from fedshift.engine.trial import (
+    check_features,
     check_model,
     check_router,
     check_schedule,
@@ -179,6 +180,7 @@ def run(
     check_router(algorithm, federation, cohort)
     check_training(algorithm, federation.params, rounds)
     current = start(algorithm, federation)
+    check_features(algorithm, federation)
     if after is not None:
         check_after(after, current, total, rounds)
         current = after

@@ -10,7 +10,6 @@ import inspect
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from fedshift.errors import DataError, FedshiftError, InputError, nearest, shown
+from fedshift.errors import DataError, InputError, nearest, shown
+from fedshift.experiments.user_code import described, line_of, raised
 from fedshift.files import is_file, read_object
 from fedshift.record.folder import LOCK
 
@@ -93,11 +93,11 @@ class PythonName:
             value = self.value(*given, **options)
         except (Exception, SystemExit) as e:
             raise InputError(
-                f"{self.where}: {_raised(e, self.path)}; expected {self.expects}"
+                f"{self.where}: {raised(e, self.path)}; expected {self.expects}"
             ) from e
         if not fits(value):
             raise InputError(
-                f"{self.where} ({self.path}, line {self.line}) returned {_described(value)}; "
+                f"{self.where} ({self.path}, line {self.line}) returned {described(value)}; "
                 f"expected {self.expects}"
             )
         return value
@@ -105,10 +105,7 @@ class PythonName:
     @property
     def line(self) -> int:
         """Where it is defined in its file; 1 for what is not written there."""
-        try:
-            return max(1, inspect.getsourcelines(inspect.unwrap(self.value))[1])
-        except (OSError, TypeError):
-            return 1
+        return line_of(self.value)
 
     @property
     def needs(self) -> int:
@@ -137,7 +134,7 @@ def load_python(key: str, text: str) -> PythonName:
     try:
         module, files = _module(path, source)
     except (Exception, SystemExit) as e:
-        raise InputError(f"{where}: {_raised(e, path)}") from e
+        raise InputError(f"{where}: {raised(e, path)}") from e
     names = [
         one for one, v in vars(module).items()
         if callable(v) and getattr(v, "__module__", None) == module.__name__
@@ -149,7 +146,7 @@ def load_python(key: str, text: str) -> PythonName:
         )
     value = getattr(module, name)
     if not callable(value):
-        raise InputError(f"{where} is {_described(value)}; expected {expects}")
+        raise InputError(f"{where} is {described(value)}; expected {expects}")
     return PythonName(where, value, path, expects, files)
 
 
@@ -224,19 +221,3 @@ def _look_in(folder: Path) -> None:
     sys.path[:] = [one for one in sys.path if one not in (*_FOLDERS, place)]
     _FOLDERS[:] = [place, *(one for one in _FOLDERS if one != place)]
     sys.path += _FOLDERS  # last, so that they hide no other package
-
-
-def _raised(error: BaseException, path: Path) -> str:
-    """ "net.py, line 3: NameError: ...": the last line that is the user's, and the error."""
-    what = str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename:
-        what = f"{type(error).__name__}: {error.msg}"
-        return f"{error.filename}, line {error.lineno}: {shown(what, 300)}"
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f for f in frames if Path(f.filename).parent == path.parent]
-    where = f"{lines[-1].filename}, line {lines[-1].lineno}: " if lines else ""
-    return where + shown(what, 300)
-
-
-def _described(value: object) -> str:
-    return "nothing (None)" if value is None else f"{type(value).__name__} {shown(repr(value))}"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedshift.algorithms.base import Algorithm
+from fedshift.calls import called_as
 from fedshift.errors import DataError, InputError
 from fedshift.experiments.config import PYTHON
 from fedshift.experiments.custom import Metric
@@ -36,11 +37,12 @@ from fedshift.experiments.run_models import (
 from fedshift.experiments.training import listeners
 from fedshift.files import is_file, read_object
 from fedshift.fitting.bars import shown_progress
+from fedshift.fitting.class_weights import Weights
 from fedshift.fitting.following import Callback, Logger, following, several
 from fedshift.fitting.keys import by_name
 from fedshift.fitting.methods import Method
 from fedshift.fitting.networks import first_model, referred
-from fedshift.fitting.planning import Loss, Plan, Weights, plan
+from fedshift.fitting.planning import Loss, Plan, plan
 from fedshift.fitting.result import Result
 from fedshift.model import Model
 from fedshift.randomness import put_back, states
@@ -62,6 +64,7 @@ def leaving_torch() -> Iterator[None]:
         put_back(generators)
 
 
+@called_as('fs.fit(task, net, method="fedavg")')
 @leaving_torch()
 def fit(
     task: Task,
@@ -98,7 +101,7 @@ def fit(
                    of numbers f(predicted [n], true [n]), of several labels f([n, L], [n, L])
     loss           a `Term`, or loss(logits [B, K], y [B]) -> losses [B], in place of the
                    cross-entropy, of the squared error of numbers, of the labels' binary one
-    class_weights  "balanced", weights by class name, or one per class
+    class_weights  "balanced", or a weight for each class, by name or in order
     head           prefixes of the last layers' parameters, as ("4.",), for methods that treat them
                    apart (fedper, fedrep, ...); left out: "head."
     callbacks      each called after every round with a dict of its numbers
@@ -134,6 +137,7 @@ def fit(
     return result
 
 
+@called_as('fs.load("runs/north", net=net)')
 def load(folder: str | Path, *, net: Any = None) -> Result:
     """The result of `fit` that is saved in a folder.
 

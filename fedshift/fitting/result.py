@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedshift.calls import called_as
 from fedshift.errors import InputError, unknown
 from fedshift.experiments.custom_metrics import answers
 from fedshift.experiments.folder import check_unused
@@ -135,6 +136,7 @@ class Result:
         """
         return inner(self.models.model.loaded(*self._pair(client)))
 
+    @called_as('result.predict(rows, client="south")')
     def predict(self, rows: Any, *, client: str | None = None) -> Prediction | Numbers:
         """Names and probabilities for raw rows, in the form that the task was made of.
 
@@ -183,6 +185,7 @@ class Result:
             raise InputError(f"{place}: cannot be written: {e}") from None
         return place
 
+    @called_as('result.export("model.pt", client="south")')
     def export(self, path: str | Path, *, client: str | None = None) -> Path:
         """Write the network for other programs: .pt (state_dict), .ts (TorchScript) or .onnx.
 

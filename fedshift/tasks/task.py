@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from fedshift.arguments import called, check_path, check_whole
+from fedshift.calls import called_as
 from fedshift.datasets import load_table
 from fedshift.errors import InputError
 from fedshift.seeds import numpy_generator
@@ -36,7 +37,16 @@ class Task(TaskFields):
     that train, in order; classes the names of the labels, in the order of the network's outputs.
     """
 
+    def __init__(self, *given: Any, **fields: Any) -> None:
+        if given or not fields:
+            raise InputError(
+                "a task is made by fs.Task.from_arrays(x, y, client=..., target=...), from_csv, "
+                "from_frame, from_folder or from_datasets"
+            )
+        super().__init__(**fields)
+
     @classmethod
+    @called_as('fs.Task.from_arrays(x, y, client=hospital, target="north")')
     def from_arrays(
         cls, x: Any, y: Any, *, client: Any, target: Any, **options: Unpack[Options]
     ) -> Task:
@@ -60,6 +70,7 @@ class Task(TaskFields):
         return cls(**task_fields(Rows(x, y, client), target, options))
 
     @classmethod
+    @called_as('fs.Task.from_frame(frame, client="hospital", label="outcome", target="north")')
     def from_frame(
         cls,
         frame: Any,
@@ -79,6 +90,9 @@ class Task(TaskFields):
         return cls(**task_fields(rows, labelled(target, label), options))
 
     @classmethod
+    @called_as(
+        'fs.Task.from_csv("patients.csv", client="hospital", label="outcome", target="north")'
+    )
     def from_csv(
         cls,
         path: str | Path,
@@ -124,6 +138,10 @@ class Task(TaskFields):
         return cls(**task_fields(rows, tested, options))
 
     @classmethod
+    @called_as(
+        'fs.Task.from_parquet("patients.parquet", client="hospital", label="outcome", '
+        'target="north")'
+    )
     def from_parquet(
         cls,
         path: str | Path,
@@ -143,6 +161,7 @@ class Task(TaskFields):
         )
 
     @classmethod
+    @called_as('fs.Task.from_folder("photos", target="north")')
     def from_folder(
         cls,
         path: str | Path,
@@ -166,6 +185,7 @@ class Task(TaskFields):
         return cls(**task_fields(rows, target, options))
 
     @classmethod
+    @called_as('fs.Task.from_datasets({"north": one, "south": two}, target="north")')
     def from_datasets(
         cls,
         datasets: Mapping[str, Any],
@@ -188,6 +208,7 @@ class Task(TaskFields):
         return cls(**task_fields(rows_of_datasets(datasets, x, y), target, options))
 
     @classmethod
+    @called_as('fs.Task.from_partition(dataset, indices, target="0")')
     def from_partition(
         cls,
         dataset: Any,
@@ -207,6 +228,7 @@ class Task(TaskFields):
         return cls(**task_fields(rows_of_partition(dataset, indices, x, y), target, options))
 
     @classmethod
+    @called_as('fs.Task.from_split(x, y, shift, clients=10, target="pooled")')
     def from_split(
         cls,
         x: Any,
@@ -242,6 +264,7 @@ class Task(TaskFields):
         return cls(**task_fields(Rows(x, labels, client), target, options))
 
     @classmethod
+    @called_as('fs.Task.from_name("chem97", target="pooled")')
     def from_name(cls, name: str, /, *, target: Any, **options: Unpack[Options]) -> Task:
         """A table of the library's with natural clients (`fedshift datasets` lists them).
 
