@@ -1,4 +1,4 @@
-"""The part of the report on which class is taken for which on the target's test data."""
+"""The part of the report on which class is taken for which, on test data of the target."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ Counts = dict[tuple[int, int], int]
 
 def confusion(lines: Sequence[Pool]) -> str:
     """A heat map of shares per line, over the examples of all its seeds, and what is mistaken."""
+    served = all(line.first.summary.serving for line in lines)
+    heading = f"Confusion {'on the tests of all clients' if served else 'at the target'}"
     counted = [(line, counts) for line in lines if (counts := _counts(line.runs))]
     if not counted:
         text = "Which class is taken for which: run folders of this version have it, these do not."
-        return section("confusion", "Confusion at the target", note(text))
+        return section("confusion", heading, note(text))
     classes = lines[0].first.summary.classes
     parts = []
     for line, counts in counted:
@@ -32,7 +34,7 @@ def confusion(lines: Sequence[Pool]) -> str:
     missing = [line.label for line in lines if line not in [one for one, _ in counted]]
     if missing:
         parts.append(note(f"Folders of older versions lack it: {', '.join(missing)}."))
-    return section("confusion", "Confusion at the target", *parts)
+    return section("confusion", heading, *parts)
 
 
 def _counts(runs: Sequence[RunResult]) -> Counts:

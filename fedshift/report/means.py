@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fedshift.report.charts import Values
 from fedshift.report.intervals import UNBOUNDED, Moments, bounds_of, moments
 from fedshift.report.pools import Pool
 from fedshift.report.tables import Cell, Table, show
@@ -21,6 +22,13 @@ def moments_of(values: Sequence[float | None], name: str) -> Moments | None:
     low, high = bounds_of(name)
     sound = all(low <= v <= high for v in there)
     return moments(there, within=(low, high) if sound else UNBOUNDED)
+
+
+def drawn(over: Sequence[Moments | None]) -> tuple[Values, Values, Values]:
+    """Means with the ends of their intervals, for a chart."""
+    mean = tuple(None if m is None else m.mean for m in over)
+    low = tuple(None if m is None else m.low for m in over)
+    return mean, low, tuple(None if m is None else m.high for m in over)
 
 
 def mean_cell(values: Sequence[float | None], spec: str) -> Cell:
@@ -50,17 +58,9 @@ def pool_rows(each: Table, lines: Sequence[Pool]) -> Table:
     return Table(head, tuple(rows), (each.formats[0], "d", *each.formats[1:]), each.caption)
 
 
-def pool_columns(
-    each: Sequence[tuple[str, Sequence[Cell]]], lines: Sequence[Pool], spec: str
-) -> list[tuple[str, Sequence[Cell]]]:
-    """A column per line of columns with one per run, mean ± sd."""
-    columns, at = list[tuple[str, Sequence[Cell]]](), 0
-    for line in lines:
-        block = [values for _, values in each[at : at + len(line.runs)]]
-        at += len(block)
-        cells = tuple(_cell(row, spec) for row in zip(*block, strict=True))
-        columns.append((each[at - len(block)][0] if len(block) == 1 else line.label, cells))
-    return columns
+def mean_column(each: Sequence[Sequence[float | None]]) -> tuple[Cell, ...]:
+    """A column of shares over the seeds, from one per seed."""
+    return tuple(_cell(row, ".1%") for row in zip(*each, strict=True))
 
 
 def _cell(values: Sequence[Cell], spec: str) -> Cell:

@@ -74,7 +74,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
         (sections.other_metrics, complete),
         (by_round.accuracy, [*right, *(p for p in begun if not by_round.of_numbers(p))]),
         (by_round.accuracy, [*errors, *filter(by_round.of_numbers, begun)]),
-        (_of_first(serving.curves), served),
+        (serving.curves, served),
         (by_round.loss, lines),
         (confusion.confusion, [*right, *served]),
         (sections.per_class, right),

@@ -37,6 +37,12 @@ class Pool:
         return self.runs[0]
 
     @property
+    def alike(self) -> tuple[RunResult, ...]:
+        """The complete runs with the clients of the first; other seeds may cut the data anew."""
+        cut = self.first.summary.label_counts
+        return tuple(run for run in self.runs if run.summary.label_counts == cut)
+
+    @property
     def all(self) -> tuple[Run, ...]:
         """The runs, complete or not."""
         return self.runs or self.begun
@@ -86,6 +92,11 @@ def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
         )
         for label, line in zip(short, lines, strict=True)
     )
+
+
+def runs_of(lines: Sequence[Pool]) -> list[tuple[RunResult, str]]:
+    """Every complete run with its name, line by line."""
+    return [pair for line in lines for pair in zip(line.runs, line.names, strict=False)]
 
 
 def name_of(run: Run) -> str:

@@ -11,7 +11,7 @@ import pytest
 from fedshift.errors import DataError, InputError
 from fedshift.record.choosing import choose
 from fedshift.record.folder import Begun, read_any, read_run
-from fedshift.report.means import band, mean_cell, spread_of
+from fedshift.report.means import drawn, mean_cell, moments_of
 from fedshift.report.page import page
 from fedshift.report.pools import pools
 from support.report_fixtures import Outline, drawings, made, write_begun, write_run
@@ -64,15 +64,27 @@ def test_one_seed_twice_is_no_pool(tmp_path: Path) -> None:
 
 
 def test_means_by_hand() -> None:
-    assert spread_of([1.0, 2.0, 3.0, None]) == (2.0, 1.0, 3)
-    assert spread_of([None, float("nan")]) == (None, None, 0)
-    assert mean_cell([0.5, 0.7], ".1%", 2) == "60.0% ± 14.1%"
-    assert mean_cell([0.5, None], ".1%", 2) == "50.0% (1 of 2)"
-    # No band of two seeds; one of shares ends at 100 %, of losses nowhere.
-    assert band(spread_of([0.5, 0.7]), share=True) == (None, None)
-    low, high = band(spread_of([0.9, 1.0, 1.0, 1.0]), share=True)
-    assert (round(low or 0, 3), high) == (0.925, 1.0)
-    assert (band(spread_of([0.9, 1.0, 1.0, 1.0]), share=False)[1] or 0) > 1
+    over = moments_of([1.0, 2.0, 3.0, None], "train_loss")
+    assert over is not None
+    assert (over.mean, over.sd, over.n) == (2.0, 1.0, 3)
+    assert moments_of([None, float("nan")], "train_loss") is None
+    assert mean_cell([0.5, 0.7], ".1%") == "60.0% ± 14.1%"
+    assert mean_cell([0.5, None], ".1%") == "50.0% (1 of 2)"
+    assert mean_cell([None, None], ".1%") is None
+
+
+def test_intervals_are_of_three_seeds_or_more_and_of_shares_within_bounds() -> None:
+    assert drawn([moments_of([0.5, 0.7], "target_accuracy"), None]) == (
+        (0.6, None), (None, None), (None, None),
+    )  # fmt: skip
+    values = [0.9, 1.0, 1.0, 1.0]
+    (low,), (high,) = drawn([moments_of(values, "target_accuracy")])[1:]
+    assert high == 1.0
+    assert low is not None
+    assert low > 0.8
+    # Control: a loss may be larger than 1; shares that are none are no reason to stop.
+    assert (drawn([moments_of(values, "train_loss")])[2][0] or 0) > 1
+    assert (drawn([moments_of([1.5, 1.0, 1.0], "target_accuracy")])[2][0] or 0) > 1
 
 
 # --------------------------------------------------------------------------- which folders

@@ -22,7 +22,7 @@ CURVE = [("inf", 1.0, 0.6), (50.0, 0.5, 0.3), (0.0, 0.2, 0.125)]
 def summary(classes: tuple[str, ...], counts: list[list[int]], method: str) -> dict[str, Any]:
     M, K, n = len(counts), len(classes), [sum(row) for row in counts]
     return {
-        "fedshift": "9.9.9",
+        "fedshift": "0.0.9",
         "name": "trial",
         "method": method,
         "dataset": "toy",
@@ -120,7 +120,7 @@ def configuration(method: str, seed: int) -> str:
 
 
 def write_begun(folder: Path, rounds: int, *, of: int = 9, end: str = "", seed: int = 0) -> Path:
-    """The folder of a run that is not complete: evaluated every second round; end: its last line."""
+    """The folder of a run that is not complete, evaluated every second round; end: last line."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.resolved.toml").write_text(configuration("FedPALS", seed))
     events: list[dict[str, Any]] = [{"event": "start", "run": "trial", "rounds": of}]
