@@ -33,14 +33,20 @@ def each_run(tables: Sequence[Table], lines: int, where: str) -> list[str]:
     shown = [fold(sampled(t, where, MOST_CELLS // len(tables))) for t in tables]
     if len(shown) <= lines:
         return shown
-    name = escape(f"Each of the {len(shown)} runs")
-    return [f"<details><summary>{name}</summary>{''.join(shown)}</details>"]
+    return [folded(f"Each of the {len(shown)} runs", "".join(shown))]
+
+
+def folded(name: str, content: str) -> str:
+    """Content under a line that unfolds it."""
+    return f"<details><summary>{escape(name)}</summary>{content}</details>"
 
 
 def pool_tables(each: Table, lines: Sequence[Pool]) -> list[str]:
     """A table with a row per line; below it, folded, that of all runs."""
     over = pool_rows(each, lines)
-    return [table(over), *(each_run([each], 0, "the folders") if over is not each else [])]
+    if over is each:
+        return [table(each)]
+    return [table(over), folded(f"Each of the {len(each.rows)} runs", table(each))]
 
 
 def of_clients(rows: Table, split: Split) -> Table:

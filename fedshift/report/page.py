@@ -144,6 +144,9 @@ def _lead(runs: Sequence[Run], lines: Sequence[Pool]) -> str:
             " The runs have different targets, so their target accuracies are about different "
             "populations."
         )
+    targets = list(dict.fromkeys(str(run.fit["target"]) for run in runs if "target" in run.fit))
+    if len(targets) == 1:
+        text += f" Target: {targets[0]}."
     if len(lines) < len(runs):
         text += (
             " Runs that differ in the seed alone are one line: the mean over its seeds, ± the "
