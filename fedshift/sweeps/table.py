@@ -14,6 +14,7 @@ from fedshift.report import tables
 from fedshift.report.charts import Axis, Chart
 from fedshift.report.intervals import Moments
 from fedshift.report.layout import figure, html_page, items, note, section, table
+from fedshift.report.printed import save
 from fedshift.sweeps.drawings import Curves, drawings
 from fedshift.sweeps.measured import Measured, Row
 from fedshift.sweeps.texts import difference, spread
@@ -186,6 +187,12 @@ class Table:
         axis, title = Axis(self.words, percent=self.percent), f"{self.title}: {self.words}"
         rows = {row.label: row.moments for row in self.rows}
         return drawings(title, axis, rows, self.base, self.curves)
+
+    def figures(self, folder: str | Path) -> tuple[Path, ...]:
+        """The drawings as PDF and PNG for a paper. Raises InputError without matplotlib."""
+        names = ("means", "rounds")
+        charts = {name: [chart] for name, chart in zip(names, self.plots().values(), strict=False)}
+        return save(charts, Path(folder))
 
     def report(self, path: str | Path) -> Path:
         """Write one page with the table, drawings and every run. Raises InputError for no .html."""
