@@ -11,7 +11,7 @@ from fedshift.report.charts import Axis, LineChart, Series
 from fedshift.report.folding import each_run, sampled
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.looks import Look
-from fedshift.report.means import drawn, mean_cell, moments_of
+from fedshift.report.means import mean_cell, moments_of, with_intervals
 from fedshift.report.pools import Pool, Run
 from fedshift.report.tables import Cell, Table
 
@@ -45,7 +45,7 @@ def series_of(
     if not any(over):
         return []
     x, name = tuple(map(float, common)), name or line.label
-    return [Series(name, x, *drawn(over), look=look, thin=thin, points=len(x) <= FEW)]
+    return [Series(name, x, *with_intervals(over), look=look, thin=thin, points=len(x) <= FEW)]
 
 
 def round_chart(title: str, series: Sequence[Series], y: Axis) -> LineChart:

@@ -51,7 +51,7 @@ def pool_tables(each: Table, lines: Sequence[Pool]) -> list[str]:
 
 def of_clients(rows: Table, split: Split) -> Table:
     """A table with a row per client, and maybe more below; those that a page has no room for go."""
-    count, kept = len(split.runs[0].clients), split.drawn()
+    count, kept = len(split.runs[0].clients), split.drawn(len(rows.header))
     if len(rows.rows) * len(rows.header) <= MOST_CELLS or len(kept) == count:
         return rows
     words = f"the {len(kept)} clients with the largest weights; all {count} are in {CLIENTS}"

@@ -24,7 +24,7 @@ def moments_of(values: Sequence[float | None], name: str) -> Moments | None:
     return moments(there, within=(low, high) if sound else UNBOUNDED)
 
 
-def drawn(over: Sequence[Moments | None]) -> tuple[Values, Values, Values]:
+def with_intervals(over: Sequence[Moments | None]) -> tuple[Values, Values, Values]:
     """Means with the ends of their intervals, for a chart."""
     mean = tuple(None if m is None else m.mean for m in over)
     low = tuple(None if m is None else m.low for m in over)

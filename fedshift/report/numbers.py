@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedshift.record.folder import RunResult
 from fedshift.record.headline import headline
-from fedshift.report.folding import pool_tables
+from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import fold, note, section
 from fedshift.report.pools import Pool, runs_of
 from fedshift.report.splits import client_names, heading, splits
@@ -53,6 +53,6 @@ def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
             for name, values in run.summary.final.client_metrics.items()
         ]
         numbers = from_columns("Client", client_names(split.runs[0]), columns, ".4g")
-        parts += [heading(split, runs), fold(numbers)]
+        parts += [heading(split, runs), fold(of_clients(numbers, split))]
     text = "On each client's own test data where it has some, else on its validation data."
     return section("clients", "The clients", note(text), *parts)

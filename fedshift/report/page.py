@@ -20,12 +20,12 @@ from fedshift.report import (
 )
 from fedshift.report.charts import shortened
 from fedshift.report.layout import html_page, items, note, why
-from fedshift.report.pools import Pool, Run, dataset_of, name_of, pools
+from fedshift.report.pools import Pool, Run, dataset_of, firsts, name_of, pools
 from fedshift.report.repeating import repeating
 from fedshift.report.shapes import escape
 
 # Longer names would fill the page: some of its tables and drawings have each a dozen times.
-LONGEST = 80
+LONGEST, LONGEST_SENTENCE = 60, 2_000
 Section = Callable[[Sequence[Pool]], str]
 
 
@@ -42,19 +42,22 @@ def page(runs: Sequence[Run], *, title: str | None = None) -> str:
     return html_page(title or _title(runs), parts)
 
 
-def run_labels(runs: Sequence[RunResult]) -> tuple[str, ...]:
-    """A short name per run, all different: that of its line, with the seed where it has several."""
-    names = {i: n for line in pools(runs) for i, n in zip(line.places, line.names, strict=True)}
-    return tuple(names[i] for i in range(len(runs)))
-
-
 def with_short_names(run: Run) -> Run:
     """The run with names of clients and classes that a page has room for; files have them whole."""
     if not isinstance(run, RunResult):
         return run
     clients = tuple(replace(c, name=shortened(c.name, LONGEST)) for c in run.clients)
-    classes = tuple(shortened(name, LONGEST) for name in run.summary.classes)
-    return replace(run, clients=clients, summary=replace(run.summary, classes=classes))
+    s = run.summary
+    classes, why = (
+        tuple(shortened(text, most) for text in of)
+        for of, most in ((s.classes, LONGEST), (s.why, LONGEST_SENTENCE))
+    )
+    looks = {
+        name: replace(part, looks=tuple(shortened(look, LONGEST) for look in part.looks))
+        for name in ("serving", "differences")
+        if (part := getattr(s, name)) is not None and part.looks
+    }
+    return replace(run, clients=clients, summary=replace(s, classes=classes, why=why, **looks))
 
 
 def _sections(lines: Sequence[Pool]) -> list[str]:
@@ -98,7 +101,7 @@ def _sections(lines: Sequence[Pool]) -> list[str]:
 
 def _of_first(draw: Callable[[Sequence[RunResult], Sequence[str]], str]) -> Section:
     """A section of one run for each line, whose seeds have the like."""
-    return lambda lines: draw([line.first for line in lines], [line.label for line in lines])
+    return lambda lines: draw(*firsts(lines))
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:

@@ -21,12 +21,11 @@ Run = RunResult | Begun
 class Pool:
     """One line of the report: runs of one configuration, each with another seed.
 
-    places: of the runs among all of the page. seeds: in words, one per run.
+    seeds: in words, one per run.
     begun: runs without a summary in the place of `runs`, since means are of complete runs.
     """
 
     label: str
-    places: tuple[int, ...]
     seeds: tuple[str, ...]
     runs: tuple[RunResult, ...] = ()
     begun: tuple[Begun, ...] = ()
@@ -85,7 +84,6 @@ def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
     return tuple(
         Pool(
             label,
-            tuple(line.values()),
             tuple(map(_seed_words, line)),
             tuple(run for i in line.values() if isinstance(run := runs[i], RunResult)),
             tuple(run for i in line.values() if isinstance(run := runs[i], Begun)),
@@ -97,6 +95,11 @@ def pools(runs: Sequence[Run]) -> tuple[Pool, ...]:
 def runs_of(lines: Sequence[Pool]) -> list[tuple[RunResult, str]]:
     """Every complete run with its name, line by line."""
     return [pair for line in lines for pair in zip(line.runs, line.names, strict=False)]
+
+
+def firsts(lines: Sequence[Pool]) -> tuple[list[RunResult], list[str]]:
+    """(the first complete run of every line, the labels)."""
+    return [line.first for line in lines], [line.label for line in lines]
 
 
 def name_of(run: Run) -> str:

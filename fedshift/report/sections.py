@@ -18,10 +18,11 @@ from fedshift.report.charts import (
 from fedshift.report.folding import of_clients, pool_tables
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.looks import GREY, Look
-from fedshift.report.means import drawn, mean_column, moments_of
-from fedshift.report.pools import Pool, runs_of
+from fedshift.report.means import mean_column, moments_of, with_intervals
+from fedshift.report.pools import Pool, firsts, runs_of
 from fedshift.report.splits import (
     Split,
+    classes_drawn,
     client_names,
     heading,
     left_out,
@@ -62,7 +63,7 @@ def results(lines: Sequence[Pool]) -> str:
     doubtful = [name for run, name in runs_of(lines) if run.summary.certified is False]
     if doubtful:
         text += f" The weights of {', '.join(doubtful)} are not certified optimal."
-    text += _cohort_note([line.first for line in lines], [line.label for line in lines])
+    text += _cohort_note(*firsts(lines))
     numbers = pool_tables(Table(header, rows, formats), lines)
     return section("results", "Results", *numbers, note(text))
 
@@ -93,7 +94,9 @@ def label_shift(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """Label-by-client heat map with the target as its last row, one per set of clients."""
     parts = []
     for split in splits(runs, labels):
-        drawing = figure(_label_map(split), left_out(split))
+        columns, others = classes_drawn(split.runs[0])
+        words = " ".join(filter(None, (left_out(split, len(columns)), others)))
+        drawing = figure(_label_map(split), words)
         parts += [heading(split, runs), drawing, _counts_table(split)]
     everywhere = all(run.summary.serving for run in runs)
     mixture = "their test examples together" if everywhere else "the target"
@@ -177,13 +180,14 @@ def curve_chart(runs: Sequence[RunResult], labels: Sequence[str]) -> LineChart:
 
 def recall_chart(title: str, lines: Sequence[Pool]) -> BarChart:
     """Recall per class of every line: means over its seeds with their intervals."""
-    bars = []
+    classes, bars = lines[0].first.summary.classes, []
+    columns, _ = classes_drawn(lines[0].first)
     for line in lines:
-        values = zip(*(run.summary.final.target_recall for run in line.runs), strict=True)
-        over = [moments_of(of, "recall") for of in values]
-        bars.append(Bars(line.label, *drawn(over)))
-    classes = lines[0].first.summary.classes
-    return BarChart(title, classes, tuple(bars), Axis("recall", percent=True))
+        each = [run.summary.final.target_recall for run in line.runs]
+        over = [moments_of([of[k] for of in each], "recall") for k in columns]
+        bars.append(Bars(line.label, *with_intervals(over)))
+    names = tuple(classes[k] for k in columns)
+    return BarChart(title, names, tuple(bars), Axis("recall", percent=True))
 
 
 def per_class(lines: Sequence[Pool]) -> str:
@@ -199,6 +203,7 @@ def per_class(lines: Sequence[Pool]) -> str:
     classes, masses = runs[0].summary.classes, mass_columns(runs, "Target mass")
     numbers = from_columns("Class", classes, columns, ".1%", masses)
     caption = "– marks a class without target test data. Estimates come from the clients alone."
+    caption = " ".join(filter(None, (caption, classes_drawn(runs[0])[1])))
     return section("classes", "Accuracy per class", figure(drawing, caption), fold(numbers))
 
 
@@ -213,8 +218,8 @@ def client_spread(lines: Sequence[Pool]) -> str:
         (name, client_names(run), run.summary.final.client_accuracy) for run, name in runs_of(lines)
     )
     parts = [*pool_tables(spreads, lines), note(text)]
-    runs = [line.first for line in lines]
-    for split in splits(runs, [line.label for line in lines]):
+    runs, labels = firsts(lines)
+    for split in splits(runs, labels):
         columns = [
             (lines[i].label, mean_column([r.summary.final.client_accuracy for r in lines[i].alike]))
             for i in split.places
@@ -235,19 +240,20 @@ def _result(run: RunResult, label: str) -> tuple[Cell, ...]:
 
 
 def _label_map(split: Split) -> HeatMap:
-    s, names, drawn = split.runs[0].summary, looked_names(split.runs[0]), split.drawn()
-    shares, notes = [], []
+    s, names = split.runs[0].summary, looked_names(split.runs[0])
+    columns, _ = classes_drawn(split.runs[0])
+    drawn, shares, notes = split.drawn(len(columns)), [], []
     for i in drawn:
         counts, n = s.label_counts[i], sum(s.label_counts[i]) or 1.0
-        shares.append([v / n for v in counts])
-        cells = zip(s.classes, counts, strict=True)
-        notes.append([f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells])
+        shares.append(tuple(counts[k] / n for k in columns))
+        cells = ((s.classes[k], counts[k]) for k in columns)
+        notes.append(tuple(f"{names[i]}, {c}: {v:g} examples, {v / n:.1%}" for c, v in cells))
     last = _target_name(split)
-    notes.append([f"{last}, {c}: {t:.1%}" for c, t in zip(s.classes, s.target, strict=True)])
+    notes.append(tuple(f"{last}, {s.classes[k]}: {s.target[k]:.1%}" for k in columns))
     rows = (*(names[i] for i in drawn), last)
     title = f"Share of each label per client, and of the {last} ({split.name})"
-    values = (*map(tuple, shares), s.target)
-    return HeatMap(title, rows, s.classes, values, tuple(map(tuple, notes)))
+    values = (*shares, tuple(s.target[k] for k in columns))
+    return HeatMap(title, rows, tuple(s.classes[k] for k in columns), values, tuple(notes))
 
 
 def _counts_table(split: Split) -> str:

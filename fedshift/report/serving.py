@@ -9,7 +9,7 @@ from fedshift.record.rounds import Round
 from fedshift.record.summary import Serving
 from fedshift.report.by_round import round_chart, series_of, words_on
 from fedshift.report.charts import ACCURACY, Axis, HeatMap, LineChart
-from fedshift.report.folding import each_run
+from fedshift.report.folding import each_run, of_clients
 from fedshift.report.layout import figure, fold, note, section, table
 from fedshift.report.looks import Look
 from fedshift.report.means import mean_cell, mean_column, moments_of
@@ -18,6 +18,7 @@ from fedshift.report.sections import recall_chart
 from fedshift.report.splits import (
     Split,
     by_client,
+    classes_drawn,
     client_names,
     heading,
     left_out,
@@ -115,24 +116,28 @@ def served_models(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     """How well each client's own model does on its own test examples, class by class."""
     parts = []
     for run, label, serving in serving_runs(runs, labels):
-        drawing = figure(own_map(run, label, serving), left_out(Split((run,), (label,), (0,))))
+        alone, (columns, others) = Split((run,), (label,), (0,)), classes_drawn(run)
+        words = " ".join(filter(None, (left_out(alone, len(columns)), others)))
         numbers = by_client(run, run.summary.classes, serving.class_accuracy)
-        parts += [run_heading(runs, label), drawing, fold(numbers)]
+        drawing = figure(own_map(run, label, serving), words)
+        parts += [run_heading(runs, label), drawing, fold(of_clients(numbers, alone))]
     text = "Of the last round. An empty cell: the client has no test examples of this class."
     return section("own", "Own models on their own client's classes", note(text), *parts)
 
 
 def own_map(run: RunResult, label: str, serving: Serving) -> HeatMap:
     """Accuracy of each client's own model by class."""
-    drawn, names = Split((run,), (label,), (0,)).drawn(), looked_names(run)
-    classes = run.summary.classes
-    rows = tuple(serving.class_accuracy[i] for i in drawn)
+    names, classes = looked_names(run), run.summary.classes
+    columns, _ = classes_drawn(run)
+    drawn = Split((run,), (label,), (0,)).drawn(len(columns))
+    rows = tuple(tuple(serving.class_accuracy[i][k] for k in columns) for i in drawn)
     notes = tuple(
-        tuple(f"{names[i]}, {c}: {percent(v)}" for c, v in zip(classes, row, strict=True))
+        tuple(f"{names[i]}, {classes[k]}: {percent(v)}" for k, v in zip(columns, row, strict=True))
         for i, row in zip(drawn, rows, strict=True)
     )
     title = f"Accuracy of each client's own model by class ({label})"
-    return HeatMap(title, tuple(names[i] for i in drawn), classes, rows, notes, ACCURACY)
+    shown = tuple(classes[k] for k in columns)
+    return HeatMap(title, tuple(names[i] for i in drawn), shown, rows, notes, ACCURACY)
 
 
 def per_class(lines: Sequence[Pool]) -> str:
@@ -166,7 +171,7 @@ def clients(runs: Sequence[RunResult], labels: Sequence[str]) -> str:
     )
     parts = [table(spreads), note(text)]
     for split in splits([run for run, _, _ in measured], [label for _, label, _ in measured]):
-        parts += [heading(split, runs), fold(_client_table(split))]
+        parts += [heading(split, runs), fold(of_clients(_client_table(split), split))]
     return section("own-clients", "The clients", *parts)
 
 

@@ -11,7 +11,7 @@ import pytest
 from fedshift.errors import DataError, InputError
 from fedshift.record.choosing import choose
 from fedshift.record.folder import Begun, read_any, read_run
-from fedshift.report.means import drawn, mean_cell, moments_of
+from fedshift.report.means import mean_cell, moments_of, with_intervals
 from fedshift.report.page import page
 from fedshift.report.pools import pools
 from support.report_fixtures import Outline, drawings, made, write_begun, write_run
@@ -74,17 +74,17 @@ def test_means_by_hand() -> None:
 
 
 def test_intervals_are_of_three_seeds_or_more_and_of_shares_within_bounds() -> None:
-    assert drawn([moments_of([0.5, 0.7], "target_accuracy"), None]) == (
+    assert with_intervals([moments_of([0.5, 0.7], "target_accuracy"), None]) == (
         (0.6, None), (None, None), (None, None),
     )  # fmt: skip
     values = [0.9, 1.0, 1.0, 1.0]
-    (low,), (high,) = drawn([moments_of(values, "target_accuracy")])[1:]
+    (low,), (high,) = with_intervals([moments_of(values, "target_accuracy")])[1:]
     assert high == 1.0
     assert low is not None
     assert low > 0.8
     # Control: a loss may be larger than 1; shares that are none are no reason to stop.
-    assert (drawn([moments_of(values, "train_loss")])[2][0] or 0) > 1
-    assert (drawn([moments_of([1.5, 1.0, 1.0], "target_accuracy")])[2][0] or 0) > 1
+    assert (with_intervals([moments_of(values, "train_loss")])[2][0] or 0) > 1
+    assert (with_intervals([moments_of([1.5, 1.0, 1.0], "target_accuracy")])[2][0] or 0) > 1
 
 
 # --------------------------------------------------------------------------- which folders

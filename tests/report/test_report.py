@@ -11,7 +11,8 @@ import pytest
 from fedshift.diagnose import diagnose
 from fedshift.errors import InputError
 from fedshift.report.diagnosis_page import diagnosis_page
-from fedshift.report.page import page, run_labels
+from fedshift.report.page import page
+from fedshift.report.pools import pools
 from support.report_fixtures import HOSTILE, Outline, drawings, made
 
 
@@ -158,9 +159,12 @@ def test_different_targets_are_pointed_out(tmp_path: Path) -> None:
 
 def test_labels_of_runs_are_distinct(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a"), made(tmp_path / "b")
-    assert run_labels([a]) == ("FedPALS",)
-    assert run_labels([a, b]) == (f"FedPALS ({tmp_path}/a)", f"FedPALS ({tmp_path}/b)")
-    assert run_labels([a, a]) == ("FedPALS (trial) #1", "FedPALS (trial) #2")
+    labels = [[line.label for line in pools(runs)] for runs in ([a], [a, b], [a, a])]
+    assert labels == [
+        ["FedPALS"],
+        [f"FedPALS ({tmp_path}/a)", f"FedPALS ({tmp_path}/b)"],
+        ["FedPALS (trial) #1", "FedPALS (trial) #2"],
+    ]
 
 
 def test_a_run_without_target_labels_still_has_a_page(tmp_path: Path) -> None:
