@@ -59,7 +59,14 @@ def read_events(path: Path) -> Events:
                     _enter(events, json.loads(line))
     except OSError as e:
         raise DataError(f"{path}: cannot be read: {e.strerror}") from None
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as e:
+    except (
+        ValueError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+    ) as e:
         why = shown(f"{type(e).__name__}: {e}", 100)
         raise DataError(f"{path}, line {number}: no event of a run ({why}); {REDO}") from None
     return events

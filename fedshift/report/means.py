@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from fedshift.report.charts import Values
@@ -10,13 +9,16 @@ from fedshift.report.intervals import UNBOUNDED, Moments, bounds_of, moments
 from fedshift.report.pools import Pool
 from fedshift.report.tables import Cell, Table, show
 
+# Beyond, a square is no float any more: training has diverged.
+LARGEST = 1e150
+
 
 def moments_of(values: Sequence[float | None], name: str) -> Moments | None:
     """Of the numbers that are there, as `moments`; None where there are none.
 
     name: of what is measured, as "target_accuracy"; intervals of shares end at 0 and 1.
     """
-    there = [v for v in values if v is not None and math.isfinite(v)]
+    there = [v for v in values if v is not None and abs(v) < LARGEST]
     if not there:
         return None
     low, high = bounds_of(name)
