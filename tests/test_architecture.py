@@ -58,7 +58,7 @@ MAY = {
     "errors": set(),
     "plugins": {"errors"},
     "audit": {"errors"},
-    "diagnosis": {"files"},
+    "diagnosis": {"files", "errors"},
     "verdict": {"diagnosis", "errors"},
     "diagnose": {"diagnosis", "verdict", "server", "errors", "real", "seeds"},
     "deploy": {"errors", "files", "flower", "record"},

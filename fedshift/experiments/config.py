@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from fedshift.errors import shown
 from fedshift.experiments.config_data import Data as Data
 from fedshift.experiments.config_shift import Split
+from fedshift.experiments.named_files import with_paths
 from fedshift.experiments.python_names import PYTHON as PYTHON
 from fedshift.experiments.python_names import is_python
 from fedshift.experiments.section import Count, Positive, Section
@@ -241,10 +243,19 @@ class Config(Section):
     def identity(self) -> str:
         """A hash of the keys that differ from their defaults, but for `name`: one run has one.
 
-        A key that a later version adds changes nothing as long as it has its default.
+        A key that a later version adds changes nothing as long as it has its default. Files count
+        by their names alone: a project may be moved, and what they hold has checksums elsewhere.
         """
-        given = self.model_dump(exclude_defaults=True, exclude={"name"})
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+        return _hashed(with_paths(self._given, os.path.basename))
+
+    @property
+    def identity_by_path(self) -> str:
+        """The same as earlier versions had it, with files by their whole paths."""
+        return _hashed(self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return self.model_dump(exclude_defaults=True, exclude={"name"})
 
     @model_validator(mode="before")
     @classmethod
@@ -284,3 +295,7 @@ class Config(Section):
                 "target validates; leave it out"
             )
         return self
+
+
+def _hashed(tables: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from fedshift.experiments.config_data import OF_TASK
 from fedshift.experiments.extras import extra_packages
 from fedshift.experiments.in_use import IN_USE, alone_in
 from fedshift.experiments.load import dumps
+from fedshift.experiments.named_files import relative
 from fedshift.experiments.outcome import Experiment
 from fedshift.experiments.progress import Asked, Keeper, no_stop
 from fedshift.experiments.run_models import model_parts
@@ -145,7 +147,9 @@ class EventLog:
         self.path = folder / EVENTS
 
     def __call__(self, event: dict[str, Any]) -> None:
-        append(self.path, json.dumps({"time": round(time.time(), 3), **clean(event)}))
+        # The place of the folder is nowhere else: its other files are the same bytes everywhere.
+        place = {"folder": os.path.realpath(self.path.parent)} if event["event"] == "start" else {}
+        append(self.path, json.dumps({"time": round(time.time(), 3), **clean(event), **place}))
 
 
 def kept_in(
@@ -159,15 +163,17 @@ def kept_in(
     if config.model.name == PYTHON:  # no key says which network that is
         params, buffers = prepared.model.init()
         sums += (_digest(v.contiguous().flatten() for v in (params | buffers).values()),)
-    identity, former = (_hash(of, *sums) for of in (config.identity, _all_keys(config)))
+    identity, former = (_hash(of, *sums) for of in (config.identity, _former(config)))
     return Keeper(folder / CHECKPOINTS, identity, every, asked, former=former)
 
 
-def _all_keys(config: Config) -> str:
-    """The identity in checkpoints of versions before `Config.identity`: all keys of that time.
+def _former(config: Config) -> str:
+    """The identity in checkpoints of earlier versions: by whole paths, or before of all keys.
 
     The latest keys of [training] counted only where they differed from their defaults.
     """
+    if config.identity != config.identity_by_path:
+        return config.identity_by_path  # versions before had no keys for files
     later = {
         "training": (
             "on_bad_reply", "max_norm", "min_clients", "max_gap", "deadline", "retries",
@@ -204,12 +210,15 @@ def write_start(folder: Path, config: Config, prepared: Prepared, backend: str) 
     write_lock(folder, config, prepared, backend)
     for name, text in prepared.custom.texts.items():
         write(folder / name, text)
-    write(folder / CONFIG, dumps(config))
+    write(folder / CONFIG, dumps(config, folder))
 
 
 def write_lock(folder: Path, config: Config, prepared: Prepared, backend: str) -> None:
-    """What is needed to get the same numbers again (`lock`)."""
-    write(folder / LOCK, _json(lock(config, prepared, backend)))
+    """What is needed to get the same numbers again (`lock`), and the checksums of files by path."""
+    facts, files = lock(config, prepared, backend), prepared.custom.files
+    if files:
+        facts["files"] = {relative(path, folder): digest for path, digest in files.items()}
+    write(folder / LOCK, _json(facts))
 
 
 def write_profile(folder: Path, profile: Mapping[str, Any]) -> None:
@@ -231,7 +240,6 @@ def lock(config: Config, prepared: Prepared, backend: str = "loop") -> dict[str,
         "data_sha256": prepared.data.sha256,
         "split_sha256": prepared.split_sha256,
         "seeds": vars(prepared.seeds),
-        **({"files": dict(prepared.custom.files)} if prepared.custom.files else {}),
     }
 
 

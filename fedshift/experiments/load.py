@@ -16,8 +16,9 @@ from fedshift import recipes
 from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.config import Config
 from fedshift.experiments.method_fit import Problem, misfits
+from fedshift.experiments.named_files import placed, relative, with_paths
 from fedshift.experiments.places import Source, keys_set
-from fedshift.experiments.python_names import PYTHON, is_python, load_python, resolve_paths
+from fedshift.experiments.python_names import PYTHON, is_python, load_python
 
 Tables = dict[str, Any]
 MOST, MOST_SHOWN = 1_000_000, 20
@@ -58,7 +59,7 @@ def load_with_source(path: Path, overrides: Sequence[str] = ()) -> tuple[Config,
     written = _name_in(tables, "method")
     apply_overrides(tables, overrides)
     renamed = _name_in(tables, "method") != written
-    resolve_paths(tables, path.parent)
+    tables = with_paths(tables, lambda text: placed(text, path.parent))
     if renamed:
         _drop_foreign_options(tables, keys_set(tuple(overrides)))
     config = validate(tables, text=text, origin=str(path), overrides=overrides)
@@ -307,9 +308,14 @@ def _type_problems(key: str, value: Any, annotation: Any) -> list[Problem]:
     return []
 
 
-def dumps(config: Config) -> str:
-    """The configuration as TOML, every key written out; `load` of it gives an equal Config."""
+def dumps(config: Config, folder: Path | None = None) -> str:
+    """The configuration as TOML, every key written out; `load` of it gives an equal Config.
+
+    folder: of the run, to which the paths of files are relative then.
+    """
     tables: Mapping[str, Any] = config.model_dump(exclude_none=True)
+    if folder is not None:
+        tables = with_paths(tables, lambda path: relative(path, folder))
     lines = [f"{k} = {_toml(v)}" for k, v in tables.items() if not isinstance(v, dict)]
     for name, table in tables.items():
         if isinstance(table, dict):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -17,10 +16,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from fedshift.errors import DataError, InputError, nearest, shown
+from fedshift.errors import InputError, nearest, shown
 from fedshift.experiments.user_code import described, line_of, raised
-from fedshift.files import is_file, read_object
-from fedshift.record.folder import LOCK
 
 # The source of data, and the name of a network or method, that a program gave.
 PYTHON = "python"
@@ -34,7 +31,6 @@ EXPECTS = {
     "method.name": "a function (setting, *, options) that gives an Algorithm, as a recipe does",
     "metrics.extra": "a function of (probabilities [n, K], labels [n]) that gives a number",
 }
-_NAMED = (("data", "source"), ("model", "name"), ("method", "name"))
 # How names of tables end.
 TABLES = (".csv", ".tsv", ".txt", ".gz", ".parquet")
 # Of files that were loaded, the last one's first.
@@ -45,31 +41,6 @@ _NAME = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)")
 def is_python(text: str) -> bool:
     """Whether a text is of the form FILE.py:NAME."""
     return _NAME.fullmatch(text) is not None
-
-
-def resolve_paths(tables: dict[str, Any], folder: Path) -> None:
-    """In place: paths of the user's files are relative to the folder of the experiment's file."""
-
-    def place(text: str) -> str:
-        return os.path.abspath(folder / os.path.expanduser(text))
-
-    for section, key in (*_NAMED, ("data", "index"), ("data", "target")):
-        table = tables.get(section)
-        value = table.get(key) if isinstance(table, dict) else None
-        if isinstance(value, str) and _is_path(key, value):
-            tables[section][key] = place(value)
-    metrics = tables.get("metrics")
-    if isinstance(metrics, dict) and isinstance(extra := metrics.get("extra"), list):
-        names = [place(v) if isinstance(v, str) and is_python(v) else v for v in extra]
-        tables["metrics"] = metrics | {"extra": names}
-
-
-def _is_path(key: str, value: str) -> bool:
-    if key == "index":
-        return True
-    if key == "target":
-        return value.lower().endswith(TABLES)
-    return is_python(value) or (key == "source" and value not in ("", PYTHON, NATURAL))
 
 
 @dataclass(frozen=True)
@@ -157,21 +128,6 @@ def digest_of(path: Path) -> str | None:
             return hashlib.file_digest(f, "sha256").hexdigest()
     except OSError:
         return None
-
-
-def check_files(folder: Path, ending: str = "") -> None:
-    """Raise DataError for a file of the user's that is not as it was when a run began, by name.
-
-    folder: the run's; ending: of the names of those to look at. Comes before they are run again.
-    """
-    files = read_object(folder / LOCK).get("files") if is_file(folder / LOCK) else None
-    for path, digest in files.items() if isinstance(files, dict) else ():
-        now = digest_of(Path(path))
-        if path.endswith(ending) and now != digest:
-            what = "is not there, and was" if now is None else "is not what it was"
-            raise DataError(
-                f"{folder}: {path} {what} when the run began; put it back, or start a new run"
-            )
 
 
 def _content(path: Path, where: str) -> bytes:

@@ -19,7 +19,8 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.custom_network import Shape, custom_network
 from fedshift.experiments.first_model import named_network
 from fedshift.experiments.load import load_config
-from fedshift.experiments.python_names import check_files, is_python
+from fedshift.experiments.named_files import check_files
+from fedshift.experiments.python_names import is_python
 from fedshift.experiments.stored import misfit, read_parts
 from fedshift.experiments.task import prepare
 from fedshift.files import is_file, read_object
@@ -214,6 +215,12 @@ def sizes_in(path: Path) -> Tensor:
     if not n or not all(math.isfinite(v) and v >= 0 for v in n):
         raise DataError(f"{path}: cannot be read: sizes of {n[:3]}; it has the clients' sizes")
     return torch.tensor(n, dtype=torch.float64)
+
+
+def input_shape(config: Config, folder: Path) -> tuple[int, ...]:
+    """The shape of one input in the run's data set, which must be there as it was."""
+    check_files(folder, "")
+    return tuple(prepare(config).task.clients[0].x.shape[1:])
 
 
 def network_of(config: Config, folder: Path, clients: int, shape: tuple[int, ...] | None) -> Model:

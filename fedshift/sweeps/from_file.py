@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -113,10 +114,11 @@ def _points(
         except InputError as e:  # in the words of the command line
             raise InputError(str(e).replace("-c method.name", f"--methods {name}")) from None
         label = ", ".join(f"{_short(k, of)}={v}" for k, v in given.items() if len(of[k]) > 1)
-        # Files that changed since make other runs.
+        # Files that changed since make other runs, and those that were moved do not.
         files = files_of(config)
-        beside = json.dumps(files) if files else ""
-        yield Point(label, {s: run_of(seeded(config, s, vary), beside) for s in seeds})
+        moved = sorted((os.path.basename(path), digest) for path, digest in files.items())
+        beside, former = (json.dumps(of) if files else "" for of in (moved, files))
+        yield Point(label, {s: run_of(seeded(config, s, vary), beside, former) for s in seeds})
 
 
 def _short(key: str, keys: Values) -> str:

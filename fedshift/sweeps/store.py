@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from fedshift.experiments.config import Config
 from fedshift.experiments.folder import trained_with
 from fedshift.experiments.in_use import IN_USE
 from fedshift.experiments.load import dumps
+from fedshift.experiments.named_files import with_paths
 from fedshift.files import is_file, is_folder, write
 from fedshift.record.folder import CHECKPOINTS, CONFIG, DIVERGED, LOCK, METRICS, SUMMARY
 from fedshift.record.rounds import Metrics, rounds_csv
@@ -32,10 +34,14 @@ HASH = 10
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: its folder's name and its configuration. Equal configurations share it."""
+    """One training run: its folder's name and its configuration. Equal configurations share it.
+
+    former: what an earlier version called its folder, "" for the same
+    """
 
     name: str
     config: Config
+    former: str = ""
 
     @property
     def id(self) -> str:
@@ -53,19 +59,24 @@ class Finished:
     config_sha256: str = ""
 
 
-def run_of(config: Config, beside: str = "") -> Run:
+def run_of(config: Config, beside: str = "", former: str = "") -> Run:
     """The run of a configuration. Its own `name` does not count; it is set to the folder's name.
 
-    beside: what else tells it from others, where no configuration can hold it.
+    beside: what else tells it from others, where no configuration can hold it; former: the same as
+    an earlier version had it, with files by their whole paths.
 
     Runs outlive new keys (`Config.identity`); `Store.read` refuses runs whose other keys have
     changed since.
     """
-    identity = config.identity
+    name = _name(config, config.identity, beside)
+    before = _name(config, config.identity_by_path, former) if former else ""
+    return Run(name, config.model_copy(update={"name": name}), before)
+
+
+def _name(config: Config, identity: str, beside: str) -> str:
     if beside:
         identity = hashlib.sha256(f"{identity} {beside}".encode()).hexdigest()
-    name = f"{_readable(config)}-{identity[:HASH]}"
-    return Run(name, config.model_copy(update={"name": name}))
+    return f"{_readable(config)}-{identity[:HASH]}"
 
 
 def _readable(config: Config) -> str:
@@ -106,7 +117,8 @@ class Store:
 
     def path(self, run: Run) -> Path:
         """The run's folder, whether it exists or not."""
-        return self.folder / run.name
+        former = self.folder / run.former
+        return former if run.former and is_folder(former) else self.folder / run.name
 
     def record(self, run: Run) -> Record | None:
         """The run's record; None where there is none, or its folder is over."""
@@ -155,9 +167,9 @@ class Store:
 
         Raises DataError for a damaged file, and for a run of another configuration.
         """
-        text = self._text(run, CONFIG)
+        text, config = self._text(run, CONFIG), self._named(run)
         try:
-            trained, now = _flat(tomllib.loads(text)), _flat(tomllib.loads(dumps(run.config)))
+            trained, now = (_keys(tomllib.loads(one)) for one in (text, dumps(config)))
         except (ValueError, RecursionError) as e:
             raise self.damaged(run, e, CONFIG) from None
         for key, value in trained.items():
@@ -171,6 +183,12 @@ class Store:
         ended = self.diverged(run)
         summary = self._summary(run) if ended is None else ended.summary
         return Finished(run, summary, self._lock(run), digest)
+
+    def _named(self, run: Run) -> Config:
+        """The run's configuration as its folder, which an earlier version may have made, has it."""
+        record = self.record(run)
+        name = self.path(run).name if record is None else run.name
+        return run.config.model_copy(update={"name": name})
 
     def curve(self, run: Run, column: str, name: str = METRICS) -> dict[int, float]:
         """One column of a file of the run by round. Raises DataError where it is not there."""
@@ -255,6 +273,11 @@ class Store:
         if not isinstance(value, dict):
             raise self.damaged(run, "not a JSON object", name)
         return value
+
+
+def _keys(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value by its whole key, with files by their names: where they lie does not count."""
+    return _flat(with_paths(tables, os.path.basename))
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,8 +15,10 @@ from fedshift.data import first_not_finite
 from fedshift.errors import InputError, nearest, shown, unknown
 from fedshift.tasks.columns import Rules
 from fedshift.tasks.names import Coded, Mask, coded, listed, many, named, ordered, plain, reordered
-from fedshift.tasks.rows import Columns, Inputs, Tensors, inputs_of
+from fedshift.tasks.rows import Columns, Inputs, inputs_of
 from fedshift.tasks.target import Target, is_test_set, target_of
+from fedshift.tasks.tensors import Tensors
+from fedshift.tasks.values import plain_column, reader_of
 
 # Sets of labels beyond this number count as one class of the label table.
 SETS = 20
@@ -109,7 +111,7 @@ def task_fields(rows: Rows, target: Any, options: Options) -> dict[str, Any]:
 
 def _places(client: Any, n: int, outside: int) -> Coded:
     """The client of each of n rows; of none for the last ones, a test set's."""
-    places = coded(_per_row("client", client, n - outside))
+    places = coded(_per_row("client", client, n - outside), "client")
     if not places.names:
         what = "is empty in every row" if n else "has no rows, and neither has x"
         raise InputError(f"client {what}; nothing is left to train on")
@@ -128,7 +130,7 @@ def labels_of(
         return Coded(codes, ("any",)), values, ("value",)
     if kind == "multilabel":
         return _sets(_matrix(y, n), classes, n - outside)
-    labels = coded(_per_row("y", y, n))
+    labels = coded(_per_row("y", y, n), "y")
     if classes is not None:
         labels = reordered(labels, classes, "label")
     many = len(labels.names)
@@ -238,17 +240,25 @@ def _per_row(name: str, values: Any, n: int) -> Any:
 def _floats(values: Any) -> Tensor:
     import pandas as pd
 
+    if isinstance(values, Coded):
+        numbers = [*map(reader_of(values.names), values.names)]
+        if odd := [n for n, v in zip(values.names, numbers, strict=True) if np.isnan(v)]:
+            raise InputError(_no_number(f'"{shown(odd[0])}"'))
+        values = np.array([*numbers, np.nan])[values.codes]
+    column = plain_column("y", values)
+    if getattr(column.dtype, "kind", "") == "M":
+        raise InputError(_no_number("dates"))
     try:
-        if isinstance(values, Coded):
-            values = np.array([*values.names, None], dtype=object)[values.codes]
-        numbers = pd.to_numeric(pd.Series(values)).to_numpy(np.float32, na_value=np.nan)
+        numbers = pd.to_numeric(pd.Series(column)).to_numpy(np.float32, na_value=np.nan)
     except (ValueError, TypeError) as e:
-        raise InputError(
-            f"y holds what is no number ({shown(str(e), 80)}), and regression predicts numbers"
-        ) from None
+        raise InputError(_no_number(shown(str(e), 80))) from None
     if np.isinf(numbers).any():
         raise InputError("y holds infinity; leave such rows out")
     return torch.from_numpy(numbers.copy())
+
+
+def _no_number(what: str) -> str:
+    return f"y holds what is no number ({what}), and regression predicts numbers"
 
 
 def _matrix(y: Any, n: int) -> Tensor:

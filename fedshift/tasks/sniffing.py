@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedshift.errors import DataError, InputError, nearest, shown
-from fedshift.tasks.names import listed, many
+from fedshift.tasks.names import as_number, listed, many
 
 # Bytes that are looked at, and lines of them.
 SAMPLE, LINES = 1 << 18, 200
@@ -24,6 +24,8 @@ SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar", "
 _POINT = re.compile(r"[+-]?\d+\.\d+", re.ASCII)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
 _GROUPS = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d+)?", re.ASCII)
+# The same with a decimal point, as in 1,234.50; 0,123 is none.
+_ENGLISH = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,19 @@ class Format:
         odd = [f"{SEPARATORS.get(self.separator, self.separator)} between columns"]
         odd = odd if self.separator != "," else []
         odd += ["a decimal comma"] if self.decimal == "," else []
+        odd += ["commas between thousands"] if self.thousands == "," else []
         odd += (
             [f"{many(self.first - 1, 'line')} above the names of columns"] if self.first > 1 else []
         )
         odd += [f"encoding {self.encoding}"] if not self.encoding.startswith("utf-8") else []
         return [f"Read with {', '.join(odd)}."] if odd else []
+
+    def number(self, text: str) -> float:
+        """The number that a text is as this file writes such; NaN for other texts."""
+        groups = _ENGLISH if self.thousands == "," else _GROUPS
+        if self.thousands and groups.fullmatch(text):
+            text = text.replace(self.thousands, "")
+        return as_number(text.replace(self.decimal, "."))
 
 
 class Row(NamedTuple):
@@ -198,10 +208,18 @@ def _decimal(
 ) -> tuple[str, str | None]:
     """(the decimal sign, the sign between thousands or None)."""
     cells = [cell for row in rows for cell in row]
-    commas = any(map(_COMMA.fullmatch, cells))
+    english = any(map(_ENGLISH.fullmatch, cells))
+    commas = any(_COMMA.fullmatch(cell) and not _ENGLISH.fullmatch(cell) for cell in cells)
     # 1.234 is a number with a point, unless others have decimal commas.
-    points = any(_POINT.fullmatch(cell) and not _GROUPS.fullmatch(cell) for cell in cells)
+    points = any(
+        ("," in cell and "." in cell and _ENGLISH.fullmatch(cell))
+        or (_POINT.fullmatch(cell) and not _GROUPS.fullmatch(cell))
+        for cell in cells
+    )
     if decimal is None:
-        decimal = "," if commas and not points and separator != "," else "."
-    grouped = decimal == "," and any(map(_GROUPS.fullmatch, cells))
-    return decimal, "." if grouped else None
+        # 1,234 alone may be either: who puts semicolons between cells writes decimal commas.
+        by_sign = english and separator == ";"
+        decimal = "," if (commas or by_sign) and not points else "."
+    if decimal == ",":
+        return decimal, "." if any(map(_GROUPS.fullmatch, cells)) else None
+    return decimal, "," if english and not commas else None

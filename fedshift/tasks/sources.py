@@ -12,7 +12,8 @@ from fedshift.arguments import called
 from fedshift.errors import InputError, nearest, shown
 from fedshift.tasks.making import Rows
 from fedshift.tasks.names import listed, plain
-from fedshift.tasks.rows import Tensors, inputs_of
+from fedshift.tasks.rows import inputs_of
+from fedshift.tasks.tensors import Tensors
 
 LABELS = ("label", "labels", "y", "target", "class", "fine_label")
 INPUTS = ("image", "img", "x", "pixel_values", "features", "data")

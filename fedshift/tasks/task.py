@@ -13,6 +13,7 @@ from fedshift.arguments import called, check_path, check_whole
 from fedshift.calls import called_as
 from fedshift.datasets import load_table
 from fedshift.errors import InputError
+from fedshift.real import is_whole
 from fedshift.seeds import numpy_generator
 from fedshift.shifts import Shift
 from fedshift.tasks.building import Built, built
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 class Task(TaskFields):
     """Clients with their examples, and a target; `build` cuts and encodes them.
 
-    Made by `from_arrays`, `from_csv`, `from_frame` and the like. clients are the names of those
-    that train, in order; classes the names of the labels, in the order of the network's outputs.
+    Made by `from_arrays`, `from_csv`, `from_frame` and the like. `fedshift.fit` trains on it.
+
+    clients  the names of those that train, in order
+    classes  the names of the labels, in the order of the network's outputs
     """
 
     def __init__(self, *given: Any, **fields: Any) -> None:
@@ -53,9 +56,9 @@ class Task(TaskFields):
         """Rows of arrays or tensors: x [n, ...], y [n] and the client of each row.
 
         x   an array or a tensor [n, ...], taken as it is; bytes [n, channels, height, width] are
-            images, which are scaled to [-1, 1]. A tuple or a dict of arrays are several inputs,
-            and a list of sequences of unequal length is padded and gets a mask. A table (DataFrame,
-            dict of columns) is encoded by column.
+            images, which are scaled to [-1, 1], also among several inputs: a tuple or a dict of
+            arrays. A list of sequences of unequal length is padded and gets a mask. A table
+            (DataFrame, dict of columns) is encoded by column.
         y   numbers or text, one per row; see `Options` for regression and several labels per row
         target  a client's name; label shares or counts, as a dict by name or one per class;
             "pooled", "clients", or a labelled test set (x, y)
@@ -63,7 +66,7 @@ class Task(TaskFields):
         Raises InputError for lengths that differ, and for a target that is none of these.
 
         >>> x, y = [[0.0], [1.0], [0.2], [0.9], [0.1]], ["no", "yes", "no", "yes", "no"]
-        >>> task = Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
+        >>> task = fs.Task.from_arrays(x, y, client=["a", "a", "b", "b", "c"], target="c")
         >>> task.clients, task.classes
         (('a', 'b'), ('no', 'yes'))
         """
@@ -82,12 +85,19 @@ class Task(TaskFields):
         drop: Sequence[str] = (),
         **options: Unpack[Options],
     ) -> Task:
-        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read."""
-        labels = [label] if isinstance(label, str) else list(label)
-        names = (client, *labels, *options.get("categories", ()))
-        table, notes = of_frame(frame, names, (client, target))
+        """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read.
+
+        >>> ages = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
+        >>> fs.Task.from_frame(ages, client="site", label="ill", target="c").clients
+        ('a', 'b')
+        """
+        client, label = str(client), str(label) if is_whole(label) else label
+        # Of several labels True and False are numbers.
+        labels = [label] if isinstance(label, str) else []
+        names = options.get("categories", ())
+        table, notes = of_frame(frame, (client, *labels, *names), (client, target))
         rows = rows_of(table, client, label, columns, drop, notes)
-        return cls(**task_fields(rows, labelled(target, label), options))
+        return cls(**task_fields(rows, labelled(target, label, names), options))
 
     @classmethod
     @called_as(
@@ -119,6 +129,10 @@ class Task(TaskFields):
         separator, decimal, encoding, header (names of the columns)  are looked up in the file
                  where they are not given
 
+        >>> columns = {"client": "hospital", "label": "outcome"}
+        >>> fs.Task.from_csv("patients.csv", **columns, target="north").clients
+        ('coast', 'east', 'south', 'west')
+
         Raises DataError for a file that is no such table, InputError for columns that it lacks.
         """
         check_path("path", path)
@@ -128,12 +142,14 @@ class Task(TaskFields):
 
         def read(path: Path, wanted: Sequence[str]) -> tuple[Columns, list[str]]:
             aside = (client, target)
-            return read_table(path, wanted, leave=drop, names=names, aside=aside, **given)
+            return read_table(
+                path, wanted, leave=drop, names=names, label=label, aside=aside, **given
+            )
 
         wanted = (client, *labels, *(columns or ()), *drop)
         table, notes = read(Path(path), wanted)
         rows = rows_of(table, client, label, columns, (), notes)
-        tested = labelled(target, label, lambda path: read(path, labels)[0])
+        tested = labelled(target, label, names[1:], lambda path: read(path, labels)[0])
         options = {"name": Path(path).stem, **options}
         return cls(**task_fields(rows, tested, options))
 
@@ -202,7 +218,7 @@ class Task(TaskFields):
 
         >>> import torch
         >>> pair = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
-        >>> Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
+        >>> fs.Task.from_datasets({"a": pair, "b": pair, "c": pair}, target="c").clients
         ('a', 'b')
         """
         return cls(**task_fields(rows_of_datasets(datasets, x, y), target, options))
@@ -222,6 +238,11 @@ class Task(TaskFields):
         """One data set (see `from_datasets`) and the row numbers of each client.
 
         indices  lists of row numbers by client's name, or in order: clients are then "0", "1", ...
+
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(6, 2), torch.tensor([0, 1] * 3))
+        >>> fs.Task.from_partition(data, {"a": [0, 1], "b": [2, 3, 4, 5]}, target="b").clients
+        ('a',)
 
         Raises InputError for a row that is not there or that two clients have.
         """
@@ -245,7 +266,7 @@ class Task(TaskFields):
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
-        >>> task = Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
+        >>> task = fs.Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
         >>> task.clients
         ('0', '1', '2')
         """

@@ -7,7 +7,9 @@ import io
 import itertools
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from fedshift import recipes
@@ -61,6 +63,16 @@ def test_latex_is_literal() -> None:
     # A bracket at the start of a row would be an argument of the \\ before it.
     assert r"{[}y] \& 5\% & -- \\" in text
     assert text.startswith("\\begin{table}\n\\centering\n\\caption{C \\& D}\n\\begin{tabular}{lr}")
+
+
+def test_numbers_in_latex_have_a_minus_sign() -> None:
+    """Control: hyphens of names and within words stay."""
+    rows = (("run-1 -2", "-0.1 (-1.5 to +2.0)"), ("-3", -0.25), ("x", "a-1"))
+    text = latex(Table(("Name", "x"), rows, ("", ".2f")))
+    body = text.split("\\midrule\n")[1].split("\n\\bottomrule")[0]
+    assert body.splitlines() == [
+        r"run-1 -2 & $-$0.1 ($-$1.5 to +2.0) \\", r"-3 & $-$0.25 \\", r"x & a-1 \\",
+    ]  # fmt: skip
 
 
 def test_html_is_literal() -> None:
@@ -199,6 +211,43 @@ def luminance(colour: str) -> float:
 def contrast(one: str, other: str) -> float:
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+# What is left of linear red, green and blue without one kind of cone (Machado et al. 2009).
+VISIONS = {
+    "all cones": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+         [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+         [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+         [0.004733, 0.691367, 0.303900]]
+    ),
+}  # fmt: skip
+
+
+def nearest(palette: Sequence[str], vision: str) -> float:
+    """The smallest distance in CIELAB of two colours of a palette; 2.3 can just be told apart."""
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in palette])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.clip(linear @ VISIONS[vision].T, 0, 1) @ np.array(
+        [[0.4339, 0.2126, 0.0178], [0.3762, 0.7152, 0.1095], [0.1899, 0.0722, 0.8727]]
+    )
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    lab = np.stack([116 * f[:, 1], 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
+    return min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(lab, 2))
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_are_safe_for_the_colour_blind(vision: str) -> None:
+    assert min(nearest(LIGHT, vision), nearest(DARK, vision)) >= 15.0
+    # Control: red and green of one lightness, blue and green, sky and blue.
+    assert nearest(("#b05a5a", "#6b7f3a", "#0072b2", "#00807a", "#0072c2"), vision) < 15.0
 
 
 def test_colours_stand_out_from_what_is_behind_them() -> None:

@@ -116,6 +116,40 @@ def test_thousands_in_files_with_decimal_commas(tmp_path: Path) -> None:
     assert costs.mean == pytest.approx(np.mean(expected), rel=0.05)
 
 
+def german(text: str) -> str:
+    """1,234.5 as 1.234,5."""
+    return text.translate(str.maketrans(",.", ".,"))
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize(
+    ("sep", "write"),
+    [
+        (",", "{:,}"), ("\t", "{:,}"), (";", "{:,}"), (",", "{:.1f}"), (";", german),
+        (",", german),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_signs_within_numbers(tmp_path: Path, sep: str, write: Any, missing: bool) -> None:
+    """Commas between thousands, and decimal commas, also where "?" stands for some numbers.
+
+    Control: the same numbers without any sign in them.
+    """
+    frame = patients()
+    costs = [i % 7 * 1000 + i + 100.5 for i in range(len(frame))]
+    written_as = (lambda v: german(f"{v:,}")) if write is german else write.format
+    built = []
+    for of in (written_as, str):
+        frame["cost"] = ["?" if missing and i % 9 == 0 else of(v) for i, v in enumerate(costs)]
+        decimal = "," if write is german and of is written_as else "."
+        built.append(read(written(tmp_path, frame, sep=sep, decimal=decimal, quoting=0)).build())
+    assert built[0].encoding == built[1].encoding
+    assert built[0].digest == built[1].digest
+    said = "a decimal comma" if write is german else "commas between thousands"
+    assert (said in built[0].notes[0]) == (write != "{:.1f}")
+    assert said not in built[1].notes[0]
+
+
 def test_missing_values_get_the_mean_and_a_column_of_their_own(tmp_path: Path) -> None:
     frame = patients().astype({"age": object})
     frame.loc[frame.index[:40], "age"] = None

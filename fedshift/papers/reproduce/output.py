@@ -242,7 +242,7 @@ def _html(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     study = outcome.plan.study
     like = paper_table(study, outcome.cells)
     beside = "Beside the paper" if study.printed else "The table"
-    parts = [note(study.title), f"<p><code>{escape(outcome.command)}</code></p>"]
+    parts = [note(study.name), f"<p><code>{escape(outcome.command)}</code></p>"]
     parts += [section("problems", "Not run", items(outcome.problems))] if outcome.problems else []
     parts += [section("table", beside, table(like))] if like else []
     parts += [section("plots", "Drawings", *(figure(c.chart, c.caption) for c in drawn.values()))]
@@ -250,7 +250,7 @@ def _html(outcome: Outcome, drawn: Mapping[str, Drawn], store: Store) -> str:
     parts += [section("cells", "Every cell, with its runs", linked)]
     foot = "What was found, chosen" if study.verdict else "What was chosen"
     parts += [section("notes", f"{foot}, tuned or changed", items(outcome.notes))]
-    return html_page(study.name, parts)
+    return html_page(study.title, parts)
 
 
 def _html_links(cells: Table, sources: Sequence[Cell], store: Store) -> str:
