@@ -17,6 +17,7 @@ def call_of(net: Any, method: Any, keys: Mapping[str, Any], **others: Any) -> st
     others: arguments that are left out where they are None or empty. Functions and networks stand
     as their names.
 
+    >>> from fedshift.fitting.calls import call_of
     >>> call_of("mlp", "fedprox", {"mu": 0.1, "rounds": 20}, loss=None)
     'task, "mlp", method="fedprox", mu=0.1, rounds=20'
     """
