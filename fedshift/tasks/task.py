@@ -87,8 +87,8 @@ class Task(TaskFields):
     ) -> Task:
         """Rows of a pandas DataFrame (or a dict of columns): `from_csv` says how they are read.
 
-        >>> ages = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
-        >>> fs.Task.from_frame(ages, client="site", label="ill", target="c").clients
+        >>> rows = {"age": [30, 45, 28, 61, 50], "ill": [0, 1, 0, 1, 1], "site": list("aabbc")}
+        >>> fs.Task.from_frame(rows, client="site", label="ill", target="c").clients
         ('a', 'b')
         """
         client, label = str(client), str(label) if is_whole(label) else label
@@ -266,8 +266,8 @@ class Task(TaskFields):
 
         >>> from fedshift.shifts import Sparsity
         >>> y = [0, 1, 2, 3] * 30
-        >>> task = fs.Task.from_split([[v] for v in y], y, Sparsity(2), clients=3, target="pooled")
-        >>> task.clients
+        >>> x, two = [[v] for v in y], Sparsity(2)
+        >>> fs.Task.from_split(x, y, two, clients=3, target="pooled").clients
         ('0', '1', '2')
         """
         if not callable(shift):
